@@ -1,0 +1,329 @@
+"""One attempt at one run: from a checked configuration to a finished run directory.
+
+Decides whether a run starts, goes on or is done; holds its lock; writes what it is and how it ended. What happens in
+between is in `mptrain.engine`; what it looks like, in `mptrain.cli`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mptrain import __version__
+from mptrain.config.build import build
+from mptrain.config.compose import reload
+from mptrain.config.differences import config_digest, diff
+from mptrain.engine.loop import Loop, Storage
+from mptrain.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    ConfigError,
+    EnvironmentRefused,
+    MptrainError,
+    Preempted,
+    Problem,
+    StorageError,
+)
+from mptrain.precision.support import require_support, resolve_device
+from mptrain.records import EventRecord
+from mptrain.runlog import (
+    RecordWriter,
+    RunDirectory,
+    RunState,
+    create_run,
+    existing_run,
+    last_run,
+    open_run,
+    read_summary,
+    truncate_records,
+    write_atomically,
+    write_summary,
+)
+from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.sink import Sink
+
+if TYPE_CHECKING:
+    from mptrain.config.schema import Config
+    from mptrain.engine.job import Parts
+    from mptrain.precision.support import Support
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is known when training is about to begin.
+
+    Attributes:
+        config: What was asked for.
+        parts: What was built.
+        support: What the device says to the precision mode.
+        root: The run directory.
+        planned: Steps that will have been attempted at the end.
+        from_step: Steps that were attempted before; 0 for a new run.
+        notes: What the user should know about a continuation, one sentence each.
+    """
+
+    config: Config
+    parts: Parts
+    support: Support
+    root: Path
+    planned: int
+    from_step: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended in order.
+
+    Attributes:
+        root: The run directory.
+        summary: The final numbers.
+        already_done: The run was finished before; nothing was trained.
+    """
+
+    root: Path
+    summary: dict[str, Any]
+    already_done: bool = False
+
+
+Show = Callable[[Opening], Sequence[Sink]]
+
+
+def launch(config: Config, show: Show) -> Outcome:
+    """Start a run, or go on with the one of its name where ``run.resume`` says so.
+
+    Args:
+        config: Checked.
+        show: Called once training is about to begin; its sinks show what happens.
+
+    Raises:
+        MptrainError: Any of its kinds; the run directory, if there is one, says how it ended.
+    """
+    root, name = Path(config.run.root), config.run.name
+    existing = existing_run(root, name) if name else None
+    if config.run.resume != "never" and not name:
+        raise ConfigError(f"run.resume={config.run.resume} needs a run.name", "add run.name=NAME")
+    if existing is None and config.run.resume == "must":
+        raise StorageError(f"run.resume=must: there is no run {root / str(name)}", "use run.resume=auto to start it")
+    if existing is not None and config.run.resume == "never":
+        raise StorageError(
+            f"run directory {existing.root} exists", "continue it with run.resume=auto, or choose another run.name"
+        )
+    if existing is not None:
+        return _continue(existing, config, show, explicit=False)
+    require_support(config.precision, resolve_device(config.device))  # before anything is written or loaded
+    label = "-".join(config.chosen.get(group, "custom") for group in ("model", "dataset", "precision"))
+    built = build(config)
+    directory = create_run(root, label, name)
+    with directory.lock():
+        directory.write_config(config.yaml, config.overrides)
+        return _attempt(directory, config, built, None, show, ())
+
+
+def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
+    """Go on with a run where its last sound checkpoint was taken.
+
+    Args:
+        run: Its directory, or ``last``.
+        overrides: Keys that change from here on; they are written into the run's configuration.
+        show: As in `launch`.
+
+    Raises:
+        MptrainError: Any of its kinds.
+    """
+    directory = find_run(run)
+    config = reload(directory.paths.config.read_text(encoding="utf-8"), overrides)
+    return _continue(directory, config, show, explicit=True)
+
+
+def find_run(run: str) -> RunDirectory:
+    """The run in a directory; ``last`` is the newest one below ``outputs``.
+
+    Raises:
+        StorageError: There is none, or it has no configuration yet.
+    """
+    directory = last_run(Path("outputs")) if run == "last" else open_run(Path(run))
+    if not directory.paths.config.exists():
+        raise StorageError(f"{directory.root} has no config.yaml", "it was killed before it began: start it again")
+    return directory
+
+
+def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: bool) -> Outcome:
+    with directory.lock():
+        path = directory.paths.config
+        old = path.read_text(encoding="utf-8") if path.exists() else config.yaml
+        changes = diff(old, config.yaml)
+        if changes and not explicit:
+            raise ConfigError(
+                [
+                    Problem(f"{key} was {before} in {directory.root}, now it is {after}")
+                    for key, before, after in changes
+                ]
+                + [
+                    Problem(
+                        "a run goes on with the configuration it began with",
+                        f"choose another run.name, or change it on purpose: mptrain resume {directory.root} KEY=VALUE",
+                    )
+                ]
+            )
+        state = directory.read_state()
+        if state is not None and state.status == "done" and not changes:
+            return Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
+        store = _store(directory, config, higher_is_better=True)
+        loaded = store.load_latest()
+        built = build(config)
+        notes = [f"changed: {key} from {before} to {after}" for key, before, after in changes]
+        if loaded is None:
+            notes.append("there is no checkpoint yet: the run starts again")
+        else:
+            notes += [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped]
+        if changes or not path.exists():
+            directory.write_config(config.yaml, config.overrides)
+        return _attempt(directory, config, built, loaded, show, tuple(notes))
+
+
+def _store(directory: RunDirectory, config: Config, *, higher_is_better: bool) -> CheckpointStore:
+    return CheckpointStore(
+        directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=higher_is_better
+    )
+
+
+def _attempt(
+    directory: RunDirectory,
+    config: Config,
+    built: tuple[Parts, Any],
+    loaded: Loaded | None,
+    show: Show,
+    notes: tuple[str, ...],
+) -> Outcome:
+    parts, options = built
+    truncate_records(directory.paths, loaded.manifest.records if loaded else {})
+    before = directory.read_state()
+    from_step = loaded.manifest.step if loaded else 0
+    state = _describe(directory, config, parts, before).begin(from_step)
+    directory.write_state(state)
+    writer = RecordWriter(directory.paths)
+    storage = Storage(
+        directory.paths,
+        writer,
+        _store(directory, config, higher_is_better=parts.task.higher_is_better),
+        config_digest(config.yaml),
+    )
+    loop: Loop | None = None
+    sinks: Sequence[Sink] = ()
+    try:
+        displays = _Late()
+        loop = Loop(parts, options, storage, (displays,))
+        if loaded is not None:
+            storage.store.drop_after(from_step)
+            forgive = before is not None and before.status == "failed"
+            notes = (*notes, *loop.restore(loaded.state, forgive=forgive))
+            writer.take(EventRecord("resume", from_step, {"notes": list(notes)}))
+        support = require_support(config.precision, parts.device)
+        sinks = show(Opening(config, parts, support, directory.root, loop.planned, from_step, notes))
+        displays.sinks = tuple(sinks)
+        summary = loop.run()
+        write_summary(directory.paths.summary, summary)
+        _close(writer, sinks)
+        directory.write_state(state.end("done", "", EXIT_OK, loop.progress.step))
+        return Outcome(directory.root, summary)
+    except BaseException as error:
+        _close_quietly(writer, sinks)
+        failed = _how_it_failed(error, directory)
+        step = loop.progress.step if loop else from_step
+        try:
+            directory.write_state(state.end(*failed, step))
+        except StorageError:
+            pass  # the disk refuses this too; the run stays "running" without a process, which is resumable
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            raise EnvironmentRefused(
+                f"the device is out of memory: {str(error).splitlines()[0]}",
+                "use a smaller train.batch_size, or the same one with train.accumulate=2",
+            ) from error
+        raise
+
+
+class _Late:
+    """A sink whose sinks are known only after the loop was made."""
+
+    def __init__(self) -> None:
+        self.sinks: tuple[Sink, ...] = ()
+
+    def take(self, record: Any) -> None:
+        for sink in self.sinks:
+            sink.take(record)
+
+    def close(self) -> None:
+        """The sinks are closed by their owner."""
+
+
+def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
+    for sink in (*sinks, writer):
+        sink.close()
+
+
+def _close_quietly(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
+    """Close everything on the way out of a failure, which is the one to be reported."""
+    for sink in (*sinks, writer):
+        try:
+            sink.close()
+        except Exception:  # noqa: S110
+            pass
+
+
+def _how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
+    if isinstance(error, Preempted):
+        return "preempted", str(error), error.exit_code
+    if isinstance(error, MptrainError):
+        return "failed", str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "preempted", "interrupted twice; what came after the last checkpoint will be done again", EXIT_INTERRUPTED
+    try:
+        directory.paths.failure.mkdir(exist_ok=True)
+        write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
+    except (OSError, StorageError):
+        pass
+    return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
+
+
+def _describe(directory: RunDirectory, config: Config, parts: Parts, before: RunState | None) -> RunState:
+    overrides = shlex.join(config.overrides)
+    versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    if torch.version.cuda:
+        versions["cuda"] = torch.version.cuda
+    state = RunState(
+        id=os.path.relpath(directory.root, config.run.root),
+        argv=tuple(sys.argv[1:]),
+        command=f"mptrain {overrides}".strip(),
+        git_sha=_git_sha(),
+        versions=versions,
+        device=_device_in_words(parts.device),
+        precision=config.precision.in_words(),
+    )
+    return replace(state, attempts=before.attempts) if before else state
+
+
+def _device_in_words(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()})"
+
+
+def _git_sha() -> str | None:
+    """The commit of the working directory's repository, if it is one."""
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None if found.returncode == 0 else None

@@ -1,0 +1,70 @@
+"""Measures a saved run again: other weights of it, another device, another precision of evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+from mptrain.campaign.attempt import find_run
+from mptrain.config.build import build
+from mptrain.config.compose import reload
+from mptrain.config.differences import diff
+from mptrain.engine.evaluate import evaluate
+from mptrain.engine.snapshot import load_weights
+from mptrain.errors import DataError
+from mptrain.runlog.checkpoints import CheckpointStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mptrain.records import EvalRecord
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured.
+
+    Attributes:
+        root: The run directory, which was only read.
+        step: Attempted steps of the checkpoint.
+        records: One for each split.
+        notes: In what the evaluation differs from the run, one sentence each.
+    """
+
+    root: Path
+    step: int
+    records: tuple[EvalRecord, ...]
+    notes: tuple[str, ...]
+
+
+def evaluate_run(run: str, overrides: Sequence[str], which: str) -> Evaluation:
+    """Evaluate a checkpoint on the validation and test splits.
+
+    Args:
+        run: The run directory, or ``last``.
+        overrides: Keys that differ from the run's configuration.
+        which: ``last`` or ``best``.
+
+    Raises:
+        MptrainError: No usable checkpoint, or data or device are missing.
+    """
+    directory = find_run(run)
+    text = directory.paths.config.read_text(encoding="utf-8")
+    config = reload(text, overrides)
+    store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
+    loaded = store.load(cast('Literal["last", "best"]', which))
+    parts, _ = build(config)
+    load_weights(parts, loaded.state)
+    progress = loaded.state["progress"]
+    splits = [name for name in ("val", "test") if name in parts.loaders]
+    if not splits:
+        raise DataError(f"{parts.dataset.name} has neither validation nor test data", "there is nothing to evaluate on")
+    records = [
+        evaluate(parts, parts.loaders[name], name, progress["step"], progress["epoch"], stop=lambda: False)
+        for name in splits
+    ]
+    changes = [f"evaluated with {key}={now} instead of {before}" for key, before, now in diff(text, config.yaml)]
+    return Evaluation(
+        directory.root, progress["step"], tuple(record for record in records if record is not None), tuple(changes)
+    )

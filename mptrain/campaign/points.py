@@ -1,0 +1,154 @@
+"""The points of a sweep: command-line words with several values become command lines with one value each.
+
+Every point is composed and checked before the first one starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.types import Glob
+from hydra.errors import HydraException
+
+from mptrain.config.overrides import parse
+from mptrain.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hydra.core.override_parser.types import Override
+
+    from mptrain.config.catalogue import Catalogue
+    from mptrain.config.compose import Composer
+
+#: More points than anybody means; a range with a slip in it has millions.
+MOST_POINTS = 10_000
+
+#: Keys that say where runs are; a sweep gives each run its own.
+_NOT_SWEPT = ("run.name", "run.root", "run.resume")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One job of a sweep.
+
+    Attributes:
+        number: From 0.
+        overrides: Its whole command line.
+        varied: The words in which points differ.
+        warnings: What its configuration warns about.
+    """
+
+    number: int
+    overrides: tuple[str, ...]
+    varied: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The words in which points differ, for messages and tables."""
+        return " ".join(self.varied) or "(no overrides)"
+
+
+def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
+    """All combinations of the words' values; the last word varies fastest.
+
+    Args:
+        words: Overrides in Hydra's grammar, with choices (``a,b``), ``range()`` and ``glob()`` over options.
+        catalogue: The options that ``glob()`` chooses from.
+
+    Raises:
+        ConfigError: A sweep without end, without values, or over something that cannot be swept.
+    """
+    problems: list[Problem] = []
+    axes: list[list[str]] = []
+    swept: list[bool] = []
+    for word in words:
+        override, _ = parse(word)
+        if override is None or not override.is_sweep_override():
+            axes.append([word])  # what cannot be read is reported by composing
+            swept.append(False)
+            continue
+        values = _values(word, override, catalogue, problems)
+        axes.append(values)
+        swept.append(True)
+    count = 1
+    for axis in axes:
+        count *= max(len(axis), 1)
+    if count > MOST_POINTS:
+        problems.append(
+            Problem(f"the sweep has more than {MOST_POINTS:,} points", "check its ranges, or split it")
+        )
+    if problems:
+        raise ConfigError(problems)
+    points = []
+    for number, combination in enumerate(itertools.product(*axes)):
+        varied = tuple(word for word, is_swept in zip(combination, swept, strict=True) if is_swept)
+        points.append(Point(number, combination, varied))
+    return points
+
+
+def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
+    """Checks every point; none is run.
+
+    Returns:
+        The same points with their warnings.
+
+    Raises:
+        ConfigError: With the problems of all points; each names the point where not every one has it.
+    """
+    found: dict[Problem, list[Point]] = {}
+    checked = []
+    for point in points:
+        try:
+            config = composer.compose(point.overrides)
+        except ConfigError as error:
+            for problem in error.problems:
+                found.setdefault(problem, []).append(point)
+            continue
+        checked.append(Point(point.number, point.overrides, point.varied, config.warnings))
+    if found:
+        raise ConfigError([_named(problem, bad, len(points)) for problem, bad in found.items()])
+    return checked
+
+
+def _named(problem: Problem, bad: Sequence[Point], count: int) -> Problem:
+    if len(bad) == count:
+        return problem
+    first = bad[0]
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    return Problem(f"point {first.number + 1}/{count} ({first.label}){more}: {problem.what}", problem.hint)
+
+
+def _values(word: str, override: Override, catalogue: Catalogue, problems: list[Problem]) -> list[str]:
+    key = override.key_or_group
+    if key in _NOT_SWEPT:
+        problems.append(Problem(f"{word}: {key} cannot be swept", "each point gets a directory of its own"))
+        return []
+    value: Any = override.value()
+    try:
+        if isinstance(value, Glob):
+            if key not in catalogue.groups:
+                groups = ", ".join(catalogue.groups)
+                problems.append(Problem(f"{word}: glob() chooses options of a group", f"groups are {groups}"))
+                return []
+            values: Iterator[Any] = iter(value.filter(list(catalogue.groups[key])))
+        elif not override.is_discrete_sweep():
+            problems.append(
+                Problem(f"{word}: interval() has no end of values", "write range(start,stop,step)")
+            )
+            return []
+        else:
+            values = override.sweep_string_iterator()
+        prefix = word.split("=", 1)[0]
+        words = [f"{prefix}={item}" for item in itertools.islice(values, MOST_POINTS + 1)]
+    except (HydraException, ValueError, TypeError, ArithmeticError) as error:
+        problems.append(
+            Problem(f"{word}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+        )
+        return []
+    if not words:
+        problems.append(Problem(f"{word} has no values"))
+    return words

@@ -1,0 +1,180 @@
+"""``mptrain doctor``: what is installed, what the devices can do, and which precision suits them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mptrain import __version__
+from mptrain.cli.rows import print_rows
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
+from mptrain.errors import EXIT_ENVIRONMENT, EXIT_OK, Problem
+from mptrain.runlog.storage import free_bytes, readable_bytes
+
+if TYPE_CHECKING:
+    import torch
+
+    from mptrain.precision.policy import Policy
+    from mptrain.precision.support import Support
+
+#: What training cannot do without: module, and what to install.
+NEEDED = ("torch", "torchvision", "hydra", "omegaconf", "pydantic", "rich", "sklearn", "PIL")
+
+_DISTRIBUTIONS = {"hydra": "hydra-core", "sklearn": "scikit-learn", "PIL": "pillow"}
+
+
+def doctor() -> int:
+    """Prints everything there is to know about this machine.
+
+    Returns:
+        0, or 3 when something that is needed is missing or broken.
+    """
+    broken = [problem for name in NEEDED if (problem := try_import(name))]
+    print_rows("environment", [*_versions(), *_machine()], sys.stdout)
+    if any(problem.what.startswith("torch:") for problem in broken):
+        _print_broken(broken)
+        return EXIT_ENVIRONMENT
+    print()
+    devices = _devices()
+    print_rows("devices", [(name, text) for name, text, _ in devices], sys.stdout)
+    for name, _, device in devices:
+        print()
+        _print_support(name, device)
+    _print_broken(broken)
+    return EXIT_ENVIRONMENT if broken else EXIT_OK
+
+
+def try_import(name: str) -> Problem | None:
+    """What is wrong with a module that is needed, if anything."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        return Problem(f"{name}: {error}", f"pip install {_DISTRIBUTIONS.get(name, name)}")
+    except Exception as error:  # importing a binary that does not fit raises RuntimeError, OSError and others
+        return explain(name, error)
+    return None
+
+
+def explain(name: str, error: Exception) -> Problem:
+    """The problem behind an import that failed otherwise than by absence."""
+    if "torchvision::nms does not exist" in str(error):
+        return Problem(
+            f"torchvision {_version('torchvision')} was not built for torch {_version('torch')}: {error}",
+            "install both from one place: pip install --force-reinstall torch torchvision, "
+            "or both with --index-url https://download.pytorch.org/whl/cpu",
+        )
+    return Problem(f"{name}: {type(error).__name__}: {error}", f"install {name} again")
+
+
+def verdict(support: Support) -> str:
+    """How a mode runs on a device, in one word or two."""
+    if not support.ok:
+        return "refused"
+    return "runs, slower" if support.advice else "suits"
+
+
+def _print_broken(broken: list[Problem]) -> None:
+    for problem in broken:
+        print(f"\nbroken: {problem.what}\n  mend: {problem.hint}")
+
+
+def _versions() -> list[tuple[str, str]]:
+    rows = [("mptrain", __version__), ("python", f"{platform.python_version()} ({sys.executable})")]
+    return rows + [(name, _version(name)) for name in NEEDED]
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(_DISTRIBUTIONS.get(name, name))
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _machine() -> list[tuple[str, str]]:
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    outputs = Path("outputs")
+    return [
+        ("system", platform.platform()),
+        ("memory", readable_bytes(pages * size)),
+        ("disk", f"{readable_bytes(free_bytes(outputs))} free for {outputs.absolute()}"),
+    ]
+
+
+def _devices() -> list[tuple[str, str, torch.device]]:
+    """Name, description and torch device of everything that can train here."""
+    import torch
+
+    from mptrain.precision.widened import has_native_half
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    halves = ", ".join(f"{name} {_has(has_native_half(dtype))}" for name, dtype in _HALVES)
+    capability = torch.backends.cpu.get_cpu_capability()
+    text = (
+        f"{_cpu_name()}, {cores} cores, {torch.get_num_threads()} threads, {capability}; arithmetic: {halves}"
+    )
+    found = [("cpu", text, torch.device("cpu"))]
+    if not torch.cuda.is_available():
+        return found
+    for index in range(torch.cuda.device_count()):
+        properties: Any = torch.cuda.get_device_properties(index)
+        level = (properties.major, properties.minor)
+        units = ", ".join(f"{name} {_has(level >= least)}" for name, least in _TENSOR_CORES)
+        memory = readable_bytes(properties.total_memory)
+        text = f"{properties.name}, compute capability {level[0]}.{level[1]}, {memory}; tensor cores: {units}"
+        found.append((f"cuda:{index}", text, torch.device("cuda", index)))
+    return found
+
+
+_HALVES = (("FP16", "float16"), ("BF16", "bfloat16"))
+_TENSOR_CORES = (("FP16", (7, 0)), ("BF16", (8, 0)), ("TF32", (8, 0)))
+
+
+def _has(present: bool) -> str:
+    return "yes" if present else "no"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _policies() -> dict[str, Policy]:
+    """The precision modes by name, in the order of their files."""
+    from omegaconf import OmegaConf
+
+    from mptrain.config.checks import check_section
+    from mptrain.precision.policy import Policy
+
+    policies = {}
+    for name, option in Catalogue([location.configs()]).groups["precision"].items():
+        tree: Any = OmegaConf.to_container(OmegaConf.load(option.path))
+        policy = check_section("precision", tree.get("precision"), Policy, [])
+        if policy is not None:
+            policies[name] = policy
+    return policies
+
+
+def _print_support(name: str, device: torch.device) -> None:
+    """Prints the modes, those together to which the device says the same."""
+    from mptrain.precision.support import supports
+
+    said: dict[Support, list[str]] = {}
+    for mode, policy in _policies().items():
+        said.setdefault(supports(policy, device), []).append(mode)
+    order = ("suits", "runs, slower", "refused")
+    rows = []
+    for support, modes in sorted(said.items(), key=lambda item: order.index(verdict(item[0]))):
+        why = f"{support.reason}; {support.advice}" if support.advice else support.reason
+        rows.append((verdict(support), f"{', '.join(modes)} ({why})"))
+    print_rows(f"precision on {name}", rows, sys.stdout)

@@ -1,0 +1,111 @@
+"""Sorts the words after ``mptrain`` or ``mptrain train`` into flags and overrides.
+
+Hydra's own flags keep their names. Those that ask Hydra to show something are handed over as they are
+(`mptrain.cli.hydra_app`); the others are understood here, because training does not go through Hydra's main.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mptrain.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Flags with a value that Hydra answers, and those without.
+_SHOWING = ("--cfg", "-c", "--package", "-p")
+_SHOWING_ALONE = ("--resolve", "--info", "-i", "--shell-completion", "-sc", "--hydra-help")
+_SUGGESTED = (
+    "--help",
+    "--version",
+    "--multirun",
+    "--config-dir",
+    "--config-name",
+    "--cfg",
+    "--resolve",
+    "--package",
+    "--info",
+    "--shell-completion",
+    "--traceback",
+)
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the flags of a training command ask for.
+
+    Attributes:
+        overrides: The words that are no flags.
+        multirun: Sweep over words with several values.
+        config_dirs: Further folders of groups and options.
+        config_name: The file at the top.
+        show: Hydra is asked to show something; it gets all words.
+    """
+
+    overrides: tuple[str, ...]
+    multirun: bool
+    config_dirs: tuple[str, ...]
+    config_name: str
+    show: bool
+
+
+def read_flags(words: Sequence[str]) -> Flags:
+    """The flags and overrides of a training command.
+
+    Raises:
+        UsageError: An unknown flag, or one without its value.
+    """
+    overrides: list[str] = []
+    folders: list[str] = []
+    name, multirun, show = "train", False, False
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif word in ("-m", "--multirun"):
+            multirun = True
+        elif word in ("-r", "--run"):
+            multirun = False
+        elif flag in ("--config-dir", "-cd", "--config-name", "-cn"):
+            value = value if equals else _value(flag, rest)
+            if flag in ("--config-dir", "-cd"):
+                folders.append(value)
+            else:
+                name = value
+        elif flag in _SHOWING:
+            show = True
+            if not equals:
+                _value(flag, rest)
+        elif flag in _SHOWING_ALONE:
+            show = True
+            if flag in ("--info", "-i") and rest and rest[0] in _INFO:
+                rest.pop(0)
+        else:
+            raise UsageError(f"unknown option '{word}'", _hint(word))
+    return Flags(tuple(overrides), multirun, tuple(folders), name, show)
+
+
+#: What ``--info`` can be asked for.
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+def _value(flag: str, rest: list[str]) -> str:
+    if not rest or rest[0].startswith("-"):
+        raise UsageError(f"{flag} needs a value", f"write {flag} VALUE")
+    return rest.pop(0)
+
+
+def _hint(word: str) -> str:
+    bare = word.lstrip("-")
+    if "=" in bare and not did_you_mean(word.split("=")[0], _SUGGESTED):
+        return f"configuration is written without dashes: {bare}"
+    if word.startswith(("--config-path", "-cp")):
+        return "--config-dir adds a folder of groups and options"
+    guess = did_you_mean(word.split("=")[0], _SUGGESTED)
+    return (
+        f"did you mean {guess}?" if guess else "configuration is KEY=VALUE; mptrain --help shows the options"
+    )

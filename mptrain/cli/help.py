@@ -1,0 +1,123 @@
+"""``mptrain --help``: built from the comments and names of the YAML files, without composing anything.
+
+Must import nothing beyond the standard library and the catalogue: it has a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+
+from mptrain import __version__
+from mptrain.cli.messages import colourful
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
+from mptrain.errors import EXIT_OK, UsageError, did_you_mean
+
+_USAGE = (
+    ("mptrain [train] KEY=VALUE ...", "train (the default command)"),
+    ("mptrain -m KEY=A,B ...", "train every combination, one after another"),
+    ("mptrain resume RUN|last [KEY=VALUE ...]", "continue an interrupted run"),
+    ("mptrain eval RUN|last [--best] [KEY=VALUE ...]", "evaluate the last checkpoint of a run, or its best"),
+    ("mptrain list [GROUP]", "what there is to choose from, with keys and defaults"),
+    ("mptrain doctor", "what this machine can do, and which precision suits it"),
+)
+
+_EXAMPLES = (
+    "mptrain model=resnet50 precision=amp_dynamic",
+    "mptrain precision=fp16_static scaler.scale=128 train.epochs=3",
+    "mptrain -m precision=amp_static scaler.scale=1,8,128,1024",
+)
+
+_OPTIONS = (
+    ("-m, --multirun", "sweep: KEY=A,B, KEY=range(1,4), GROUP=glob(fp16*)"),
+    ("--config-dir DIR", "a folder with groups and options of your own"),
+    ("--config-name NAME", "another file at the top than train"),
+    ("--cfg job|hydra|all", "show the composed configuration (--resolve, --package P)"),
+    ("--info", "show how Hydra composes it"),
+    ("-sc install=bash", 'shell completion: eval "$(mptrain -sc install=bash)"'),
+    ("--traceback", "show where an error came from; so does MPTRAIN_TRACEBACK=1"),
+    ("--version", "the version"),
+)
+
+_EXIT_CODES = (
+    ("0", "done"),
+    ("1", "a bug"),
+    ("2", "the command line or the configuration is wrong"),
+    ("3", "this machine cannot do it"),
+    ("4", "numerics: nothing but overflows, or the loss diverged"),
+    ("6", "data, checkpoint or disk"),
+    ("7", "some jobs of a sweep failed"),
+    ("75", "stopped by a signal after saving; run again to continue"),
+    ("130", "Ctrl-C"),
+)
+
+_COMMANDS = {
+    "train": "Trains one configuration, or with -m every combination of several. Any KEY=VALUE is allowed.",
+    "resume": "Continues a run from its last checkpoint. RUN is its directory, or the word last. "
+    "run.*, log.* and checkpoint.* keys may change, and train.epochs or train.max_steps to go on for longer.",
+    "eval": "Evaluates the last checkpoint of a run, or with --best the best. RUN is its directory, or the "
+    "word last. Keys such as device or precision.eval can be changed for it.",
+    "list": "Shows all groups and their options, or one group with every option's keys, defaults "
+    "and comments.",
+    "doctor": "Shows the environment, the devices, and which precision suits them. Ends with 3 when "
+    "something that is needed is broken.",
+    "help": "Shows how a command is used.",
+}
+
+
+def print_help(words: list[str]) -> int:
+    """Prints how mptrain, or one command, is used.
+
+    Raises:
+        UsageError: There is no such command.
+    """
+    width = min(shutil.get_terminal_size((110, 24)).columns, 120)
+    if words:
+        print(_command_help(words[0], width))
+    else:
+        print(_whole_help(width))
+    return EXIT_OK
+
+
+def _whole_help(width: int) -> str:
+    catalogue = Catalogue([location.configs()])
+    keys = [(f"{entry.key}={entry.value}", entry.comment) for entry in catalogue.root_entries()]
+    groups = [(name, ", ".join(options)) for name, options in catalogue.groups.items()]
+    parts = [
+        f"mptrain {__version__}: mixed precision training, every step's loss scale and overflow on record",
+        _section("Usage", _columns(_USAGE, width)),
+        _section("Examples", [f"  {line}" for line in _EXAMPLES]),
+        _section("Groups, GROUP=OPTION (mptrain list GROUP shows their keys)", _columns(groups, width)),
+        _section("Keys, with their defaults", _columns(keys, width)),
+        _section("Options", _columns(_OPTIONS, width)),
+        _section("Exit codes", _columns(_EXIT_CODES, width)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _command_help(name: str, width: int) -> str:
+    if name not in _COMMANDS:
+        guess = did_you_mean(name, _COMMANDS)
+        raise UsageError(f"'{name}' is not a command", f"did you mean {guess}?" if guess else "")
+    usage = [line for line, _ in _USAGE if line.startswith(f"mptrain {name}")]
+    if name == "train":
+        usage = [line for line, _ in _USAGE[:2]]
+    text = textwrap.fill(_COMMANDS[name], width)
+    return "\n".join(["usage: " + line for line in usage or [f"mptrain {name} [COMMAND]"]] + ["", text])
+
+
+def _section(title: str, lines: list[str]) -> str:
+    heading = f"\x1b[1m{title}\x1b[0m" if colourful(sys.stdout) else title
+    return "\n".join([heading, *lines])
+
+
+def _columns(rows: tuple[tuple[str, str], ...] | list[tuple[str, str]], width: int) -> list[str]:
+    left = min(max(len(name) for name, _ in rows), 40) + 4
+    lines: list[str] = []
+    for name, text in rows:
+        wrapped = textwrap.wrap(text, max(width - left, 30)) or [""]
+        lines.append(f"  {name}".ljust(left) + wrapped[0])
+        lines += [" " * left + more for more in wrapped[1:]]
+    return [line.rstrip() for line in lines]

@@ -1,0 +1,94 @@
+"""``mptrain list [GROUP]``: groups, options, keys, defaults, comments, read from YAML as text."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from mptrain.cli.messages import colourful
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue, Option
+from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
+
+#: A value that the model may choose, with the one that holds otherwise.
+_SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\.[\w.]+,\s*(?P<default>[^}]*)\}")
+
+
+def list_groups(words: list[str]) -> int:
+    """Prints all groups with their options, or one group with the keys of every option.
+
+    Args:
+        words: At most one group, and ``--config-dir DIR`` for folders of one's own.
+
+    Raises:
+        UsageError: No such group, or too many words.
+        ConfigError: A folder does not exist.
+    """
+    from pathlib import Path
+
+    from mptrain.cli.flags import read_flags
+
+    flags = read_flags(words)
+    names = flags.overrides
+    folders = [Path(folder) for folder in flags.config_dirs]
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {folder}: there is no such folder")
+    catalogue = Catalogue([location.configs(), *folders])
+    if len(names) > 1:
+        raise UsageError(
+            f"list shows one group at a time, but there is '{names[1]}' too", "write mptrain list GROUP"
+        )
+    if not names:
+        _print_all(catalogue)
+        return EXIT_OK
+    name = names[0]
+    if name not in catalogue.groups:
+        guess = did_you_mean(name, catalogue.groups)
+        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(catalogue.groups)}"
+        raise UsageError(f"there is no group '{name}'", hint)
+    _print_group(catalogue, name)
+    return EXIT_OK
+
+
+def _print_all(catalogue: Catalogue) -> None:
+    width = max(len(name) for options in catalogue.groups.values() for name in options) + 2
+    for group, options in catalogue.groups.items():
+        comment = catalogue.comment(group)
+        print(_bold(group) + (f"   {comment}" if comment else ""))
+        for name, option in options.items():
+            mark = "*" if catalogue.defaults.get(group) == name else " "
+            print(f"  {mark} {name.ljust(width)}{option.summary}".rstrip())
+        print()
+    print("* chosen where nothing else is said. mptrain list GROUP shows the keys of its options.")
+
+
+def _print_group(catalogue: Catalogue, group: str) -> None:
+    options = list(catalogue.groups[group].values())
+    for position, option in enumerate(options):
+        if position:
+            print()
+        chosen = "  (default)" if catalogue.defaults.get(group) == option.name else ""
+        print(_bold(f"{group}={option.name}") + chosen)
+        if option.summary:
+            print(f"  {option.summary}")
+        _print_entries(option)
+
+
+def _print_entries(option: Option) -> None:
+    rows = []
+    for entry in option.entries:
+        if entry.key.endswith("_target_") or entry.key.startswith("model.defaults."):
+            continue
+        value, comment = entry.value, entry.comment
+        if chosen := _SELECTED.fullmatch(value):
+            value = chosen["default"]
+            comment = "; ".join(filter(None, [comment, "where the model says nothing else"]))
+        rows.append((f"{entry.key}={value}", comment))
+    width = min(max((len(key) for key, _ in rows), default=0), 60) + 4
+    for key, comment in rows:
+        print(f"  {key.ljust(width)}{comment}".rstrip())
+
+
+def _bold(text: str) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if colourful(sys.stdout) else text

@@ -1,0 +1,71 @@
+"""What goes to stderr: errors with their hints, warnings, bugs. Never a traceback unasked."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from mptrain.errors import EXIT_BUG, ConfigError, MptrainError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_COLOURS = {"error": "31", "warning": "33", "hint": "36"}
+
+
+def report(error: BaseException) -> int:
+    """Prints what went wrong, one ``error:`` line for each problem and a ``hint:`` line where there is one.
+
+    Returns:
+        The exit code it calls for.
+    """
+    if wants_traceback():
+        traceback.print_exception(error)
+    if isinstance(error, ConfigError):
+        for problem in error.problems:
+            _say("error", problem.what)
+            if problem.hint:
+                _say("hint", problem.hint)
+        return error.exit_code
+    if isinstance(error, MptrainError):
+        _say("error", str(error))
+        if error.hint:
+            _say("hint", error.hint)
+        return error.exit_code
+    _say("error", f"this is a bug in mptrain: {type(error).__name__}: {error}")
+    if not wants_traceback():
+        _say("hint", "MPTRAIN_TRACEBACK=1 or --traceback shows where; please report it")
+    return EXIT_BUG
+
+
+def warn(sentences: Iterable[str]) -> None:
+    """Prints warnings, each once."""
+    for sentence in dict.fromkeys(sentences):
+        _say("warning", sentence)
+
+
+def wants_traceback() -> bool:
+    """Whether the user asked to see tracebacks."""
+    return os.environ.get("MPTRAIN_TRACEBACK", "") not in ("", "0")
+
+
+def colourful(stream: object) -> bool:
+    """Whether a stream shows colours: a terminal, neither NO_COLOR nor TERM=dumb."""
+    isatty = getattr(stream, "isatty", lambda: False)
+    return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def printable(text: str) -> str:
+    """One line without control characters and lone surrogates, whatever the user typed."""
+    text = " ".join(text.split())
+    clean = "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
+    return clean.encode("utf-8", "backslashreplace").decode()
+
+
+def _say(kind: str, text: str) -> None:
+    label = f"\x1b[{_COLOURS[kind]}m{kind}:\x1b[0m" if colourful(sys.stderr) else f"{kind}:"
+    print(label, printable(text), file=sys.stderr)

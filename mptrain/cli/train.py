@@ -1,0 +1,93 @@
+"""The commands that train and evaluate: what they print around an attempt, and their exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from mptrain.campaign.attempt import Opening, Outcome, launch
+from mptrain.campaign.attempt import resume as resume_run
+from mptrain.campaign.evaluation import evaluate_run
+from mptrain.cli.banner import Banner, Closing, print_banner, print_closing
+from mptrain.cli.display import make_display
+from mptrain.cli.messages import warn
+from mptrain.errors import EXIT_OK
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mptrain.config.schema import Config
+    from mptrain.runlog.sink import Sink
+
+
+def train(config: Config) -> int:
+    """Train one configuration.
+
+    Raises:
+        MptrainError: Anything that ends a run before its end; the run directory says so as well.
+    """
+    return _close(launch(config, _open))
+
+
+def resume(run: str, overrides: Sequence[str]) -> int:
+    """Go on with a run.
+
+    Args:
+        run: Its directory, or ``last``.
+        overrides: Keys that change from here on.
+
+    Raises:
+        MptrainError: As `train`.
+    """
+    return _close(resume_run(run, overrides, _open))
+
+
+def evaluate(run: str, overrides: Sequence[str], which: str = "last") -> int:
+    """Measure a run's weights on every split that it can be measured on.
+
+    Args:
+        run: Its directory, or ``last``.
+        overrides: Keys to evaluate under, such as ``precision.eval=fp32`` or ``device=cpu``.
+        which: ``last`` or ``best``.
+
+    Raises:
+        MptrainError: The run has no usable checkpoint, or its data or device is missing.
+    """
+    evaluation = evaluate_run(run, overrides, which)
+    warn(evaluation.notes)
+    print(f"run={evaluation.root} checkpoint={which} step={evaluation.step}")
+    for record in evaluation.records:
+        metrics = " ".join(f"{name}={value:.6g}" for name, value in record.metrics.items())
+        print(f"split={record.split} samples={record.samples} {metrics}")
+    return EXIT_OK
+
+
+def _open(opening: Opening) -> Sequence[Sink]:
+    """Print what is about to be trained; the display that will show it."""
+    config, parts = opening.config, opening.parts
+    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
+    side, channels = parts.dataset.image_size, parts.dataset.channels
+    banner = Banner(
+        model=f"{config.chosen.get('model', config.model.path)}, {parameters:,} parameters",
+        dataset=f"{parts.dataset.name}, {splits}, {channels}x{side}x{side}",
+        mode=config.precision.name,
+        precision=config.precision.in_words(),
+        scaler=parts.learners[0].scaler.in_words(),
+        device=str(parts.device),
+        support=opening.support.reason,
+        run=opening.root,
+        planned=opening.planned,
+        notes=opening.notes,
+    )
+    print_banner(banner, sys.stdout)
+    if opening.support.advice and parts.policy.half:
+        warn([f"{opening.support.reason}: {opening.support.advice}"])
+    return [make_display(config.log, sys.stdout, title=f"{config.chosen.get('model')} {config.precision.name}")]
+
+
+def _close(outcome: Outcome) -> int:
+    if outcome.already_done:
+        print(f"{outcome.root} is already done")
+    print_closing(Closing.from_summary(outcome.root, outcome.summary), sys.stdout)
+    return EXIT_OK

@@ -1,0 +1,61 @@
+"""Numbers as a reader at a terminal wants them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def duration(seconds: float) -> str:
+    """``0:42``, ``12:05``, ``3:00:10``; ``-`` for what is not known yet."""
+    if not math.isfinite(seconds) or seconds < 0:
+        return "-"
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, seconds_left = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{seconds_left:02d}" if hours else f"{minutes}:{seconds_left:02d}"
+
+
+def scale(value: float) -> str:
+    """A loss scale: whole numbers without a fraction."""
+    return f"{value:.0f}" if math.isfinite(value) and value == int(value) and value < 1e15 else f"{value:.6g}"
+
+
+def scale_with_power(value: float) -> str:
+    """``65536 (2^16)`` where the scale is a power of two."""
+    mantissa, exponent = math.frexp(value)
+    return f"{scale(value)} (2^{exponent - 1})" if mantissa == 0.5 else scale(value)
+
+
+def rate(value: float) -> str:
+    """Samples a second: three significant figures below a thousand, thousands with a comma above."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def share(value: float) -> str:
+    """A share as per cent, with enough digits for a small one: ``12 %``, ``0.4 %``."""
+    percent = 100 * value
+    return f"{percent:.0f} %" if percent >= 10 or percent == 0 else f"{percent:.2g} %"
+
+
+def metrics(values: Mapping[str, float]) -> str:
+    """Metrics side by side, the loss last: ``top1 0.9673  loss 0.1042``."""
+    names = sorted(values, key=lambda name: name == "loss")
+    return "  ".join(f"{name} {values[name]:.4f}" for name in names)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """A line of at most ``width`` small bars: loss scales from first to last, on a logarithmic axis."""
+    logs = [math.log2(value) for value in values if value > 0 and math.isfinite(value)]
+    if not logs:
+        return ""
+    if len(logs) > width:
+        logs = [logs[index * (len(logs) - 1) // (width - 1)] for index in range(width)]
+    low, high = min(logs), max(logs)
+    span = max(high - low, 1.0)
+    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in logs)

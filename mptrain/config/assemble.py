@@ -1,0 +1,188 @@
+"""Makes a `Config` out of a merged tree: applies values, resolves, checks every part, collects every problem.
+
+torch is imported only in so far as a target that is checked needs it, and not at all while the problems
+found so far have nothing to do with targets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mptrain.config.checks import check_section, check_together, fields_of, warnings_about
+from mptrain.config.overrides import OPEN, check_key
+from mptrain.config.ranges import UNRESOLVED, show
+from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
+from mptrain.config.targets import Target
+from mptrain.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from mptrain.config.catalogue import Catalogue
+    from mptrain.config.overrides import Words
+
+_GENERAL = tuple(field.name for field in fields_of(GeneralOptions))
+_FIELDS = tuple(f"{name}.{field.name}" for name, schema in SECTIONS.items() for field in fields_of(schema))
+
+
+def assemble(
+    node: DictConfig, chosen: dict[str, str], words: Words, catalogue: Catalogue, overrides: tuple[str, ...]
+) -> Config:
+    """The checked configuration.
+
+    Args:
+        node: The merged files; values of the words are not applied yet. Changed in place.
+        chosen: Group to option.
+        words: The parsed command line with the problems that are known already.
+        catalogue: Every group and option, for suggestions.
+        overrides: The command line as it was written.
+
+    Raises:
+        ConfigError: With all problems found.
+    """
+    problems = list(words.problems)
+    _apply_values(node, words, catalogue, problems)
+    tree = cast("dict[str, Any]", resolve(node, "", problems))
+    chosen = {**(tree.pop("chosen", None) or {}), **chosen}  # a saved configuration says what it was made of
+    _refuse_unknown(tree, problems)
+    general_values = {name: tree[name] for name in _GENERAL if name in tree}
+    general = check_section("", general_values, GeneralOptions, problems)
+    sections = {
+        name: check_section(name, tree.get(name, {}), schema, problems) for name, schema in SECTIONS.items()
+    }
+    defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
+    targets = _read_targets(tree, sections["extensions"], problems)
+    if not problems or _touches_targets(words):  # else a mistyped key would have to wait for torch
+        targets = _check_targets(targets, problems)
+    if sections["precision"] and "optimizer" in targets:
+        problems += check_together(sections["precision"], targets["optimizer"])
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    parts: dict[str, Any] = {**targets, **sections, **{name: getattr(general, name) for name in _GENERAL}}
+    return Config(
+        **parts,
+        yaml=_as_yaml(general, targets, sections, defaults, chosen),
+        overrides=overrides,
+        chosen=chosen,
+        model_defaults=defaults,
+        warnings=tuple(warnings_about(targets["scaler"])),
+    )
+
+
+def resolve(node: Any, key: str, problems: list[Problem]) -> Any:
+    """Plain containers of a tree with every interpolation resolved; those that cannot be become problems."""
+    if isinstance(node, DictConfig):
+        return {
+            str(name): _resolve_entry(node, name, f"{key}.{name!s}" if key else str(name), problems)
+            for name in node
+        }
+    if isinstance(node, ListConfig):
+        return [_resolve_entry(node, index, f"{key}[{index}]", problems) for index in range(len(node))]
+    return node
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return show(lines[0]) if lines else type(error).__name__
+
+
+def _resolve_entry(node: Any, name: Any, key: str, problems: list[Problem]) -> Any:
+    try:
+        if OmegaConf.is_missing(node, name):
+            problems.append(Problem(f"{key} is required", f"write {key}=VALUE"))
+            return UNRESOLVED
+        return resolve(node[name], key, problems)
+    except (OmegaConfBaseException, RecursionError) as error:
+        problems.append(Problem(f"{key}: {first_line(error)}"))
+        return UNRESOLVED
+
+
+def _apply_values(node: DictConfig, words: Words, catalogue: Catalogue, problems: list[Problem]) -> None:
+    tree = cast("dict[str, Any]", OmegaConf.to_container(node, resolve=False))
+    wrong_groups = bool(problems)
+    for word in words.values:
+        key = word.key_or_group
+        if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS)):
+            # With a wrong option, the files that are merged are not those that were meant.
+            if not (wrong_groups and catalogue.options_with(key)):
+                problems.append(problem)
+            continue
+        try:
+            if word.is_delete():
+                parent, _, name = key.rpartition(".")
+                del OmegaConf.select(node, parent)[name]
+            else:
+                value = word.value()
+                merge = isinstance(value, dict) and OmegaConf.is_dict(OmegaConf.select(node, key))
+                OmegaConf.update(node, key, value, merge=merge, force_add=True)
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            problems.append(Problem(f"{word.input_line}: {first_line(error)}"))
+
+
+def _refuse_unknown(tree: dict[str, Any], problems: list[Problem]) -> None:
+    for name in tree:
+        if name not in (*_GENERAL, *SECTIONS, *TARGET_GROUPS):
+            problems.append(
+                Problem(f"unknown key '{name}' in the chosen files", "mptrain list shows the keys there are")
+            )
+
+
+def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]) -> dict[str, Target]:
+    allow = extensions.allow if extensions else ()
+    targets = {}
+    for group in TARGET_GROUPS:
+        node = tree.get(group)
+        if node is UNRESOLVED:
+            continue
+        if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
+            hint = f"choose one with {group}=OPTION; mptrain list {group} shows them"
+            problems.append(Problem(f"{group} names no _target_", hint))
+            continue
+        arguments = {key: value for key, value in node.items() if key != "_target_"}
+        targets[group] = Target(node["_target_"], arguments, allow)
+    return targets
+
+
+def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[str, Target]:
+    checked = {}
+    for group, target in targets.items():
+        try:
+            checked[group] = target.check(group)
+        except ConfigError as error:
+            problems.extend(error.problems)
+    return checked
+
+
+def _touches_targets(words: Words) -> bool:
+    return any(word.key_or_group.split(".")[0] in (*OPEN, "extensions") for word in words.values)
+
+
+def _as_yaml(
+    general: Any,
+    targets: dict[str, Target],
+    sections: dict[str, Any],
+    defaults: dict[str, Any],
+    chosen: dict[str, str],
+) -> str:
+    nodes = {
+        group: {"_target_": target.path, **cast("dict[str, Any]", _plain(target.arguments))}
+        for group, target in targets.items()
+    }
+    if defaults:
+        nodes["model"]["defaults"] = defaults
+    tree = {**_plain(general), **nodes, **{name: _plain(value) for name, value in sections.items()}}
+    return OmegaConf.to_yaml(OmegaConf.create({**tree, "chosen": chosen}))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields_of(type(value))}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return str(value) if isinstance(value, Path) else value

@@ -1,0 +1,165 @@
+"""What there is to choose from: groups, options, keys and their comments, read from the YAML files as text.
+
+Help and listing must answer in a fraction of the time that composing takes, so this reads lines instead of
+building configurations, and imports nothing but the standard library. It understands the block style in which
+the files of ``configs/`` are written; what it does not understand it leaves out, because it only describes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.$-]+):(?:\s+(?P<value>.*))?$")
+_CHOICE = re.compile(r"^\s*- (?P<group>[\w/]+): *(?P<option>\S+)")
+_COMMENT = re.compile(r"\s+#\s?(?P<text>.*)$")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key of a file: its dotted path inside the file, its value as written, and the comment beside it."""
+
+    key: str
+    value: str
+    comment: str
+
+
+@dataclass(frozen=True)
+class Option:
+    """A file of a group.
+
+    Attributes:
+        group: The folder, with ``/`` between nested folders; empty for a file at the top.
+        name: The file's name without ``.yaml``.
+        path: Where it is.
+    """
+
+    group: str
+    name: str
+    path: Path
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """The file's lines; a file that cannot be read has none (composing will say why)."""
+        try:
+            return tuple(self.path.read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError):
+            return ()
+
+    @cached_property
+    def summary(self) -> str:
+        """The first line of the comment at the top of the file."""
+        for line in self.lines:
+            if not line.startswith("#"):
+                return ""
+            if "@package" not in line:
+                return line.lstrip("# ").strip()
+        return ""
+
+    @cached_property
+    def is_global(self) -> bool:
+        """Whether the file's keys count from the top of the configuration, not from its group."""
+        return any(re.match(r"#\s*@package\s+_global_", line) for line in self.lines[:5])
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """Every key that has a value, with its full dotted path, in the order of the file."""
+        prefix = "" if self.is_global or not self.group else self.group.replace("/", ".") + "."
+        entries = read_entries(self.lines)
+        return tuple(Entry(prefix + entry.key, entry.value, entry.comment) for entry in entries)
+
+    @cached_property
+    def keys(self) -> set[str]:
+        """Full dotted paths of all keys that have a value."""
+        return {entry.key for entry in self.entries}
+
+
+class Catalogue:
+    """All groups and options under one or more folders; of files of one name, the first folder's counts.
+
+    Args:
+        folders: Folders of the shape of ``configs/``.
+        root: Name of the file at the top that holds the list of defaults.
+    """
+
+    def __init__(self, folders: Sequence[Path], root: str = "train") -> None:
+        options: dict[str, dict[str, Option]] = {}
+        for folder in folders:
+            for path in sorted(folder.rglob("*.yaml")):
+                group = path.parent.relative_to(folder).as_posix()
+                group = "" if group == "." else group
+                if group.split("/")[0] != "hydra":
+                    options.setdefault(group, {}).setdefault(path.stem, Option(group, path.stem, path))
+        tops = options.pop("", {})
+        self.tops = tops
+        self.root = tops.get(root)
+        lines = self.root.lines if self.root else ()
+        #: Group to the option that train.yaml names for it, None for ``null``; in the order of the file.
+        self.defaults: dict[str, str | None] = {}
+        for line in lines:
+            if match := _CHOICE.match(line):
+                option = match["option"]
+                self.defaults[match["group"]] = None if option == "null" else option
+        order = [group for group in self.defaults if group in options]
+        order += [group for group in sorted(options) if group not in self.defaults]
+        #: Group to its options by name.
+        self.groups: dict[str, dict[str, Option]] = {group: options[group] for group in order}
+
+    def root_entries(self) -> tuple[Entry, ...]:
+        """The keys of the file at the top, without its list of defaults."""
+        return self.root.entries if self.root else ()
+
+    def options_with(self, key: str) -> list[Option]:
+        """The options whose own group has this full dotted key."""
+        group = key.split(".")[0]
+        return [option for option in self.groups.get(group, {}).values() if key in option.keys]
+
+    def comment(self, group: str) -> str:
+        """The comment beside a group in the list of defaults."""
+        for line in self.root.lines if self.root else ():
+            match = _CHOICE.match(line)
+            if match and match["group"] == group and (comment := _COMMENT.search(line)):
+                return comment["text"].strip()
+        return ""
+
+
+def read_entries(lines: Sequence[str]) -> list[Entry]:
+    """The keys of a YAML text that have a value, with dotted paths; its ``defaults`` list is left out."""
+    entries: list[Entry] = []
+    parents: list[tuple[int, str]] = []
+    for line in lines:
+        bare, comment = split_comment(line)
+        match = _KEY.match(bare)
+        if not match:
+            continue
+        indent = len(match["indent"])
+        while parents and parents[-1][0] >= indent:
+            parents.pop()
+        value = (match["value"] or "").strip()
+        path = [name for _, name in parents] + [match["key"]]
+        if value and path[0] != "defaults":
+            entries.append(Entry(".".join(path), value, comment))
+        else:
+            parents.append((indent, match["key"]))
+    return entries
+
+
+def split_comment(line: str) -> tuple[str, str]:
+    """A line of YAML without its comment, and the comment; a ``#`` inside quotes starts none."""
+    if line.lstrip().startswith("#"):
+        return "", line.lstrip("# ").strip()
+    quote = ""
+    for index, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character == "#" and line[index - 1].isspace():
+            return line[:index].rstrip(), line[index + 1 :].strip()
+    return line.rstrip(), ""

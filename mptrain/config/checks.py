@@ -1,0 +1,109 @@
+"""Checks that need more than one field: of sections as a whole, of parts against each other; and warnings.
+
+Imports no torch; what needs a target's own fields is in `mptrain.config.targets`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, show
+from mptrain.errors import ConfigError, Problem, did_you_mean
+
+if TYPE_CHECKING:
+    from mptrain.config.targets import Target
+    from mptrain.precision.policy import Policy
+
+#: The smallest positive FP16 number, 2^-24.
+FP16_TINY = 2.0**-24
+
+#: Arguments of a scaler that multiply or divide the loss scale.
+SCALES = ("scale", "init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")
+
+
+def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -> Any:
+    """A section of the configuration as its dataclass.
+
+    Args:
+        name: The section's key; empty for the keys at the top.
+        node: What the configuration holds there.
+        schema: The dataclass.
+        problems: Takes what is wrong.
+
+    Returns:
+        The dataclass, or None where something is wrong.
+    """
+    prefix = f"{name}." if name else ""
+    if node is UNRESOLVED:
+        return None
+    if not isinstance(node, Mapping):
+        keys = ", ".join(prefix + field.name for field in fields_of(schema))
+        problems.append(Problem(f"{name}={show(node)}: must be a mapping", f"its keys are {keys}"))
+        return None
+    hints = typing.get_type_hints(schema, include_extras=True)
+    before = len(problems)
+    values: dict[str, Any] = {}
+    for key, value in node.items():
+        if key not in hints:
+            guess = did_you_mean(str(key), hints)
+            hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"there is {', '.join(hints)}"
+            problems.append(Problem(f"unknown key '{prefix}{key}'", hint))
+            continue
+        try:
+            values[key] = fit(value, hints[key])
+        except UnfitError as unfit:
+            problems.append(Problem(f"{prefix}{key}={show(value)}: {unfit}"))
+    for field in fields_of(schema):
+        missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if missing and field.name not in node:
+            problems.append(Problem(f"{prefix}{field.name} is required"))
+    if len(problems) > before or UNRESOLVED in values.values():
+        return None
+    try:
+        return schema(**values)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    return None
+
+
+def check_together(policy: Policy, optimizer: Target) -> list[Problem]:
+    """Problems between parts: an eps that FP16 optimizer state cannot hold."""
+    eps = optimizer.arguments.get("eps")
+    if (
+        policy.optimizer_state == "parameters"
+        and policy.parameters == "float16"
+        and isinstance(eps, (int, float))
+        and eps < FP16_TINY
+    ):
+        return [
+            Problem(
+                f"optimizer.eps={eps:g} with precision.optimizer_state=parameters in float16: "
+                f"below {FP16_TINY:.3g} (2^-24) FP16 rounds it to zero, and the update divides by zero",
+                "write optimizer.eps=1e-4, or precision.optimizer_state=float32",
+            )
+        ]
+    return []
+
+
+def warnings_about(scaler: Target) -> list[str]:
+    """Warnings about values that are allowed but probably not meant: scales that are not powers of two."""
+    sentences = []
+    for name in SCALES:
+        value = scaler.arguments.get(name)
+        if not isinstance(value, (int, float)) or value <= 0 or math.frexp(value)[0] == 0.5:
+            continue
+        nearest = 2.0 ** round(math.log2(value))
+        sentences.append(
+            f"scaler.{name}={show(value)} is not a power of two, so scaling rounds the gradients; "
+            f"nearest {nearest:.15g}"
+        )
+    return sentences
+
+
+def fields_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a dataclass."""
+    return dataclasses.fields(schema)

@@ -1,0 +1,134 @@
+"""Turns command-line words into a `Config`, or into one ConfigError that lists everything wrong with them.
+
+Hydra merges the files of the chosen groups. Keys, types, ranges and targets are checked by our own modules,
+because Hydra's errors stop at the first problem and know no ranges.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
+
+from mptrain.config import location
+from mptrain.config.assemble import assemble, first_line
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.overrides import read
+from mptrain.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mptrain.config.schema import Config
+
+#: What Hydra, OmegaConf and PyYAML raise about files and words that are wrong.
+COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError)
+
+
+def compose(
+    overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (), config_name: str = "train"
+) -> Config:
+    """The configuration that the words of a command line stand for.
+
+    Args:
+        overrides: Words of the form ``KEY=VALUE`` (Hydra's override grammar), without flags.
+        config_dirs: Folders with further groups and options, searched after the project's own.
+        config_name: The file at the top, without ``.yaml``.
+
+    Raises:
+        ConfigError: With all problems found.
+    """
+    return Composer(config_dirs, config_name).compose(overrides)
+
+
+def reload(text: str, overrides: Sequence[str] = ()) -> Config:
+    """The configuration of a finished or interrupted run, from its `Config.yaml`.
+
+    Args:
+        text: The text that was saved.
+        overrides: Words that change single values; groups cannot be chosen again.
+
+    Raises:
+        ConfigError: With all problems found.
+    """
+    try:
+        node = OmegaConf.create(text)
+    except (OmegaConfBaseException, YAMLError, AssertionError) as error:  # the last one: a lone number
+        raise ConfigError(f"the saved configuration cannot be read: {first_line(error)}") from error
+    if not isinstance(node, DictConfig):
+        raise ConfigError("the saved configuration is not a mapping")
+    catalogue = Catalogue([location.configs()])
+    words = read(overrides, catalogue)
+    again = [
+        Problem(f"{word.input_line}: the {word.key_or_group} of a saved run cannot be chosen again")
+        for word in words.groups
+    ]
+    words = dataclasses.replace(words, problems=(*words.problems, *again))
+    return assemble(node, {}, words, catalogue, tuple(overrides))
+
+
+class Composer:
+    """Composes command lines over the same folders; what was merged once is kept, for sweeps.
+
+    Args:
+        config_dirs: Folders with further groups and options, searched after the project's own.
+        config_name: The file at the top, without ``.yaml``.
+
+    Raises:
+        ConfigError: A folder does not exist, or no folder holds such a file.
+    """
+
+    def __init__(self, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> None:
+        self._name = config_name.removesuffix(".yaml")
+        folders = [location.configs(), *(Path(folder).absolute() for folder in config_dirs)]
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(f"--config-dir {folder}: there is no such folder")
+        # Hydra looks for the file at the top in its first folder only.
+        self._folders = sorted(folders, key=lambda folder: not (folder / f"{self._name}.yaml").exists())
+        #: Every group and option that these folders hold.
+        self.catalogue = Catalogue(self._folders, root=self._name)
+        if self._name not in self.catalogue.tops:
+            there_is = ", ".join(self.catalogue.tops)
+            raise ConfigError(f"--config-name {self._name}: no such file", f"there is {there_is}")
+        self._merged: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
+
+    def compose(self, overrides: Sequence[str]) -> Config:
+        """See `mptrain.config.compose.compose`."""
+        words = read(overrides, self.catalogue)
+        try:
+            node, chosen = self._merge([*(str(word.input_line) for word in words.groups), *words.hydra])
+        except COMPOSITION_ERRORS as error:
+            damaged = "a configuration file is damaged or missing" if isinstance(error, OSError) else ""
+            raise ConfigError([*words.problems, Problem(first_line(error), damaged)]) from error
+        return assemble(node, chosen, words, self.catalogue, tuple(overrides))
+
+    def _merge(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
+        """Hydra's merge of the chosen files, and group to option; both are the caller's to change."""
+        key = tuple(overrides)
+        if key not in self._merged:
+            first, *others = self._folders
+            places = ",".join(f"'file://{folder}'" for folder in others)
+            search = [f"hydra.searchpath=[{places}]"] if places else []
+            with initialize_config_dir(str(first), version_base="1.3"):
+                node = hydra_compose(self._name, overrides=[*key, *search], return_hydra_config=True)
+            choices = cast("dict[str, Any]", OmegaConf.to_container(node.hydra.runtime.choices))
+            chosen = {
+                str(group): str(option)
+                for group, option in choices.items()
+                if option is not None and not str(group).startswith("hydra/")
+            }
+            OmegaConf.set_readonly(node, False)
+            OmegaConf.set_struct(node, False)
+            node.pop("hydra")
+            self._merged[key] = node, chosen
+        node, chosen = self._merged[key]
+        return copy.deepcopy(node), dict(chosen)

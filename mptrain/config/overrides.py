@@ -1,0 +1,255 @@
+"""Reads the words of a command line and finds what is wrong with them before anything is composed.
+
+Knows the catalogue of groups and options, and the tree of keys that the chosen files define; knows no types
+and no ranges. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from mptrain.config.ranges import show
+from mptrain.errors import Problem, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hydra.core.override_parser.types import Override
+
+    from mptrain.config.catalogue import Catalogue
+
+#: Groups without which there is no run.
+REQUIRED = ("task", "dataset", "optimizer", "schedule", "scaler", "model", "precision")
+
+#: Groups whose node takes further keys: they become arguments of the target.
+OPEN = ("task", "dataset", "optimizer", "schedule", "scaler", "model")
+
+#: Keys that stand for each other in different options of a group.
+COUNTERPARTS = {"scaler.scale": "scaler.init_scale", "scaler.init_scale": "scaler.scale"}
+
+_DIRECTORIES = (
+    "hydra.run.dir",
+    "hydra.sweep.dir",
+    "hydra.sweep.subdir",
+    "hydra.output_subdir",
+    "hydra.job.chdir",
+)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The parsed words of a command line.
+
+    Attributes:
+        groups: Overrides that choose an existing option of a group.
+        values: Overrides of keys.
+        hydra: Overrides of Hydra's own configuration, as text.
+        problems: What is wrong so far.
+    """
+
+    groups: tuple[Override, ...]
+    values: tuple[Override, ...]
+    hydra: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def read(words: Sequence[str], catalogue: Catalogue) -> Words:
+    """Parses and sorts the words; of several words for one group the last one counts, as for keys."""
+    groups: dict[str, Override] = {}
+    values: list[Override] = []
+    hydra: list[str] = []
+    problems: list[Problem] = []
+    for word in words:
+        override, problem = parse(word)
+        if override is None:
+            problems.append(problem or Problem(f"{word!r} cannot be read"))
+            continue
+        key = override.key_or_group
+        if key.split(".")[0] == "hydra" or key.startswith("hydra/"):
+            if key in _DIRECTORIES:
+                problems.append(
+                    Problem(
+                        f"'{key}' has no effect: mptrain makes run directories", "use run.root or run.name"
+                    )
+                )
+            hydra.append(word)
+        elif override.is_sweep_override():
+            problems.append(_several_values(word, override))
+        elif key in catalogue.groups and not isinstance(override.value(), dict):
+            wrong = list(check_group(override, catalogue))
+            problems += wrong
+            if not wrong:
+                groups[key] = override
+        else:
+            values.append(override)
+    return Words(tuple(groups.values()), tuple(values), tuple(hydra), tuple(problems))
+
+
+def parse(word: str) -> tuple[Override | None, Problem | None]:
+    """One word as an override, or the problem with it."""
+    if "=" not in word and not word.startswith("~"):
+        return None, Problem(
+            f"'{show(word)}' is not of the form KEY=VALUE", "write for example train.epochs=3"
+        )
+    try:
+        override = OverridesParser.create().parse_override(word)
+        override.value()  # functions such as int() are evaluated here
+    except (HydraException, RecursionError, ValueError, TypeError, ArithmeticError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        key = word.split("=", 1)[0]
+        quoted = (
+            f"quote the value: '{key}=\"...\"'" if re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII) else ""
+        )
+        return None, Problem(f"'{show(word)}' cannot be read: {reason}", quoted)
+    if not override.key_or_group:
+        return None, Problem(f"'{show(word)}' names no key", "write KEY=VALUE, for example train.epochs=3")
+    return override, None
+
+
+def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:
+    """What is wrong with a word that chooses an option of a group."""
+    group, value = override.key_or_group, override.value()
+    options = catalogue.groups[group]
+    listed = f"there is {', '.join(options)}"
+    if override.package is not None:
+        yield Problem(
+            f"'{override.input_line}': {group} stands at one place only", f"write {group}={show(value)}"
+        )
+    elif override.is_delete():
+        if group in REQUIRED:
+            yield Problem(f"'{override.input_line}': a run needs one {group}", listed)
+    elif override.is_add() and group in catalogue.defaults:
+        yield Problem(f"'{override.input_line}': {group} is chosen already", f"write {group}={show(value)}")
+    elif value is None:
+        if group in REQUIRED:
+            yield Problem(f"{group}=null: a run needs one {group}", listed)
+    elif isinstance(value, list):
+        yield Problem(f"{group}={show(value)}: only one option of a group can be chosen", listed)
+    elif show(value) not in options:
+        guess = did_you_mean(show(value), options)
+        yield Problem(f"no option '{show(value)}' in {group}", f"did you mean {guess}?" if guess else listed)
+
+
+def check_key(
+    override: Override, tree: dict[str, Any], catalogue: Catalogue, known: Sequence[str]
+) -> Problem | None:
+    """What is wrong with the key of an override, if anything.
+
+    Args:
+        override: The word.
+        tree: The composed configuration as plain containers, before any value was overridden.
+        catalogue: Where else the key may exist.
+        known: Dotted keys that exist although no file names them (fields with defaults).
+    """
+    key, text = override.key_or_group, override.input_line or ""
+    exists = has_key(tree, key) or key in known
+    section, _, rest = key.partition(".")
+    open_ended = section in OPEN and bool(rest) and isinstance(tree.get(section), dict)
+    if override.is_delete():
+        return _check_deletion(key, text, exists, open_ended, tree)
+    if exists:
+        if override.is_add() and not isinstance(override.value(), (dict, list)) and has_key(tree, key):
+            return Problem(f"'{text}': {key} exists already", f"write {key}={show(override.value())}")
+        return None
+    if override.is_add() or override.is_force_add():
+        parent = key.rpartition(".")[0]
+        if open_ended and isinstance(lookup(tree, parent), dict):
+            return None
+    return unknown_key(key, override.value(), tree, catalogue)
+
+
+def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue) -> Problem:
+    """The problem of a key that does not exist, with the best guess at what was meant."""
+    what = f"unknown key '{key}'"
+    group = key.split(".")[0]
+    if elsewhere := catalogue.options_with(key):
+        chosen = " or ".join(f"{group}={option.name}" for option in elsewhere)
+        what += f" in the {group} chosen here: it belongs to {chosen}"
+        counterpart = COUNTERPARTS.get(key, "")
+        guess = counterpart if has_key(tree, counterpart) else ""
+        return Problem(what, f"did you mean {guess}={show(value)}?" if guess else f"choose {chosen}")
+    if guess := _guess(key, tree, catalogue):
+        return Problem(what, f"did you mean {guess}={show(value)}?")
+    parent = lookup(tree, key.rpartition(".")[0])
+    if isinstance(parent, dict) and group in OPEN:
+        return Problem(what, f"write +{key}={show(value)} to pass it to {parent.get('_target_', group)}")
+    if parent is not None and not isinstance(parent, (dict, list)):
+        return Problem(what, f"{key.rpartition('.')[0]} is a single value")
+    return Problem(what, "see mptrain list for the groups and keys there are")
+
+
+def has_key(tree: Any, key: str) -> bool:
+    """Whether a dotted key exists in nested containers; list entries count by index."""
+    return _walk(tree, key)[0] if key else False
+
+
+def lookup(tree: Any, key: str) -> Any:
+    """The value at a dotted key, the whole tree for an empty key, None where there is nothing."""
+    return _walk(tree, key)[1] if key else tree
+
+
+def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of all single values and lists."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def _walk(tree: Any, key: str) -> tuple[bool, Any]:
+    for part in key.split("."):
+        if isinstance(tree, dict) and part in tree:
+            tree = tree[part]
+        elif isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        else:
+            return False, None
+    return True, tree
+
+
+def _check_deletion(
+    key: str, text: str, exists: bool, open_ended: bool, tree: dict[str, Any]
+) -> Problem | None:
+    if not exists:
+        return Problem(f"'{text}': there is no key '{key}' to remove")
+    if not open_ended or key.endswith("._target_") or not has_key(tree, key):
+        return Problem(f"'{text}': {key} cannot be removed", "give it another value instead")
+    return None
+
+
+def _guess(key: str, tree: dict[str, Any], catalogue: Catalogue) -> str:
+    keys = [
+        name
+        for name in leaves(tree)
+        if not name.endswith("_target_") and not name.startswith("model.defaults.")
+    ]
+    section, _, last = key.rpartition(".")
+    if not section:
+        tops = [*catalogue.groups, *(name for name in tree if not isinstance(tree[name], dict))]
+        if guess := did_you_mean(key, tops):
+            return guess
+    names = {name.rpartition(".")[2]: name for name in reversed(keys)}
+    if isinstance(lookup(tree, section), dict) and section:
+        siblings = {name.rpartition(".")[2]: name for name in keys if name.rpartition(".")[0] == section}
+        if guess := did_you_mean(last, siblings):
+            return siblings[guess]
+        return names.get(last, "")
+    same_name = [name for name in keys if name.rpartition(".")[2] == last]
+    if same_name:
+        return did_you_mean(key, same_name) or same_name[0]
+    return did_you_mean(key, keys) or names.get(did_you_mean(last, names), "")
+
+
+def _several_values(word: str, override: Override) -> Problem:
+    value = override.value()
+    count = len(getattr(value, "list", ()))
+    number = "two values" if count == 2 else "several values"
+    listed = word.split("=", 1)[1]
+    hint = f"write {override.key_or_group}=[{listed}] if one list is meant" if count else ""
+    return Problem(f"{word}: {number} for one key: add -m to sweep", hint)

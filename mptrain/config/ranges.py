@@ -1,0 +1,187 @@
+"""Checks one value against the annotation of the field it is meant for, and says the allowed range in words.
+
+pydantic is the judge; the words are ours, because a person at a terminal reads them. Numbers given as text,
+numbers in place of true and false, and non-finite numbers are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MinLen, MultipleOf
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+_NAMES = {bool: "true or false", str: "text", Path: "the path of a file or folder", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class Says:
+    """Words for an annotation whose constraint (a pattern) says little to a reader."""
+
+    text: str
+
+
+class _Unresolved:
+    """Stands for a value that could not be had, and about which a problem was reported already."""
+
+    def __repr__(self) -> str:
+        return "(unresolved)"
+
+
+UNRESOLVED = _Unresolved()
+
+
+class UnfitError(Exception):
+    """A value does not fit its annotation; the text says what would."""
+
+
+def fit(value: Any, annotation: Any) -> Any:
+    """The value as its field wants it: a list becomes a tuple, and 1e3 an int, where one is annotated.
+
+    An annotation that pydantic cannot read (it belongs to a third party) accepts everything.
+
+    Raises:
+        UnfitError: Wrong type or outside the range.
+    """
+    if _unresolved(value):
+        return value
+    try:
+        adapter = _adapter(annotation)
+    except TypeError:  # an annotation with unhashable parts cannot be kept for the next time
+        adapter = _adapter.__wrapped__(annotation)
+    shaped = _shape(value, annotation)
+    if adapter is None:
+        return shaped
+    try:
+        return adapter.validate_python(shaped)
+    except ValidationError:
+        raise UnfitError(f"must be {describe(annotation)}") from None
+
+
+def describe(annotation: Any) -> str:
+    """The allowed values in words, to follow "must be": ``a whole number, at least 1``."""
+    base, metadata = _peel(annotation)
+    for item in metadata:
+        if isinstance(item, Says):
+            return item.text
+    origin, arguments = get_origin(base), get_args(base)
+    if origin in (Union, types.UnionType):
+        return ", or ".join(describe(argument) for argument in arguments)
+    if origin is Literal:
+        words = [show(argument) for argument in arguments]
+        return " or ".join(([", ".join(words[:-1])] if words[1:] else []) + words[-1:])
+    if base in (int, float):
+        return ("a whole number" if base is int else "a number") + _range(metadata)
+    if origin in (tuple, list, Sequence) and arguments:
+        return _describe_list(origin, arguments) + _range(metadata)
+    if base in _NAMES:
+        return _NAMES[base]
+    if origin in (dict, Mapping) or base in (dict, Mapping):
+        return "a mapping"
+    return f"of type {getattr(base, '__name__', base)}"
+
+
+def show(value: Any) -> str:
+    """A value as one would write it on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(show(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{show(item)}" for key, item in value.items()) + "}"
+    text = str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+@lru_cache(maxsize=512)
+def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    try:
+        return TypeAdapter(annotation, config=_STRICT)
+    except (PydanticSchemaGenerationError, PydanticUserError, SyntaxError, NameError):
+        return None
+
+
+def _unresolved(value: Any) -> bool:
+    return value is UNRESOLVED or (isinstance(value, list) and any(map(_unresolved, value)))
+
+
+def _peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    if get_origin(annotation) is Annotated:
+        base, *metadata = get_args(annotation)
+        flat: list[Any] = []
+        for item in metadata:
+            flat.extend(item if isinstance(item, GroupedMetadata) and not isinstance(item, Says) else [item])
+        inner, more = _peel(base)
+        return inner, (*more, *flat)
+    return annotation, ()
+
+
+def _shape(value: Any, annotation: Any) -> Any:
+    base, _ = _peel(annotation)
+    origin, arguments = get_origin(base), get_args(base)
+    if origin in (Union, types.UnionType):
+        plain = {_peel(argument)[0] for argument in arguments}
+        if isinstance(value, float) and float in plain:
+            return value
+        for argument in arguments:
+            shaped = _shape(value, argument)
+            if shaped is not value:
+                return shaped
+        return value
+    if base is int and isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if base is Path and isinstance(value, str):
+        return Path(value)
+    if isinstance(value, list) and origin in (tuple, list, Sequence) and arguments:
+        variadic = origin is not tuple or arguments[-1] is Ellipsis
+        inner = [arguments[0]] * len(value) if variadic else list(arguments) + [Any] * len(value)
+        shaped_items = [_shape(item, inner[index]) for index, item in enumerate(value)]
+        return tuple(shaped_items) if origin is tuple else shaped_items
+    return tuple(value) if isinstance(value, list) and base is tuple else value
+
+
+def _describe_list(origin: Any, arguments: tuple[Any, ...]) -> str:
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        if len(set(arguments)) == 1:
+            return f"a list of {len(arguments)} values, each {describe(arguments[0])}"
+        return "a list of " + " and ".join(describe(argument) for argument in arguments)
+    return f"a list, each entry {describe(arguments[0])}"
+
+
+def _range(metadata: tuple[Any, ...]) -> str:
+    bounds: dict[type, Any] = {}
+    for item in metadata:
+        for kind, attribute in ((Ge, "ge"), (Gt, "gt"), (Le, "le"), (Lt, "lt")):
+            if isinstance(item, kind):
+                bounds[kind] = getattr(item, attribute)
+    if bounds.get(Lt) == math.inf:
+        del bounds[Lt]
+    words = _bounds_in_words(bounds)
+    for item in metadata:
+        if isinstance(item, MultipleOf):
+            words += f", a multiple of {item.multiple_of}"
+        if isinstance(item, MinLen) and item.min_length:
+            words += f", with at least {item.min_length} of them"
+    return words
+
+
+def _bounds_in_words(bounds: dict[type, Any]) -> str:
+    low, above = bounds.get(Ge), bounds.get(Gt)
+    high, below = bounds.get(Le), bounds.get(Lt)
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    lower = f" above {above}" if above is not None else f", at least {low}" if low is not None else ""
+    upper = f"at most {high}" if high is not None else f"below {below}" if below is not None else ""
+    if lower and upper:
+        return f"{lower} and {upper}"
+    return lower or (f" {upper}" if upper else "")

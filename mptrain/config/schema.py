@@ -1,0 +1,143 @@
+"""The one value that a command line and its YAML files become, and the options that no other package has.
+
+Nothing after this border sees a DictConfig, and nothing here reads files or command lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import StringConstraints
+
+from mptrain.config.ranges import Says
+from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
+from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.precision.policy import Policy
+from mptrain.runlog.naming import check_run_name
+
+if TYPE_CHECKING:
+    from mptrain.config.targets import Target
+
+Device = Annotated[
+    str,
+    StringConstraints(pattern=r"^(auto|cpu|cuda(:(0|[1-9][0-9]{0,2}))?)$"),
+    Says("auto, cpu, cuda or cuda:N"),
+]
+FolderPath = Annotated[
+    str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$"), Says("the path of a folder")
+]
+TargetPattern = Annotated[
+    str,
+    StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(\.\*)?$"),
+    Says("a package, or a pattern such as mypkg.*"),
+]
+
+#: Groups whose node names a callable with ``_target_``.
+TARGET_GROUPS = ("task", "dataset", "optimizer", "schedule", "scaler", "model")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where the run directory is.
+
+    Attributes:
+        name: A stable directory, ``ROOT/NAME``; None makes a new one for each run.
+        resume: What to do when ``ROOT/NAME`` exists: ``auto`` continues it or starts it, ``never`` refuses,
+            ``must`` continues it and refuses to start.
+        root: The folder in which run directories are made.
+    """
+
+    name: str | None = None
+    resume: Literal["auto", "never", "must"] = "never"
+    root: FolderPath = "outputs"
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_run_name(self.name)
+
+
+@dataclass(frozen=True)
+class ExtensionOptions:
+    """What may be called from YAML besides mptrain, torch.optim and torchvision.
+
+    Attributes:
+        allow: Packages, or patterns of them (``mypkg.*``).
+    """
+
+    allow: tuple[TargetPattern, ...] = ()
+
+
+@dataclass(frozen=True)
+class GeneralOptions:
+    """The keys at the top that belong to no section.
+
+    Attributes:
+        seed: Of initial weights, data order, augmentation and dropout.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        threads: CPU threads of torch; None leaves torch's own choice.
+    """
+
+    seed: NonNegativeInt = 0
+    device: Device = "auto"
+    threads: PositiveInt | None = None
+
+
+#: Section of the configuration to the dataclass that checks it.
+SECTIONS: dict[str, type] = {
+    "train": TrainOptions,
+    "checkpoint": CheckpointOptions,
+    "log": LogOptions,
+    "run": RunOptions,
+    "extensions": ExtensionOptions,
+    "precision": Policy,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """A checked configuration.
+
+    Attributes:
+        task: What the workload's loss and metrics are.
+        dataset: Where the samples come from.
+        optimizer: What moves the weights.
+        schedule: The learning rate as a function of applied updates.
+        scaler: How gradients stay in range.
+        model: The network; its ``defaults`` are in `model_defaults`.
+        precision: Which dtype everything has.
+        seed: Of initial weights, data order, augmentation and dropout.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        threads: CPU threads of torch; None leaves torch's own choice.
+        train: How long to train and what one update is.
+        checkpoint: When to save and how much to keep.
+        log: How often the host looks at the device's records.
+        run: Where the run directory is.
+        extensions: What else may be called from YAML.
+        yaml: The whole configuration, resolved; `mptrain.config.compose.reload` reads it again.
+        overrides: The words of the command line that led to it.
+        chosen: Group to the option chosen, e.g. ``{"model": "resnet50", "precision": "amp_dynamic"}``.
+        model_defaults: What the model's file says for other parts: rates, image size.
+        warnings: What is allowed but probably not meant; one sentence each.
+    """
+
+    task: Target
+    dataset: Target
+    optimizer: Target
+    schedule: Target
+    scaler: Target
+    model: Target
+    precision: Policy
+    seed: int
+    device: str
+    threads: int | None
+    train: TrainOptions
+    checkpoint: CheckpointOptions
+    log: LogOptions
+    run: RunOptions
+    extensions: ExtensionOptions
+    yaml: str = ""
+    overrides: tuple[str, ...] = ()
+    chosen: dict[str, str] = field(default_factory=dict)
+    model_defaults: dict[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()

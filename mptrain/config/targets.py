@@ -1,0 +1,256 @@
+"""What a ``_target_`` in YAML may name, how its arguments are checked, and how it is called.
+
+A target is a class or a function of an allowed package, defined there and public. Importing happens only for
+paths that the allow-list admits; nothing is called before everything has been checked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import sys
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, show
+from mptrain.errors import ConfigError, Problem, did_you_mean
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+#: Packages whose classes and functions any YAML file may name.
+ALLOWED = ("mptrain.*", "torch.optim.*", "torchvision.*")
+
+#: What a target may require and the program, not the configuration, knows when it builds it.
+FACTS: dict[str, tuple[str, ...]] = {
+    "model": ("num_classes", "in_channels", "image_size"),
+    "optimizer": ("params",),
+    "schedule": ("optimizer",),
+    "dataset": ("image_size", "channels", "seed"),
+    "task": ("num_classes",),
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One keyword that a target accepts: its annotation (None when unknown) and whether it has no default."""
+
+    annotation: Any
+    required: bool
+
+
+@dataclass(frozen=True)
+class Target:
+    """A callable named in YAML together with its checked keyword arguments.
+
+    Attributes:
+        path: Dotted path of a class or a function.
+        arguments: Keyword arguments, converted to what the callable annotates.
+        allow: Patterns of further packages that it may come from.
+    """
+
+    path: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    allow: tuple[str, ...] = ()
+
+    def resolve(self) -> Callable[..., Any]:
+        """The class or function.
+
+        Raises:
+            ConfigError: Not allowed, not importable, or not a class or function of that package.
+        """
+        return resolve(self.path, self.allow)
+
+    def build(self, **facts: Any) -> Any:
+        """Calls the target with its arguments and with those facts that it accepts and they do not give.
+
+        Raises:
+            ConfigError: The target cannot be had, or refuses the values together.
+        """
+        target = self.resolve()
+        accepted, open_ended = parameters(target)
+        extra = {
+            name: value
+            for name, value in facts.items()
+            if name not in self.arguments
+            and (name in accepted or (open_ended and not dataclasses.is_dataclass(target)))
+        }
+        try:
+            return target(**self.arguments, **extra)
+        except ValueError as error:
+            raise ConfigError(f"{self.path} refuses its arguments: {error}") from error
+
+    def check(self, group: str) -> Target:
+        """The same target, arguments converted; a dataclass is made once, so that it can object as a whole.
+
+        Args:
+            group: The key of the configuration it stands under.
+
+        Raises:
+            ConfigError: With every problem found.
+        """
+        target = self.resolve()
+        accepted, open_ended = parameters(target)
+        problems: list[Problem] = []
+        converted: dict[str, Any] = {}
+        for name, value in self.arguments.items():
+            if name not in accepted:
+                if not open_ended:
+                    problems.append(_unknown_argument(group, name, value, accepted, self.path))
+                converted[name] = value
+                continue
+            try:
+                annotation = accepted[name].annotation
+                converted[name] = value if annotation is None else fit(value, annotation)
+            except UnfitError as unfit:
+                problems.append(Problem(f"{group}.{name}={show(value)}: {unfit}"))
+        facts = FACTS.get(group, ())
+        missing = [
+            name
+            for name, known in accepted.items()
+            if known.required and name not in {*self.arguments, *facts}
+        ]
+        for name in missing:
+            problems.append(
+                Problem(f"{group}.{name} is required by {self.path}", f"write +{group}.{name}=VALUE")
+            )
+        checked = dataclasses.replace(self, arguments=converted)
+        if not problems and dataclasses.is_dataclass(target) and group not in ("model", "dataset"):
+            checked._try_construction(target, group)
+        if problems:
+            raise ConfigError(problems)
+        return checked
+
+    def _try_construction(self, target: Callable[..., Any], group: str) -> None:
+        # Models and data sets are left out by the caller: making one may take seconds and read files.
+        accepted, _ = parameters(target)
+        if UNRESOLVED in self.arguments.values() or any(
+            known.required and name not in self.arguments for name, known in accepted.items()
+        ):
+            return
+        try:
+            target(**self.arguments)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"{group}: {error}") from error
+
+
+def resolve(path: str, allow: Sequence[str] = ()) -> Callable[..., Any]:
+    """The class or function with a dotted path.
+
+    Only one step leads from a module to the target, the target must have been *defined* in an allowed
+    package, and names with a leading underscore are private; so no attribute of an allowed module leads out
+    of it.
+
+    Args:
+        path: ``package.module.name``.
+        allow: Patterns allowed besides `ALLOWED`; ``mypkg`` and ``mypkg.*`` mean the same.
+
+    Raises:
+        ConfigError: Says what was tried, and how to allow it.
+    """
+    module_name, _, name = path.rpartition(".")
+    if not module_name or not all(part.isidentifier() for part in path.split(".")):
+        raise ConfigError(
+            f"_target_ '{path}' is not the dotted path of a class or function", "write package.module.Name"
+        )
+    if not is_allowed(path, allow):
+        raise ConfigError(
+            f"_target_ '{path}' is not in an allowed package ({', '.join((*ALLOWED, *allow))})",
+            f"if you trust it, add extensions.allow=[{path.split('.')[0]}.*]",
+        )
+    if any(part.startswith("_") for part in path.split(".")):
+        raise ConfigError(f"_target_ '{path}' names something private", "name a public class or function")
+    module = _import(module_name, path)
+    if not hasattr(module, name):
+        guess = did_you_mean(name, [word for word in dir(module) if not word.startswith("_")])
+        raise ConfigError(
+            f"_target_ '{path}': {module_name} was imported, but it has no '{name}'",
+            f"did you mean {module_name}.{guess}?" if guess else "",
+        )
+    target = getattr(module, name)
+    if not (inspect.isclass(target) or inspect.isfunction(target)):
+        raise ConfigError(f"_target_ '{path}' is a {type(target).__name__}, not a class or function")
+    home = f"{target.__module__}.{target.__qualname__}"
+    if not is_allowed(home, allow):
+        raise ConfigError(
+            f"_target_ '{path}' is really {home}, which is not in an allowed package",
+            f"if you trust it, add extensions.allow=[{home.split('.')[0]}.*]",
+        )
+    return typing.cast("Callable[..., Any]", target)
+
+
+def is_allowed(path: str, allow: Sequence[str] = ()) -> bool:
+    """Whether a dotted path lies inside one of the allowed packages."""
+    for pattern in (*ALLOWED, *allow):
+        package = pattern.removesuffix(".*")
+        if path == package or path.startswith(package + "."):
+            return True
+    return False
+
+
+def parameters(target: Callable[..., Any]) -> tuple[dict[str, Parameter], bool]:
+    """The keywords that a callable accepts, and whether it takes any others (``**kwargs``)."""
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):
+        return {}, True
+    accepted = {
+        name: Parameter(_annotation(target, name), parameter.default is inspect.Parameter.empty)
+        for name, parameter in signature.parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    return accepted, open_ended
+
+
+def _annotation(target: Callable[..., Any], name: str) -> Any:
+    """The annotation of one parameter; None where it names something that does not exist at run time.
+
+    One by one, because one annotation that cannot be had (a return type imported for checkers only) must not
+    leave the others unchecked.
+    """
+    sources = [*target.__mro__, *(base.__init__ for base in target.__mro__)] if inspect.isclass(target) else [target]
+    for source in sources:
+        source = inspect.unwrap(source)
+        annotation = getattr(source, "__annotations__", {}).get(name)
+        if annotation is None:
+            continue
+        holder = types.SimpleNamespace(__annotations__={name: annotation})
+        names = getattr(source, "__globals__", None) or vars(sys.modules[source.__module__])
+        try:
+            return typing.get_type_hints(holder, globalns=names, include_extras=True)[name]
+        except Exception:  # a third party's annotations may say anything
+            return None
+    return None
+
+
+def _import(module_name: str, path: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(missing + "."):
+            hint = "check the spelling; a package outside the installation is found through PYTHONPATH"
+        else:
+            hint = f"install {missing}, which {module_name} needs"
+        raise ConfigError(f"_target_ '{path}': tried to import {module_name}: {error}", hint) from error
+    except Exception as error:  # importing runs the module: any exception is possible, and none is ours
+        what = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"_target_ '{path}': importing {module_name} failed: {what}") from error
+
+
+def _unknown_argument(
+    group: str, name: str, value: Any, accepted: Mapping[str, Parameter], path: str
+) -> Problem:
+    guess = did_you_mean(name, accepted)
+    hint = (
+        f"did you mean {group}.{guess}={show(value)}?"
+        if guess
+        else f"it takes {', '.join(accepted) or 'nothing'}"
+    )
+    return Problem(f"unknown key '{group}.{name}': {path} has no such argument", hint)

@@ -1,0 +1,24 @@
+"""Data sets, and loaders with a saved position. Knows neither models nor precision."""
+
+from mptrain.dataset.batch import Batch
+from mptrain.dataset.cifar import load_cifar10, load_cifar100
+from mptrain.dataset.class_folders import load_image_folder, load_imagenet
+from mptrain.dataset.digits import load_digits
+from mptrain.dataset.fashion import load_fashion_mnist
+from mptrain.dataset.loader import Loader
+from mptrain.dataset.source import Dataset, Split
+from mptrain.dataset.synthetic import make_synthetic
+
+__all__ = [
+    "Batch",
+    "Dataset",
+    "Loader",
+    "Split",
+    "load_cifar10",
+    "load_cifar100",
+    "load_digits",
+    "load_fashion_mnist",
+    "load_image_folder",
+    "load_imagenet",
+    "make_synthetic",
+]

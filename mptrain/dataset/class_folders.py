@@ -1,0 +1,128 @@
+"""Data sets made of class folders: ImageNet and any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptrain.dataset.decoding import FolderSplit, Listing, class_folders, list_images
+from mptrain.dataset.download import NO_DOWNLOAD
+from mptrain.dataset.faults import Faults, OnError
+from mptrain.dataset.images import Channels, ImageDataset
+from mptrain.dataset.partition import first_samples, hold_out, stratified_order
+from mptrain.dataset.preparation import Preparation
+from mptrain.errors import DataError
+from mptrain.fields import NonNegativeInt, PositiveInt  # noqa: TC001 - checked at run time
+
+if TYPE_CHECKING:
+    import torch
+
+# Of the ImageNet training images; the usual constants of torchvision's reference training, for any
+# photographs.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+_GREY_MEAN = (0.449,)
+_GREY_STD = (0.226,)
+
+
+def load_image_folder(
+    *,
+    root: Path = Path("data/images"),
+    name: str = "image_folder",
+    image_size: PositiveInt | None = None,
+    channels: Channels | None = None,
+    augment: bool = True,
+    val_samples: NonNegativeInt | None = None,
+    train_samples: PositiveInt | None = None,
+    workers: NonNegativeInt = 4,
+    on_error: OnError = "stop",
+) -> ImageDataset:
+    """Find the images of ``root/train/CLASS/``, and of ``root/val`` and ``root/test`` where these exist.
+
+    Args:
+        root: Folder with one folder for each split.
+        name: What to call the data set in records.
+        image_size: Side in pixels of the squares that the network sees; None makes 224.
+        channels: 3 for RGB, 1 for grey; None makes 3.
+        augment: Crop and mirror training images at random.
+        val_samples: Hold so many out of ``root/train``; ``root/val`` is then the test split unless there is a
+            ``root/test``. None validates on ``root/val``; where there is none, nothing is held out.
+        train_samples: Train on so many only; None trains on all.
+        workers: Processes that decode, at most as many as there are cores to use.
+        on_error: What to do about files that cannot be decoded or are in a folder that is no class.
+
+    Raises:
+        DataError: A folder is missing or empty.
+        ConfigError: More samples are asked for than there are.
+    """
+    root = root.expanduser()
+    size, depth = image_size or 224, channels or 3
+    folders = {part: root / part for part in ("train", "val", "test")}
+    if not folders["train"].is_dir():
+        raise DataError(
+            f"{name} not found: looked for {folders['train']}",
+            f"expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE; set dataset.root=ROOT; {NO_DOWNLOAD}",
+        )
+    classes = class_folders(folders["train"])
+
+    def split(listing: Listing, faults: Faults, varied: bool = False) -> FolderSplit:
+        return FolderSplit(listing, size, depth, varied, faults)
+
+    found: dict[str, FolderSplit] = {}
+    for part in ("val", "test"):
+        if folders[part].is_dir():
+            faults = Faults(on_error)
+            found[part] = split(list_images(folders[part], classes, faults), faults)
+    everything = list_images(folders["train"], classes, Faults(on_error))
+    if val_samples:
+        trained, held = hold_out(everything.targets, val_samples, train_samples)
+        if "val" in found:
+            found.setdefault("test", found["val"])
+        found["val"] = split(everything.select(held), Faults(on_error))
+    else:
+        trained = _first(everything.targets, train_samples)
+        if val_samples == 0 and "val" in found:
+            found.setdefault("test", found.pop("val"))
+    grey = depth == 1
+    return ImageDataset(
+        name=name,
+        class_names=classes,
+        preparation=Preparation(_GREY_MEAN if grey else MEAN, _GREY_STD if grey else STD, size, depth),
+        augment=augment,
+        workers=workers,
+        train=split(everything.select(trained), Faults(on_error), augment),
+        val=found.get("val"),
+        test=found.get("test"),
+    )
+
+
+def _first(targets: torch.Tensor, train_samples: int | None) -> torch.Tensor:
+    return first_samples(stratified_order(targets), train_samples)
+
+
+def load_imagenet(
+    *,
+    root: Path = Path("data/imagenet"),
+    image_size: PositiveInt | None = None,
+    channels: Channels | None = None,
+    augment: bool = True,
+    val_samples: NonNegativeInt | None = None,
+    train_samples: PositiveInt | None = None,
+    workers: NonNegativeInt = 4,
+    on_error: OnError = "stop",
+) -> ImageDataset:
+    """ImageNet (Russakovsky et al., 2015) as ``root/train/WNID/*.JPEG`` and ``root/val/WNID/*.JPEG``.
+
+    The arguments and errors are those of `load_image_folder`. The licence allows no automatic download.
+    """
+    return load_image_folder(
+        root=root,
+        name="imagenet",
+        image_size=image_size,
+        channels=channels,
+        augment=augment,
+        val_samples=val_samples,
+        train_samples=train_samples,
+        workers=workers,
+        on_error=on_error,
+    )

@@ -1,0 +1,189 @@
+"""Images in folders, one folder a class: found when the run starts, decoded when a batch asks for them.
+
+Decoding, cropping and resizing are PIL's, on the host; what comes out is uint8.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.dataset.batch import Batch
+from mptrain.dataset.crop import centre_box, random_box
+from mptrain.dataset.download import NO_DOWNLOAD
+from mptrain.dataset.draws import uniforms
+from mptrain.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from mptrain.dataset.faults import Faults
+    from mptrain.dataset.images import Channels
+
+EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+#: What PIL raises for files that are empty, cut short, of another format, or too large to be an honest
+#: picture.
+_UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files and the class index of each, in the order of their paths."""
+
+    paths: tuple[str, ...]
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def select(self, indices: Tensor) -> Listing:
+        """The files with these indices, in this order."""
+        return Listing(tuple(self.paths[index] for index in indices.tolist()), self.targets[indices])
+
+
+def class_folders(root: Path) -> tuple[str, ...]:
+    """The names of the folders inside a folder, sorted: the classes.
+
+    Raises:
+        DataError: There are none.
+    """
+    try:
+        names = sorted(
+            entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+        )
+    except OSError as error:
+        raise DataError(
+            f"image folder {root} cannot be read: {error.strerror}",
+            f"expected {root}/CLASS/IMAGE; set dataset.root=FOLDER; {NO_DOWNLOAD}",
+        ) from error
+    if not names:
+        raise DataError(f"{root} has no class folders", f"expected {root}/CLASS/IMAGE")
+    return tuple(names)
+
+
+def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Listing:
+    """All image files below the class folders of a split.
+
+    Args:
+        root: Folder of the split.
+        class_names: The classes of the training split.
+        faults: Takes the images of folders that are not among the classes.
+
+    Raises:
+        DataError: There are no images, or ``faults`` stops at a folder that is no class.
+    """
+    paths: list[str] = []
+    targets: list[int] = []
+    numbers = {name: number for number, name in enumerate(class_names)}
+    for name in class_folders(root):
+        files = _image_files(root / name)
+        if name in numbers:
+            paths += files
+            targets += [numbers[name]] * len(files)
+        else:
+            faults.report(
+                {file: f"its folder '{name}' is not among the {len(class_names)} classes" for file in files}
+            )
+    if not paths:
+        raise DataError(f"no images found below {root}", f"known endings: {' '.join(sorted(EXTENSIONS))}")
+    return Listing(tuple(paths), torch.tensor(targets, dtype=torch.int64))
+
+
+def _image_files(folder: Path) -> list[str]:
+    # As text: a million path objects take seconds and hundreds of megabytes.
+    found = []
+    for parent, _, names in os.walk(folder, followlinks=True):
+        found += [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in EXTENSIONS]
+    return sorted(found)
+
+
+class FolderSplit:
+    """Image files, decoded on demand to squares of one size.
+
+    Args:
+        listing: Files and class indices.
+        image_size: Side of the squares in pixels.
+        channels: 3 for RGB, 1 for grey.
+        augment: Crop and mirror at random; else the centre is cut out.
+        faults: What to do about files that cannot be decoded.
+    """
+
+    in_memory = False
+
+    def __init__(
+        self, listing: Listing, image_size: int, channels: Channels, augment: bool, faults: Faults
+    ) -> None:
+        self.listing = listing
+        self.image_size = image_size
+        self.channels = channels
+        self.augment = augment
+        self.faults = faults
+
+    def __len__(self) -> int:
+        return len(self.listing)
+
+    @property
+    def skipped(self) -> int:
+        """How many files were left out so far because they could not be used."""
+        return len(self.faults.found)
+
+    def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
+        """Decode the files with these indices; see `mptrain.dataset.source.Split.fetch`.
+
+        A file that cannot be decoded makes the batch smaller where ``on_error`` is ``skip``.
+        """
+        draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.augment else [None] * len(indices)
+        images: list[Tensor] = []
+        targets: list[int] = []
+        for index, numbers in zip(indices, draws, strict=True):
+            path = self.listing.paths[index]
+            try:
+                images.append(decode(path, self.image_size, self.channels, numbers))
+            except _UNDECODABLE as error:
+                self.faults.report({path: f"cannot be decoded: {error}"})
+            else:
+                targets.append(int(self.listing.targets[index]))
+        if not images:
+            raise DataError(
+                f"no image of a batch can be decoded, the first of them {self.listing.paths[indices[0]]}",
+                "mend or remove the files, or choose a larger train.batch_size",
+            )
+        return Batch(torch.stack(images), torch.tensor(targets, dtype=torch.int64), len(targets))
+
+
+_DRAWS = 41  # a flip, and four for each of the ten tries of a random crop
+
+
+def decode(path: str, image_size: int, channels: Channels, draws: Sequence[float] | None) -> Tensor:
+    """Read an image file as a square.
+
+    Args:
+        path: The file.
+        image_size: Side of the square in pixels.
+        channels: 3 for RGB, 1 for grey.
+        draws: Numbers in [0, 1) that decide on the crop and on mirroring; None cuts out the centre.
+
+    Returns:
+        uint8 ``[channels, image_size, image_size]``.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            picture = file.convert("RGB" if channels == 3 else "L")
+    except Image.DecompressionBombError as error:
+        raise OSError(str(error)) from error
+    box = centre_box(*picture.size) if draws is None else random_box(*picture.size, draws[1:])
+    # Resampling inside PIL averages over the area that shrinks into a pixel.
+    picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)
+    if draws is not None and draws[0] < 0.5:
+        picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+    return values.view(image_size, image_size, channels).permute(2, 0, 1).contiguous()

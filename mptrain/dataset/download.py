@@ -1,0 +1,38 @@
+"""What users are told when data is not where it was looked for, or cannot be fetched."""
+
+from __future__ import annotations
+
+import contextlib
+from http.client import HTTPException
+from pickle import UnpicklingError
+from tarfile import TarError
+from typing import TYPE_CHECKING
+
+from mptrain.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NO_DOWNLOAD = "dataset=digits needs no download"
+
+_FAILURES = (OSError, RuntimeError, EOFError, HTTPException, TarError, UnpicklingError)
+
+
+def missing(what: str, where: str, other_way: str = "") -> DataError:
+    """The error for data that is not there and was not to be fetched."""
+    ways = "set dataset.download=true, or dataset.root=FOLDER to where it is"
+    ways += f", {other_way}" if other_way else ""
+    return DataError(f"{what} not found: looked in {where}", f"{ways}; {NO_DOWNLOAD}")
+
+
+@contextlib.contextmanager
+def fetching(what: str, root: Path) -> Iterator[None]:
+    """Turns whatever a download fails with (no network, no space, a wrong checksum) into a `DataError`."""
+    try:
+        yield
+    except _FAILURES as error:
+        raise DataError(
+            f"{what} cannot be had: looked in {root}, then {type(error).__name__}: {error}",
+            f"copy it there from elsewhere, or set dataset.root=FOLDER to where it is; {NO_DOWNLOAD}",
+        ) from error

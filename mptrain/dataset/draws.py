@@ -1,0 +1,72 @@
+"""Random numbers as pure functions of what they are for; the process's generators stay untouched.
+
+The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, *Fast splittable pseudorandom
+number generators*, OOPSLA 2014): a bijection of 64-bit words whose outputs for 0, 1, 2, ... times an odd
+constant pass the usual batteries. It is evaluated in wrapping int64 arithmetic, so whole batches are drawn at
+once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+_GAMMA = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MASK = (1 << 64) - 1
+
+
+def mix(*words: int) -> int:
+    """An unsigned 64-bit word that depends on every bit of the given integers and on their order."""
+    state = 0
+    for word in words:
+        state = (state ^ (word & _MASK)) + _GAMMA & _MASK
+        state = (state ^ (state >> 30)) * _MULTIPLIERS[0] & _MASK
+        state = (state ^ (state >> 27)) * _MULTIPLIERS[1] & _MASK
+        state ^= state >> 31
+    return state
+
+
+def permutation(count: int, *words: int) -> Tensor:
+    """A permutation of ``0 .. count-1`` (int64) that depends on the given integers alone."""
+    generator = torch.Generator().manual_seed(mix(*words) >> 1)
+    return torch.randperm(count, generator=generator)
+
+
+def uniforms(seed: int, epoch: int, indices: Sequence[int] | Tensor, count: int) -> Tensor:
+    """Numbers uniform in [0, 1) for each sample, from ``(seed, epoch, index)`` alone.
+
+    Args:
+        seed: The run's seed.
+        epoch: Completed passes over the training data.
+        indices: Sample indices, N of them.
+        count: Numbers per sample.
+
+    Returns:
+        float64 ``[N, count]``. Asking for more numbers does not change the first ones.
+    """
+    samples = torch.as_tensor(indices, dtype=torch.int64)[:, None]
+    state = _mixed(samples + _signed(mix(seed, epoch)))
+    state = _mixed(state + torch.arange(1, count + 1)[None, :] * _signed(_GAMMA))
+    return _shifted(state, 11).double() * 2.0**-53
+
+
+def _mixed(state: Tensor) -> Tensor:
+    state = (state ^ _shifted(state, 30)) * _signed(_MULTIPLIERS[0])
+    state = (state ^ _shifted(state, 27)) * _signed(_MULTIPLIERS[1])
+    return state ^ _shifted(state, 31)
+
+
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    """A logical right shift; torch's own copies the sign."""
+    return (state >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word

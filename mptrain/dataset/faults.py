@@ -1,0 +1,40 @@
+"""What happens to samples that cannot be used: stop and name them, or leave them out and count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mptrain.errors import DataError
+
+OnError = Literal["stop", "skip"]
+
+
+@dataclass
+class Faults:
+    """The unusable samples of one split.
+
+    Attributes:
+        on_error: ``stop`` raises at the first; ``skip`` goes on without the sample.
+        found: The samples left out so far: file or index, and what was wrong with it. Each sample once.
+    """
+
+    on_error: OnError = "stop"
+    found: dict[str, str] = field(default_factory=dict)
+
+    def report(self, problems: dict[str, str]) -> None:
+        """Take note of unusable samples.
+
+        Args:
+            problems: File or index of each, and what is wrong with it; may be empty.
+
+        Raises:
+            DataError: There are any and ``on_error`` is ``stop``.
+        """
+        if not problems:
+            return
+        if self.on_error == "stop":
+            name, reason = next(iter(problems.items()))
+            more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
+            raise DataError(f"{name}: {reason}{more}", "mend or remove it, or set dataset.on_error=skip")
+        self.found.update(problems)

@@ -1,0 +1,133 @@
+"""The data set that all image sources build: splits, names, and the way to the network's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from mptrain.dataset.memory import MemorySplit
+from mptrain.dataset.partition import hold_out
+from mptrain.dataset.preparation import Preparation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from mptrain.dataset.augment import Augmentation
+    from mptrain.dataset.batch import Batch
+    from mptrain.dataset.faults import OnError
+    from mptrain.dataset.source import Split
+
+Channels = Literal[1, 3]
+
+
+@dataclass
+class ImageDataset:
+    """Labelled images; meets `mptrain.dataset.source.Dataset`.
+
+    Attributes:
+        name: As in the configuration.
+        class_names: One for each class index.
+        preparation: From stored images to the network's input.
+        augment: Whether training samples are varied at random.
+        workers: Worker processes that fetch from splits that are not in memory.
+        train: Training samples.
+        val: Validation samples, or None.
+        test: Test samples, or None.
+        channels: Channels of the network's input.
+        image_size: Side of the network's square input in pixels.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    preparation: Preparation
+    augment: bool
+    workers: int
+    train: Split
+    val: Split | None
+    test: Split | None
+    channels: int = field(init=False)
+    image_size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.channels = self.preparation.channels
+        self.image_size = self.preparation.image_size
+
+    def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
+        """Bring a host batch to the device, normalised, resized and with the channels the network takes."""
+        return self.preparation.apply(batch, device, memory_format)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a reader found: images uint8 ``[N, C, H, W]`` and class indices int64 ``[N]``, training and test.
+
+    Attributes:
+        name: As in the configuration.
+        class_names: One for each class index.
+        train: Images and labels to train on and to hold validation samples out from.
+        test: Images and labels to test on.
+        mean: Of each channel over the training images, as a fraction of 255.
+        std: Standard deviation, likewise.
+        augmentation: How training images are varied where that is asked for.
+    """
+
+    name: str
+    class_names: tuple[str, ...]
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augmentation: Augmentation
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user chooses about any image data set held in memory; the YAML files explain each."""
+
+    image_size: int | None
+    channels: Channels | None
+    augment: bool
+    val_samples: int
+    train_samples: int | None
+    workers: int
+    on_error: OnError
+
+
+def in_memory(stored: Stored, choices: Choices) -> ImageDataset:
+    """Divide what was read into splits and apply the user's choices.
+
+    Raises:
+        DataError: A sample is unusable and ``choices.on_error`` is ``stop``.
+        ConfigError: More samples are asked for than there are.
+    """
+    images, targets = stored.train
+    # Faults are looked for before dividing, so that a bad sample keeps the index it has in the file.
+    pool = MemorySplit(
+        f"{stored.name} train", images, targets, classes=len(stored.class_names), on_error=choices.on_error
+    )
+    trained, held = hold_out(pool.targets, choices.val_samples, choices.train_samples)
+    classes = len(stored.class_names)
+    train = MemorySplit(
+        f"{stored.name} train",
+        pool.images[trained],
+        pool.targets[trained],
+        classes=classes,
+        augmentation=stored.augmentation if choices.augment else None,
+    )
+    train.faults = pool.faults
+    val = (
+        MemorySplit(f"{stored.name} val", pool.images[held], pool.targets[held], classes=classes)
+        if len(held)
+        else None
+    )
+    test = MemorySplit(f"{stored.name} test", *stored.test, classes=classes, on_error=choices.on_error)
+    preparation = Preparation(
+        mean=stored.mean,
+        std=stored.std,
+        image_size=choices.image_size or images.shape[-1],
+        channels=choices.channels or images.shape[1],
+    )
+    return ImageDataset(
+        stored.name, stored.class_names, preparation, choices.augment, choices.workers, train, val, test
+    )

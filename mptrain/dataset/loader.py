@@ -1,0 +1,169 @@
+"""Batches in an order that depends on (seed, epoch) alone, from any position on.
+
+The position is the number of batches handed out; what worker processes have fetched ahead does not count.
+Must not draw from, or seed, the process's random number generators.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.dataset.batch import Batch
+from mptrain.dataset.draws import permutation
+from mptrain.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.utils.data import DataLoader
+
+    from mptrain.dataset.source import Split
+
+_Key = tuple[int, list[int]]
+_Fetched = tuple[Batch | None, dict[str, str], DataError | None]
+
+
+class Loader:
+    """Hands out a split batch by batch. One iteration at a time.
+
+    Args:
+        split: Where the samples come from.
+        batch_size: Samples of a batch; the last one of an epoch may be shorter.
+        seed: The run's seed.
+        shuffle: A new order for each epoch, drawn from (seed, epoch). False keeps the split's order.
+        workers: Processes that fetch ahead, at most as many as this process may use cores. None are started
+            for a split in memory.
+        pin: Put the batches into page-locked memory, for copies to a CUDA device.
+
+    Attributes:
+        steps_per_epoch: Batches of one epoch, the last short one included.
+    """
+
+    def __init__(
+        self, split: Split, batch_size: int, seed: int, *, shuffle: bool, workers: int = 0, pin: bool = False
+    ) -> None:
+        self.split = split
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.workers = 0 if split.in_memory else min(workers, len(os.sched_getaffinity(0)))
+        self.pin = pin
+        self.steps_per_epoch = -(-len(split) // batch_size)
+        self._plan = _Plan()
+        self._processes: DataLoader[_Fetched] | None = None
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from number ``start`` on; the ones before are not read.
+
+        Raises:
+            DataError: A sample cannot be used (see `Split.fetch`).
+        """
+        order = (
+            permutation(len(self.split), self.seed, epoch) if self.shuffle else torch.arange(len(self.split))
+        )
+        indices = [chunk.tolist() for chunk in torch.split(order, self.batch_size)[start:]]
+        if self.workers == 0:
+            for chunk in indices:
+                fetched = self.split.fetch(chunk, epoch, self.seed)
+                yield fetched.pin_memory() if self.pin else fetched
+            return
+        self._plan.keys = [(epoch, chunk) for chunk in indices]
+        for batch, problems, error in self._fetched():
+            self.split.faults.found.update(problems)
+            if error is not None:
+                raise error
+            if batch is not None:
+                yield batch
+
+    def close(self) -> None:
+        """Let go of the worker processes, which end with the last iteration over them."""
+        self._processes = None
+
+    def _fetched(self) -> Iterator[_Fetched]:
+        """What the worker processes fetch, in the planned order. They outlive the epoch."""
+        if self._processes is None:
+            self._processes = self._start()
+        with warnings.catch_warnings():
+            # Python 3.12 and later warn of a fork beside torch's threads; the workers touch neither those nor
+            # a device.
+            warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+            return iter(self._processes)
+
+    def _start(self) -> DataLoader[_Fetched]:
+        from torch.utils.data import DataLoader
+
+        return DataLoader(
+            _Fetcher(self.split, self.seed),  # type: ignore[arg-type]
+            batch_size=None,  # a key stands for a whole batch
+            sampler=self._plan,
+            num_workers=self.workers,
+            persistent_workers=True,
+            pin_memory=self.pin,
+            collate_fn=_as_is,  # type: ignore[arg-type]
+            worker_init_fn=_leave_signals_to_the_parent,
+            generator=torch.Generator(),  # without one of its own it would draw from the process's
+        )
+
+
+class _Plan:
+    """The keys of the batches still to be fetched; torch's loader iterates over it anew in each epoch."""
+
+    def __init__(self) -> None:
+        self.keys: list[_Key] = []
+
+    def __iter__(self) -> Iterator[_Key]:
+        return iter(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class _Fetcher:
+    """Runs in the worker processes: turns a key into a batch and what was learned about unusable samples."""
+
+    def __init__(self, split: Split, seed: int) -> None:
+        self.split = split
+        self.seed = seed
+
+    def __getitem__(self, key: _Key) -> _Fetched:
+        epoch, indices = key
+        known = set(self.split.faults.found)
+        try:
+            batch = self.split.fetch(indices, epoch, self.seed)
+        except (
+            DataError
+        ) as error:  # torch would re-raise it with a traceback for a message and without its hint
+            return None, self._news(known), error
+        return batch, self._news(known), None
+
+    def _news(self, known: set[str]) -> dict[str, str]:
+        return {name: reason for name, reason in self.split.faults.found.items() if name not in known}
+
+
+def _as_is(fetched: _Fetched) -> _Fetched:
+    return fetched
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Signals reach the whole process group, but the run wants to finish its step before it ends.
+
+    Only a SIGTERM from the parent itself ends the worker: so `multiprocessing` does it at the very end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGTERM}
+    )  # for the threads to come too, so that one can wait
+    threading.Thread(target=_leave_when_the_parent_says, daemon=True).start()
+
+
+def _leave_when_the_parent_says() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -1,0 +1,1 @@
+"""Runs training: the step, the loop, evaluation, checkpoints. Knows neither Hydra nor the terminal."""

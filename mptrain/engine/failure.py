@@ -1,0 +1,124 @@
+"""What is kept of a run that cannot go on, and what can be said about why.
+
+Called once, at the end, so it may wait for the device.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.diagnostics.overflow import offenders
+from mptrain.engine.snapshot import random_state
+from mptrain.runlog.storage import storing, write_atomically
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.engine.job import Parts
+    from mptrain.engine.learner import Learner
+    from mptrain.records import StepRecord
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the last refused step looked like.
+
+    Attributes:
+        learner: Whose step it was.
+        step: Attempts so far.
+        loss_scale: The scale in force.
+        refused: Overflowed steps in a row.
+        cause: ``input`` (the batch holds inf or NaN), ``weights`` (a parameter or buffer does), ``forward`` (all of
+            those are finite, the loss is not), ``backward`` (the loss is finite, gradients are not).
+        tensors: The first non-finite tensors: inputs, weights, or gradients by parameter name, with their kind.
+        count: How many there are.
+        advice: What to try.
+    """
+
+    learner: str
+    step: int
+    loss_scale: float
+    refused: int
+    cause: str
+    tensors: tuple[tuple[str, str], ...]
+    count: int
+    advice: str
+
+    def in_words(self) -> str:
+        """One sentence for the person at the terminal."""
+        named = ", ".join(f"{name} ({kind})" for name, kind in self.tensors[:3]) or "no tensor"
+        more = f" and {self.count - 3} more" if self.count > 3 else ""
+        return (
+            f"{self.refused} steps in a row overflowed, the last at step {self.step} with loss scale "
+            f"{self.loss_scale:g}; first non-finite, {self.cause}: {named}{more}"
+        )
+
+
+_ADVICE = {
+    "input": "the data holds inf or NaN: clean it, or set dataset.on_error=skip",
+    "weights": "the weights themselves are not finite: resume from an earlier checkpoint, with scaler.on_overflow=skip",
+    "forward": "the loss is not finite though inputs and weights are: lower optimizer.lr, name the module in "
+    "precision.keep_fp32, or use precision=bf16",
+    "backward": "only gradients overflow: lower the scale (scaler.min_scale or scaler.scale), name the module in "
+    "precision.keep_fp32, or use precision=bf16",
+}
+
+
+def diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, batch: Batch) -> Diagnosis:
+    """Look at the tensors of the last step, whose gradients are still there.
+
+    Args:
+        parts: The run.
+        learner: The one that only overflows.
+        last: Its newest record.
+        refused: Overflowed steps in a row.
+        batch: The prepared batch of that step.
+    """
+    state = {f"parameter {name}": value for name, value in parts.full_precision().items()}
+    state |= {f"buffer {name}": value for name, value in parts.model.named_buffers() if value.is_floating_point()}
+    gradients = learner.judge().norms.tolist()
+    found = {
+        "input": _non_finite({"inputs": batch.inputs}),
+        "weights": _non_finite(state),
+        "gradients": offenders(learner.weights.names, gradients),
+    }
+    if found["input"][0]:
+        cause, (count, tensors) = "input", found["input"]
+    elif found["weights"][0]:
+        cause, (count, tensors) = "weights", found["weights"]
+    else:
+        cause = "backward" if last.loss - last.loss == 0 else "forward"
+        count, tensors = found["gradients"]
+    return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, _ADVICE[cause])
+
+
+def is_sound(parts: Parts) -> bool:
+    """Whether all weights and buffers are finite, so that the state is worth saving."""
+    tensors = {**parts.full_precision(), **dict(parts.model.named_buffers())}
+    return _non_finite({name: value for name, value in tensors.items() if value.is_floating_point()})[0] == 0
+
+
+def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, parts: Parts) -> None:
+    """Write ``diagnosis.json`` and ``step.pt`` (the batch and the random state; loadable with ``weights_only=True``)."""
+    with storing(folder):
+        folder.mkdir(exist_ok=True)
+        saved = {
+            "step": diagnosis.step,
+            "inputs": batch.inputs.cpu(),
+            "targets": batch.targets.cpu(),
+            "random": random_state(parts.device),
+        }
+        torch.save(saved, folder / "step.pt")
+    write_atomically(folder / "diagnosis.json", json.dumps(asdict(diagnosis), indent=2) + "\n")
+
+
+def _non_finite(tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[tuple[str, str], ...]]:
+    names = list(tensors)
+    if not names:
+        return 0, ()
+    return offenders(names, [float(tensors[name].double().norm()) for name in names])

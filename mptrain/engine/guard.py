@@ -1,0 +1,63 @@
+"""Puts module buffers back when a step is refused.
+
+A forward pass with one inf input leaves BatchNorm's running variance NaN for ever, although the step that followed was
+skipped. So the buffers of every module are part of what a refused step must not change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class BufferGuard:
+    """Snapshots all buffers of a model before a step and restores them on the device if it is refused.
+
+    The buffers become views of one flat tensor per dtype, so that both are single kernels however many there are.
+    Build it after the model has its final device and dtypes.
+
+    Attributes:
+        count: How many buffers are guarded.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        places: dict[int, list[tuple[nn.Module, str]]] = {}
+        tensors: dict[int, Tensor] = {}
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    places.setdefault(id(buffer), []).append((module, name))
+                    tensors[id(buffer)] = buffer
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for key, buffer in tensors.items():
+            by_dtype.setdefault(buffer.dtype, []).append(key)
+        self.count = len(tensors)
+        self._flat: list[tuple[Tensor, Tensor]] = []
+        for keys in by_dtype.values():
+            flat = torch.cat([tensors[key].detach().reshape(-1) for key in keys])
+            offset = 0
+            for key in keys:
+                view = flat[offset : offset + tensors[key].numel()].view(tensors[key].shape)
+                offset += tensors[key].numel()
+                for module, name in places[key]:
+                    module._buffers[name] = view
+            self._flat.append((flat, flat.clone()))
+
+    def snapshot(self) -> None:
+        """Remember all buffers."""
+        for flat, saved in self._flat:
+            saved.copy_(flat)
+
+    def restore(self, skip: Tensor) -> None:
+        """Put all buffers back where a step was refused.
+
+        Args:
+            skip: float32, shape (1,): 1 where the step was refused, else 0.
+        """
+        refused = skip == 1
+        for flat, saved in self._flat:
+            torch.where(refused, saved, flat, out=flat)

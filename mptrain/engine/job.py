@@ -1,0 +1,131 @@
+"""A run as it was built, before and while it trains: its parts, its options, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mptrain.precision.apply import input_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.dataset.loader import Loader
+    from mptrain.dataset.source import Dataset
+    from mptrain.engine.learner import Learner, Plan
+    from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
+    from mptrain.precision.policy import Policy
+    from mptrain.task.base import Task
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of.
+
+    Attributes:
+        model: On its device, in its dtypes.
+        kept: Its modules that stay in FP32, by name.
+        task: Losses and metrics.
+        dataset: Where samples come from.
+        policy: Which dtype everything has.
+        device: Where it trains.
+        learners: One for each objective of the task.
+        plan: What holds for every step.
+        memory_format: Of images.
+        loaders: ``train``, and ``val`` and ``test`` where the data set has them.
+    """
+
+    model: nn.Module
+    kept: dict[str, nn.Module]
+    task: Task
+    dataset: Dataset
+    policy: Policy
+    device: torch.device
+    learners: tuple[Learner, ...]
+    plan: Plan
+    memory_format: torch.memory_format
+    loaders: dict[str, Loader]
+
+    def prepare(self, batch: Batch) -> Batch:
+        """A host batch, on the device and in the dtype the model takes."""
+        return _cast_inputs(self.prepare_float32(batch), input_dtype(self.policy))
+
+    def prepare_float32(self, batch: Batch) -> Batch:
+        """A host batch, on the device, in FP32."""
+        return self.dataset.prepare(batch, self.device, self.memory_format)
+
+    def full_precision(self) -> dict[str, Tensor]:
+        """The best copy of each trained parameter by name."""
+        return {name: value for learner in self.learners for name, value in learner.weights.full_precision().items()}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user chose about the run itself.
+
+    Attributes:
+        train: How long, how many samples an update, when to give up.
+        checkpoint: When to save.
+        log: How often to look.
+        seed: Of dropout and data order.
+    """
+
+    train: TrainOptions
+    checkpoint: CheckpointOptions
+    log: LogOptions
+    seed: int
+
+
+@dataclass
+class Progress:
+    """How far a run has come; saved with every checkpoint.
+
+    Attributes:
+        step: Attempted steps.
+        epoch: Completed epochs, their evaluation included.
+        batch: Batches of the current epoch that were consumed; equal to the epoch's length while it is evaluated.
+        best: Best validation metric so far; None before the first evaluation.
+        last: Metrics of the last evaluation by split.
+        evaluated_at: Attempted steps at the last validation; -1 before the first.
+        epoch_loss: Sum of the finite losses of the current epoch's steps, and how many there were.
+        epoch_skipped: Refused updates of the current epoch.
+        epoch_seconds: Wall time spent in training steps of the current epoch, over all attempts.
+        epoch_samples: Training samples of the current epoch.
+        scale_path: First, smallest, largest and newest loss scale, of the first learner; empty before any step.
+        seconds: Wall time spent in training steps, over all attempts.
+        samples: Training samples consumed, over all attempts.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    best: float | None = None
+    last: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluated_at: int = -1
+    epoch_loss: tuple[float, int] = (0.0, 0)
+    epoch_skipped: int = 0
+    epoch_seconds: float = 0.0
+    epoch_samples: int = 0
+    scale_path: tuple[float, ...] = ()
+    seconds: float = 0.0
+    samples: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All fields, plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, saved: Mapping[str, Any]) -> Progress:
+        """The progress that `state_dict` described."""
+        return cls(**saved)
+
+
+def _cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:
+    if batch.inputs.is_floating_point() and batch.inputs.dtype != dtype:
+        return replace(batch, inputs=batch.inputs.to(dtype))
+    return batch

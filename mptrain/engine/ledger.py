@@ -1,0 +1,146 @@
+"""The host's side of the records: turns what the device wrote into step, overflow and scale records.
+
+It knows which step each row belongs to, counts what was applied, and notices when a run only overflows.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from mptrain.diagnostics.overflow import OverflowHistory, offenders
+from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mptrain.engine.learner import Learner
+    from mptrain.engine.options import LogOptions
+    from mptrain.engine.ring import Ring, Row
+    from mptrain.runlog.sink import Sink
+
+
+class Account:
+    """What is known of one learner's steps.
+
+    Attributes:
+        updates: Updates applied in the rows read so far.
+        history: For the phases of overflows.
+        refused: Refused steps so far.
+        last: The newest step record.
+    """
+
+    def __init__(self, learner: Learner, ring: Ring, buffers: int) -> None:
+        self.name = learner.name
+        self.ring = ring
+        self.updates = 0
+        self.refused = 0
+        self.history = OverflowHistory()
+        self.last: StepRecord | None = None
+        self._refuses = learner.scaler.on_overflow == "skip"
+        self._parameters = learner.weights.names
+        self._buffers = buffers
+
+    def digest(self, step: int, epoch: int, row: Row, sink: Sink) -> None:
+        """Write the records of one row."""
+        skipped = row.overflow and self._refuses
+        self.updates += not skipped
+        self.refused += skipped
+        self.last = StepRecord(
+            learner=self.name,
+            step=step,
+            updates=self.updates,
+            epoch=epoch,
+            loss=row.loss,
+            loss_scale=row.loss_scale,
+            overflow=row.overflow,
+            skipped=skipped,
+            grad_norm=row.grad_norm,
+            lr=row.lr,
+        )
+        sink.take(self.last)
+        phase = self.history.observe(overflow=row.overflow, scale=row.loss_scale, next_scale=row.next_scale)
+        if phase is not None:
+            count, tensors = offenders(self._parameters, row.norms)
+            sink.take(
+                OverflowRecord(
+                    learner=self.name,
+                    step=step,
+                    loss_scale=row.loss_scale,
+                    phase=phase,
+                    loss=nonfinite_kind(row.loss) or "finite",
+                    tensors=tensors,
+                    count=count,
+                    skipped=skipped,
+                    restored=self._buffers if skipped else 0,
+                )
+            )
+        if row.next_scale != row.loss_scale:
+            why = "overflow" if row.overflow else "growth"
+            sink.take(ScaleRecord(self.name, step, row.loss_scale, row.next_scale, why))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"updates": self.updates, "refused": self.refused, "history": self.history.state_dict()}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.updates = saved["updates"]
+        self.refused = saved["refused"]
+        self.history = OverflowHistory.from_state(saved["history"])
+
+
+class Ledger:
+    """Reads the rings of all learners now and then, in step order.
+
+    Args:
+        accounts: One for each learner, in the order in which they are stepped.
+        sink: Takes the records.
+        options: How often to read.
+    """
+
+    def __init__(self, accounts: list[Account], sink: Sink, options: LogOptions) -> None:
+        self.accounts = accounts
+        self._sink = sink
+        self._options = options
+        self._pending: list[tuple[int, int]] = []
+        self._looked = time.monotonic()
+
+    def note(self, step: int, epoch: int) -> None:
+        """Say which step and epoch the rows just recorded belong to; read the rings when it is time."""
+        self._pending.append((step, epoch))
+        now = time.monotonic()
+        if len(self._pending) >= self._options.ring or now - self._looked >= self._options.seconds:
+            self._looked = now
+            for account in self.accounts:
+                account.ring.send()
+        if self.accounts[0].ring.arrived:
+            self._digest(wait=False)
+
+    def flush(self) -> None:
+        """Wait for the device and write every record there is."""
+        self._digest(wait=True)
+
+    def hopeless(self, patience: int) -> Account | None:
+        """A learner whose last ``patience`` steps all overflowed, or None.
+
+        While the unread rows cannot complete such a row of steps, nothing is waited for; so a healthy run never waits
+        as long as patience exceeds what the rings hold.
+        """
+        for account in self.accounts:
+            if account.history.consecutive + account.ring.unread >= patience:
+                self.flush()
+                if account.history.consecutive >= patience:
+                    return account
+        return None
+
+    def _digest(self, *, wait: bool) -> None:
+        rows = [account.ring.take(wait=wait) for account in self.accounts]
+        # A step that an exception cut short has rows, but was never noted.
+        count = min(len(self._pending), *(len(taken) for taken in rows))
+        for account, taken in zip(self.accounts, rows, strict=True):
+            account.ring.give_back(taken[count:])
+        for (step, epoch), *row in zip(self._pending[:count], *(taken[:count] for taken in rows), strict=True):
+            for account, one in zip(self.accounts, row, strict=True):
+                account.digest(step, epoch, one, self._sink)
+        del self._pending[:count]

@@ -1,0 +1,346 @@
+"""The training loop: epochs, evaluations, checkpoints, and an orderly end whatever happens.
+
+It reads top to bottom. What one step does is in `mptrain.engine.step`; what is written where, in `mptrain.runlog`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mptrain.engine.evaluate import evaluate
+from mptrain.engine.failure import diagnose, is_sound, keep_failure
+from mptrain.engine.interrupt import Interrupts
+from mptrain.engine.job import Progress
+from mptrain.engine.ledger import Account, Ledger
+from mptrain.engine.memory import memory_now, memory_peak
+from mptrain.engine.ring import Ring
+from mptrain.engine.snapshot import restore_snapshot, take_snapshot
+from mptrain.engine.step import train_step
+from mptrain.engine.tally import Stopwatch, Tally
+from mptrain.errors import NumericsError, Preempted
+from mptrain.precision.check import ProductCensus, check_step
+from mptrain.records import EpochRecord, EventRecord, ProgressRecord
+from mptrain.runlog.sink import Fanout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.engine.job import Options, Parts
+    from mptrain.engine.learner import Plan
+    from mptrain.runlog.checkpoints import CheckpointStore
+    from mptrain.runlog.layout import RunPaths
+    from mptrain.runlog.sink import Sink
+    from mptrain.runlog.writer import RecordWriter
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a run keeps what must survive it.
+
+    Attributes:
+        paths: The run directory.
+        writer: Takes the records.
+        store: Takes the checkpoints.
+        config_digest: Which configuration they belong to.
+    """
+
+    paths: RunPaths
+    writer: RecordWriter
+    store: CheckpointStore
+    config_digest: str
+
+
+class Loop:
+    """Trains a run to its end, from wherever it stands.
+
+    Args:
+        parts: What the run is made of.
+        options: What the user chose about it.
+        storage: Where it keeps records and checkpoints.
+        displays: Further sinks, which only show.
+    """
+
+    def __init__(self, parts: Parts, options: Options, storage: Storage, displays: Sequence[Sink] = ()) -> None:
+        self.parts = parts
+        self.options = options
+        self.storage = storage
+        self.progress = Progress()
+        self.interrupts = Interrupts()
+        self._tally = Tally(self.progress, parts.learners[0].name)
+        self._sink = Fanout((storage.writer, self._tally, *displays))
+        self._rings = tuple(
+            Ring(options.log.ring, len(learner.weights.names), parts.device) for learner in parts.learners
+        )
+        accounts = [
+            Account(learner, ring, parts.plan.guard.count)
+            for learner, ring in zip(parts.learners, self._rings, strict=True)
+        ]
+        self._ledger = Ledger(accounts, self._sink, options.log)
+        self._watch = Stopwatch()
+        self._checked = False
+
+    @property
+    def planned(self) -> int:
+        """How many steps will be attempted."""
+        steps = self.options.train.epochs * self.steps_per_epoch
+        return min(steps, self.options.train.max_steps or steps)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of one epoch."""
+        return self.parts.loaders["train"].steps_per_epoch
+
+    def restore(self, state: Mapping[str, Any], *, forgive: bool) -> list[str]:
+        """Go back to where a checkpoint was taken.
+
+        Args:
+            state: The checkpoint's state.
+            forgive: Count refused steps in a row anew; for a run that was stopped by them and is tried again.
+
+        Returns:
+            What could not be restored, as sentences.
+        """
+        self.progress, notes = restore_snapshot(self.parts, self._ledger, state)
+        self._tally.progress = self.progress
+        if forgive:
+            for account in self._ledger.accounts:
+                account.history.consecutive = 0
+        return notes
+
+    def run(self) -> dict[str, Any]:
+        """Train, evaluate, save.
+
+        Returns:
+            The numbers of the summary.
+
+        Raises:
+            NumericsError: Every one of the last ``train.patience`` steps of a learner overflowed.
+            Preempted: A signal asked for the end; the run is saved.
+            DataError: A sample cannot be used.
+            StorageError: The disk refuses.
+        """
+        with self.interrupts:
+            try:
+                self._train_and_evaluate()
+                self._evaluate_test()
+            except BaseException:
+                self._ledger.flush()  # what was recorded on the device is on record whatever ended the run
+                raise
+        return self._summary()
+
+    def _train_and_evaluate(self) -> None:
+        progress = self.progress
+        while progress.step < self.planned or progress.evaluated_at != progress.step:
+            self._train_epoch()
+            self._evaluate_epoch()
+            every = self.options.checkpoint.every_epochs
+            if progress.step >= self.planned or (every is not None and progress.epoch % every == 0):
+                self._save(metric=self._validation_metric())
+
+    def _train_epoch(self) -> None:
+        """Train on what is left of the current epoch."""
+        progress, options = self.progress, self.options
+        if progress.batch >= self.steps_per_epoch or progress.step >= self.planned:
+            return
+        self.parts.model.train()
+        self._watch.restart()
+        batches = self.parts.loaders["train"].batches(progress.epoch, start=progress.batch)
+        while progress.batch < self.steps_per_epoch and progress.step < self.planned:
+            started = time.perf_counter()
+            batch = next(batches, None)
+            if batch is None:  # unusable samples were left out, and with them the last batches
+                progress.batch = self.steps_per_epoch
+                break
+            waited = time.perf_counter() - started
+            self._attempt(batch)
+            self._clock(batch.terms, waited, time.perf_counter() - started)
+            self._obey_signals()
+            every = options.checkpoint.every_steps
+            if every is not None and progress.step % every == 0 and progress.step < self.planned:
+                self._save(metric=None)
+
+    def _attempt(self, host_batch: Batch) -> None:
+        """One step of every learner on one batch."""
+        progress = self.progress
+        batch = self.parts.prepare(host_batch)
+        if self._checked:
+            self._step_all(batch, self.parts.plan)
+        else:
+            census = ProductCensus()
+            self._step_all(batch, replace(self.parts.plan, products=census.inside(self.parts.plan.products)))
+            check_step(self.parts.policy, self.parts.model, self.parts.kept, census)
+            self._checked = True
+        progress.step += 1
+        progress.batch += 1
+        self._ledger.note(progress.step, progress.epoch)
+        account = self._ledger.hopeless(self.options.train.patience)
+        if account is not None:
+            self._give_up(account, batch)
+
+    def _step_all(self, batch: Batch, plan: Plan) -> None:
+        for learner, ring in zip(self.parts.learners, self._rings, strict=True):
+            train_step(learner, self.parts.model, batch, plan, ring)
+
+    def _evaluate_epoch(self) -> None:
+        """Validate, write the epoch's row and begin the next one."""
+        progress = self.progress
+        self._ledger.flush()
+        metrics: dict[str, float] = {}
+        completed = progress.epoch + (progress.batch >= self.steps_per_epoch)
+        if "val" in self.parts.loaders:
+            metrics = self._evaluate("val", completed)
+        account = self._ledger.accounts[0]
+        total, count = progress.epoch_loss
+        self._sink.take(
+            EpochRecord(
+                epoch=progress.epoch + 1,
+                step=progress.step,
+                updates=account.updates,
+                skipped=progress.epoch_skipped,
+                train_loss=total / count if count else math.nan,
+                loss_scale=account.last.loss_scale if account.last else math.nan,
+                lr=account.last.lr if account.last else math.nan,
+                val=metrics,
+                seconds=round(progress.epoch_seconds, 3),
+                samples_per_second=round(progress.epoch_samples / max(progress.epoch_seconds, 1e-9), 1),
+            )
+        )
+        progress.evaluated_at = progress.step
+        if progress.batch >= self.steps_per_epoch:
+            progress.epoch, progress.batch = completed, 0
+            progress.epoch_loss, progress.epoch_skipped = (0.0, 0), 0
+            progress.epoch_seconds, progress.epoch_samples = 0.0, 0
+
+    def _evaluate(self, split: str, epoch: int) -> dict[str, float]:
+        self._show("evaluating")
+        loader = self.parts.loaders[split]
+        outcome = evaluate(
+            self.parts, loader, split, self.progress.step, epoch, stop=lambda: self.interrupts.received is not None
+        )
+        if outcome is None:
+            self._obey_signals()
+        assert outcome is not None
+        self._sink.take(outcome)
+        self.progress.last[split] = outcome.metrics
+        if split == "val":
+            value, best, sign = outcome.metrics[self.parts.task.metric], self.progress.best, self._sign
+            if not math.isnan(value) and (best is None or sign * value > sign * best):
+                self.progress.best = value
+        return outcome.metrics
+
+    def _evaluate_test(self) -> None:
+        if "test" in self.parts.loaders:
+            self._evaluate("test", self.progress.epoch)
+
+    @property
+    def _sign(self) -> float:
+        return 1.0 if self.parts.task.higher_is_better else -1.0
+
+    def _validation_metric(self) -> float | None:
+        """The metric of exactly the present weights, if they were validated."""
+        if self.progress.evaluated_at != self.progress.step or "val" not in self.progress.last:
+            return None
+        return self.progress.last["val"][self.parts.task.metric]
+
+    def _save(self, metric: float | None) -> None:
+        self._show("saving")
+        self._ledger.flush()
+        self._sink.take(EventRecord("checkpoint", self.progress.step, {"metric": metric}))
+        lengths = self.storage.writer.sync()
+        self.storage.store.save(
+            take_snapshot(self.parts, self._ledger, self.progress),
+            step=self.progress.step,
+            records=lengths,
+            metric=metric,
+            config_digest=self.storage.config_digest,
+        )
+
+    def _obey_signals(self) -> None:
+        """End in order if a signal asked for it: save, then say how to go on."""
+        name = self.interrupts.received
+        if name is None:
+            return
+        self._ledger.flush()
+        self._sink.take(EventRecord("signal", self.progress.step, {"signal": name}))
+        self._save(metric=None)
+        raise Preempted(
+            f"{name}: stopped and saved after step {self.progress.step} of {self.planned}",
+            f"continue with: mptrain resume {self.storage.paths.root}",
+            self.interrupts.exit_code,
+        )
+
+    def _give_up(self, account: Account, batch: Batch) -> None:
+        """End a run that only overflows: keep what explains it, and the weights if they are sound."""
+        learner = next(learner for learner in self.parts.learners if learner.name == account.name)
+        assert account.last is not None
+        diagnosis = diagnose(self.parts, learner, account.last, account.history.consecutive, batch)
+        keep_failure(self.storage.paths.failure, diagnosis, batch, self.parts)
+        self._sink.take(EventRecord("failure", self.progress.step, {"cause": diagnosis.cause}))
+        if is_sound(self.parts):
+            self._save(metric=None)
+            kept = f"; weights and batch are saved in {self.storage.paths.root}"
+        else:
+            kept = f"; the batch is saved in {self.storage.paths.failure}"
+        raise NumericsError(diagnosis.in_words() + kept, diagnosis.advice)
+
+    def _clock(self, samples: int, waited: float, seconds: float) -> None:
+        progress = self.progress
+        progress.seconds += seconds
+        progress.samples += samples
+        progress.epoch_seconds += seconds
+        progress.epoch_samples += samples
+        self._watch.lap(samples, waited)
+        if self._watch.elapsed >= self.options.log.seconds:
+            self._watch.read()
+            self._show("training")
+            self.storage.writer.flush()  # so that a reader, or a kill, finds what is shown
+
+    def _show(self, doing: str) -> None:
+        progress, planned = self.progress, self.planned
+        rate = progress.seconds / progress.step if progress.step else 0.0
+        self._sink.take(
+            ProgressRecord(
+                step=progress.step,
+                steps=planned,
+                epoch=progress.epoch,
+                epochs=self.options.train.epochs,
+                samples_per_second=self._watch.rate,
+                data_wait=self._watch.wait_share,
+                memory=memory_now(self.parts.device),
+                eta=rate * (planned - progress.step),
+                doing=doing,
+            )
+        )
+
+    def _summary(self) -> dict[str, Any]:
+        progress, account = self.progress, self._ledger.accounts[0]
+        record = "test" if "test" in progress.last else "val"
+        steps = progress.step
+        return {
+            "metric_name": self.parts.task.metric,
+            "metric": progress.last.get(record, {}).get(self.parts.task.metric),
+            "metric_split": record,
+            "best_val": progress.best,
+            "val": progress.last.get("val"),
+            "test": progress.last.get("test"),
+            "steps": steps,
+            "updates": account.updates,
+            "skipped": account.refused,
+            "skip_rate": account.refused / steps if steps else 0.0,
+            "overflows": account.history.counts,
+            "scale": dict(zip(("first", "min", "max", "last"), progress.scale_path, strict=False)),
+            "epochs": progress.epoch,
+            "samples": progress.samples,
+            "samples_per_second": progress.samples / max(progress.seconds, 1e-9),
+            "train_seconds": progress.seconds,
+            "peak_memory": memory_peak(self.parts.device),
+            "unusable_samples": {name: loader.split.skipped for name, loader in self.parts.loaders.items()},
+            "device": str(self.parts.device),
+            "threads": torch.get_num_threads(),
+        }

@@ -1,0 +1,60 @@
+"""What a user chooses about the run itself, as opposed to its parts: the ``train``, ``checkpoint`` and ``log`` keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mptrain.fields import NonNegativeFloat, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How long to train and what one update is.
+
+    Attributes:
+        epochs: Passes over the training data.
+        max_steps: End after so many attempted steps; None leaves it to ``epochs``.
+        batch_size: Samples of one update, over all its micro-batches.
+        accumulate: Micro-batches that make up one update.
+        clip_norm: Largest global L2 norm of the unscaled gradients; None does not clip.
+        channels_last: Memory layout of images and convolution kernels.
+        patience: Refused steps in a row that end a run.
+    """
+
+    epochs: PositiveInt = 10
+    max_steps: PositiveInt | None = None
+    batch_size: PositiveInt = 32
+    accumulate: PositiveInt = 1
+    clip_norm: PositiveFloat | None = None
+    channels_last: bool = True
+    patience: PositiveInt = 100
+
+
+@dataclass(frozen=True)
+class CheckpointOptions:
+    """When to save and how much to keep.
+
+    Attributes:
+        every_epochs: Epochs between checkpoints; None saves only at the end and on a signal.
+        every_steps: Attempted steps between checkpoints, besides those of ``every_epochs``; None adds none.
+        keep: How many of the newest checkpoints to keep, besides the best one.
+    """
+
+    every_epochs: PositiveInt | None = 1
+    every_steps: PositiveInt | None = None
+    keep: PositiveInt = 2
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """How often the host looks at what the device recorded.
+
+    Attributes:
+        ring: Steps kept on the device before the host reads them.
+        seconds: The host reads the ring, and refreshes the display, at least this often.
+        lines: Seconds between two lines of output where there is no terminal.
+    """
+
+    ring: PositiveInt = 32
+    seconds: NonNegativeFloat = 1.0
+    lines: NonNegativeFloat = 10.0

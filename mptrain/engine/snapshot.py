@@ -1,0 +1,111 @@
+"""The whole state of a run as plain values and tensors, and back.
+
+Weights are saved in their best precision (masters where there are any), whatever dtype the model computes in, so a
+checkpoint can be continued, or evaluated, in another mode.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mptrain.engine.job import Progress
+from mptrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mptrain.engine.job import Parts
+    from mptrain.engine.ledger import Ledger
+
+SCHEMA = 1
+
+
+def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str, Any]:
+    """Everything that a run needs to go on as if nothing had happened. Call after `Ledger.flush`."""
+    weights = parts.full_precision()
+    model = {
+        name: weights.get(name, value.detach() if isinstance(value, torch.Tensor) else value)
+        for name, value in parts.model.state_dict(keep_vars=True).items()
+    }
+    return {
+        "schema": SCHEMA,
+        "progress": progress.state_dict(),
+        "model": model,
+        "learners": {learner.name: learner.state_dict() for learner in parts.learners},
+        "accounts": {account.name: account.state_dict() for account in ledger.accounts},
+        "random": random_state(parts.device),
+    }
+
+
+def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
+    """Restore model and master weights from a snapshot.
+
+    Raises:
+        CheckpointError: They do not fit the model.
+    """
+    own = parts.model.state_dict()
+    missing = sorted(own.keys() - saved["model"].keys())
+    unexpected = sorted(saved["model"].keys() - own.keys())
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the checkpoint does not fit the model: missing {missing[:3]}, unexpected {unexpected[:3]}",
+            "resume with the model it was saved from",
+        )
+    try:
+        parts.model.load_state_dict(saved["model"])
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}",
+            "resume with the model it was saved from",
+        ) from error
+    for learner in parts.learners:
+        learner.weights.load_full_precision(saved["model"])
+
+
+def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
+    """Put a run back to where a snapshot was taken.
+
+    Returns:
+        The progress, and what could not be restored, as sentences.
+
+    Raises:
+        CheckpointError: The snapshot does not fit the model or the task.
+    """
+    if saved.get("schema") != SCHEMA:
+        raise CheckpointError(f"the checkpoint has schema {saved.get('schema')}, this mptrain reads {SCHEMA}")
+    names = {learner.name for learner in parts.learners}
+    if saved["learners"].keys() != names:
+        raise CheckpointError(
+            f"the checkpoint has learners {sorted(saved['learners'])}, the task has {sorted(names)}",
+            "resume with the task it was saved from",
+        )
+    load_weights(parts, saved)
+    notes = [note for learner in parts.learners for note in learner.load_state_dict(saved["learners"][learner.name])]
+    for account in ledger.accounts:
+        account.load_state_dict(saved["accounts"][account.name])
+    set_random_state(saved["random"], parts.device)
+    return Progress.from_state(saved["progress"]), notes
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of Python's and torch's generators, of the kinds that a safe load accepts."""
+    version, internal, gauss = random.getstate()
+    states: dict[str, Any] = {
+        "python": {"version": version, "internal": list(internal), "gauss": gauss},
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
+    """Restore what `random_state` gave; a device without a saved state keeps its own."""
+    python = states["python"]
+    random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

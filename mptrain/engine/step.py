@@ -1,0 +1,47 @@
+"""One training step: the only place that knows in which order things happen.
+
+Everything stays on the device. Whether the step overflowed, whether it was refused, the next scale, the next learning
+rate and the record are device values; the host issues the same operations whatever they turn out to be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.engine.learner import Learner, Plan
+    from mptrain.engine.ring import Ring
+
+
+def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, ring: Ring) -> None:
+    """Attempt one update of one learner; weights, buffers and counts move only if it is not refused.
+
+    Args:
+        learner: What to train; its weights, scale and count of updates change in place.
+        model: The module the objective calls, in training mode.
+        batch: All samples of the update, on the device.
+        plan: What holds for every step.
+        ring: Takes the record.
+    """
+    learner.weights.clear()  # first, not last: the gradients of a refused step can still be looked at
+    plan.guard.snapshot()
+    total = torch.zeros(1, device=learner.scale.device)
+    with plan.products():
+        for micro in batch.split(plan.accumulate):
+            with plan.autocast():
+                loss = learner.loss(model, micro) * batch.share(micro)
+            (loss * learner.scale).backward()  # outside autocast, inside the choice of kernels
+            learner.weights.gather()
+            total += loss.detach()
+
+    verdict = learner.judge()
+    lr, scale = learner.rate(), learner.scale  # the scale that multiplied this loss unscales these gradients
+    learner.weights.update(verdict, lr, scale)  # unscale, clip, update, publish
+    plan.guard.restore(verdict.skip)
+    learner.advance(verdict)
+    ring.record(total, scale, verdict, lr, learner.scale)

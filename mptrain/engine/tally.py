@@ -1,0 +1,73 @@
+"""Keeps the running totals that epochs and the summary need, from the records as they come by."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from mptrain.records import StepRecord
+
+if TYPE_CHECKING:
+    from mptrain.engine.job import Progress
+    from mptrain.records import Record
+
+
+class Tally:
+    """A sink that adds what it sees to a `Progress`.
+
+    Args:
+        progress: Changed in place.
+        learner: The learner whose losses, refusals and scales are counted: the first.
+    """
+
+    def __init__(self, progress: Progress, learner: str) -> None:
+        self.progress = progress
+        self._learner = learner
+
+    def take(self, record: Record) -> None:
+        """Count a step; other records are of no interest."""
+        if not isinstance(record, StepRecord) or record.learner != self._learner:
+            return
+        progress = self.progress
+        if math.isfinite(record.loss):
+            total, count = progress.epoch_loss
+            progress.epoch_loss = (total + record.loss, count + 1)
+        progress.epoch_skipped += record.skipped
+        scale = record.loss_scale
+        first, low, high, _ = progress.scale_path or (scale, scale, scale, scale)
+        progress.scale_path = (first, min(low, scale), max(high, scale), scale)
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class Stopwatch:
+    """Measures recent throughput and how much of the time went into waiting for data."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self._samples = 0
+        self._waited = 0.0
+        self.rate = 0.0
+        self.wait_share = 0.0
+
+    def lap(self, samples: int, waited: float) -> None:
+        """Count a step."""
+        self._samples += samples
+        self._waited += waited
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the last `read`."""
+        return time.perf_counter() - self._since
+
+    def read(self) -> None:
+        """Turn what was counted since the last call into `rate` (samples a second) and `wait_share` (0 to 1)."""
+        elapsed = max(self.elapsed, 1e-9)
+        self.rate, self.wait_share = self._samples / elapsed, min(1.0, self._waited / elapsed)
+        self._since, self._samples, self._waited = time.perf_counter(), 0, 0.0
+
+    def restart(self) -> None:
+        """Leave out the time since the last call, which went into something else than training."""
+        self._since, self._samples, self._waited = time.perf_counter(), 0, 0.0

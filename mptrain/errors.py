@@ -1,0 +1,130 @@
+"""The exception tree: every failure that a user can meet, and the exit code it ends the process with.
+
+    MptrainError (1)
+    ├── UsageError (2)          the command line is wrong: unknown command, malformed override
+    ├── ConfigError (2)         the configuration is wrong; carries *all* problems found
+    ├── EnvironmentRefused (3)  this machine cannot do what was asked for
+    ├── NumericsError (4)       training cannot go on: only overflows, a diverged loss
+    ├── DataError (6)           data missing, damaged or inconsistent with the model
+    ├── StorageError (6)        run directory, records or disk
+    │   └── CheckpointError (6) no usable checkpoint
+    └── Preempted (75 / 130)    a signal ended the run after it was saved
+
+Messages are written for the person at the terminal: ``str(error)`` says what and where, ``hint`` says what to do.
+Nothing here imports anything heavier than the standard library.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+EXIT_OK = 0
+EXIT_BUG = 1
+EXIT_CONFIG = 2
+EXIT_ENVIRONMENT = 3
+EXIT_NUMERICS = 4
+EXIT_EXPECTATION = 5
+EXIT_DATA = 6
+EXIT_SWEEP = 7
+EXIT_PREEMPTED = 75
+EXIT_INTERRUPTED = 130
+
+
+class MptrainError(Exception):
+    """Base of all errors that end a command with a message instead of a traceback.
+
+    Args:
+        message: What went wrong and where, one sentence, no trailing full stop.
+        hint: What the user can do about it; empty when there is nothing to say.
+    """
+
+    exit_code: ClassVar[int] = EXIT_BUG
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(MptrainError):
+    """The command line itself is wrong."""
+
+    exit_code = EXIT_CONFIG
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong with a configuration: ``what`` and where, and a ``hint`` how to mend it."""
+
+    what: str
+    hint: str = ""
+
+
+class ConfigError(MptrainError):
+    """The configuration is wrong. All problems found are reported together.
+
+    Args:
+        problems: At least one problem; a plain string stands for a problem without a hint.
+    """
+
+    exit_code = EXIT_CONFIG
+
+    def __init__(self, problems: Sequence[Problem] | Problem | str, hint: str = "") -> None:
+        if isinstance(problems, str):
+            problems = [Problem(problems, hint)]
+        elif isinstance(problems, Problem):
+            problems = [problems]
+        self.problems = tuple(problems)
+        super().__init__("; ".join(problem.what for problem in self.problems), self.problems[0].hint)
+
+
+class EnvironmentRefused(MptrainError):
+    """The device, the installation or the operating system cannot do what was asked for."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class NumericsError(MptrainError):
+    """Training cannot go on: every recent step overflowed, or the loss diverged."""
+
+    exit_code = EXIT_NUMERICS
+
+
+class DataError(MptrainError):
+    """Data is missing, damaged, or does not fit the model."""
+
+    exit_code = EXIT_DATA
+
+
+class StorageError(MptrainError):
+    """The run directory cannot be made, written, locked or understood."""
+
+    exit_code = EXIT_DATA
+
+
+class CheckpointError(StorageError):
+    """No checkpoint of a run can be used."""
+
+
+class Preempted(MptrainError):
+    """A signal asked the run to stop; it finished its step and saved itself.
+
+    Args:
+        message: Which signal, at which step.
+        hint: The command that resumes the run.
+        exit_code: 130 after Ctrl-C, 75 (run me again) after SIGTERM and SIGUSR1.
+    """
+
+    def __init__(self, message: str, hint: str, exit_code: int) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str:
+    """The candidate closest to a mistyped word, or an empty string when none is close."""
+    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
+    return matches[0] if matches else ""

@@ -1,0 +1,21 @@
+"""Types of configuration fields together with their allowed ranges.
+
+A dataclass anywhere in the package annotates its fields with these; `mptrain.config` reads the ranges and reports
+violations. Nothing here imports the library that checks them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Lt
+
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+PositiveFloat = Annotated[float, Gt(0), Lt(math.inf)]
+NonNegativeFloat = Annotated[float, Ge(0), Lt(math.inf)]
+AboveOne = Annotated[float, Gt(1), Lt(math.inf)]
+Fraction = Annotated[float, Ge(0), Le(1)]
+BelowOne = Annotated[float, Gt(0), Lt(1)]
+Momentum = Annotated[float, Ge(0), Lt(1)]

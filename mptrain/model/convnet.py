@@ -1,0 +1,34 @@
+"""The default model: a small convolutional network with batch normalisation, quick on a CPU."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from mptrain.fields import PositiveInt  # noqa: TC001 - checked at run time
+
+
+def cnn(
+    *, num_classes: int, in_channels: int, widths: tuple[PositiveInt, ...] = (32, 64, 128)
+) -> nn.Sequential:
+    """Stages of 3x3 convolution, BatchNorm and ReLU with 2x2 max-pools between them, then a linear layer.
+
+    Works at any image size that the pools leave a pixel of: 8 pixels and more for three stages. The first
+    stage has two convolutions.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: Channels of the input ``[N, in_channels, H, W]``.
+        widths: Channels of each stage.
+    """
+    layers: list[nn.Module] = [*_convolution(in_channels, widths[0])]
+    for stage, width in enumerate(widths):
+        if stage > 0:
+            layers.append(nn.MaxPool2d(2))
+        layers += _convolution(widths[max(stage - 1, 0)], width)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], num_classes))
+
+
+def _convolution(in_channels: int, out_channels: int) -> list[nn.Module]:
+    # The normalisation subtracts any bias again, so the convolution has none.
+    convolution = nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False)
+    return [convolution, nn.BatchNorm2d(out_channels), nn.ReLU()]

@@ -1,0 +1,34 @@
+"""A fully connected network on flattened images."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from mptrain.fields import BelowOne, PositiveInt  # noqa: TC001 - checked at run time
+
+
+def mlp(
+    *,
+    num_classes: int,
+    in_channels: int,
+    image_size: int,
+    hidden: tuple[PositiveInt, ...] = (128, 128, 128),
+    dropout: BelowOne | None = None,
+) -> nn.Sequential:
+    """Linear layers with ReLU between them, in PyTorch's default initialisation.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
+        image_size: Side of the input in pixels.
+        hidden: Width of each hidden layer.
+        dropout: Share of each hidden layer's activations set to zero in training; None for no dropout.
+    """
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = in_channels * image_size * image_size
+    for wanted in hidden:
+        layers += [nn.Linear(width, wanted), nn.ReLU()]
+        if dropout is not None:
+            layers.append(nn.Dropout(dropout))
+        width = wanted
+    return nn.Sequential(*layers, nn.Linear(width, num_classes))

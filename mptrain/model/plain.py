@@ -1,0 +1,48 @@
+"""A deep narrow network without normalisation: the sensitive case that needs loss scaling in FP16."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from mptrain.errors import ConfigError
+from mptrain.fields import PositiveInt  # noqa: TC001 - checked at run time
+
+POOL_AFTER = (6, 11)  # near thirds of the depth, so that 16x16 images end as 4x4
+
+
+def plain16(
+    *,
+    num_classes: int,
+    in_channels: int,
+    image_size: int,
+    width: PositiveInt = 16,
+    depth: PositiveInt = 16,
+) -> nn.Sequential:
+    """3x3 convolutions with ReLU, 2x2 max-pools after the sixth and the eleventh, one linear layer.
+
+    PyTorch's default initialisation shrinks gradients in every layer. At depth 16 those of the first layers
+    lie below the smallest FP16 number: too small by a factor, and by nothing else.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
+        image_size: Side of the input in pixels.
+        width: Channels of every convolution.
+        depth: Number of convolutions.
+
+    Raises:
+        ConfigError: The pools leave nothing of such an image.
+    """
+    layers: list[nn.Module] = []
+    side = image_size
+    for number in range(1, depth + 1):
+        layers += [nn.Conv2d(in_channels, width, 3, padding=1), nn.ReLU()]
+        in_channels = width
+        if number in POOL_AFTER:
+            layers.append(nn.MaxPool2d(2))
+            side //= 2
+    if side == 0:
+        raise ConfigError(
+            f"dataset.image_size={image_size}: the pools leave nothing of it", "choose 4 pixels or more"
+        )
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * side * side, num_classes))

@@ -1,0 +1,1 @@
+"""Arithmetic of number formats and of verdicts: what is finite, how large a gradient is. No policy, no state."""

@@ -1,0 +1,61 @@
+"""Facts about floating-point formats, derived from their bits.
+
+A format is given by its exponent and mantissa bits (IEEE 754, binary16/32; BF16 is binary32 cut after 7 mantissa
+bits). Everything else follows. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary floating-point format with subnormals, infinities and NaN.
+
+    Attributes:
+        name: The name of the torch dtype.
+        exponent_bits: Width of the exponent field.
+        mantissa_bits: Stored bits of the significand; the leading one is implied.
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+
+    @property
+    def bias(self) -> int:
+        """Exponent of the largest power of two below which half the exponents lie; 15 for FP16."""
+        return 2 ** (self.exponent_bits - 1) - 1
+
+    @property
+    def max(self) -> float:
+        """Largest finite value; 65504 for FP16."""
+        return (2 - 2.0**-self.mantissa_bits) * 2.0**self.bias
+
+    @property
+    def smallest_normal(self) -> float:
+        """Smallest value with full precision; 2^-14 for FP16."""
+        return 2.0 ** (1 - self.bias)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """Smallest value above zero; 2^-24 for FP16."""
+        return self.smallest_normal * 2.0**-self.mantissa_bits
+
+    @property
+    def epsilon(self) -> float:
+        """Distance from 1 to the next larger value; 2^-10 for FP16."""
+        return 2.0**-self.mantissa_bits
+
+
+FLOAT32 = Format("float32", exponent_bits=8, mantissa_bits=23)
+FLOAT16 = Format("float16", exponent_bits=5, mantissa_bits=10)
+BFLOAT16 = Format("bfloat16", exponent_bits=8, mantissa_bits=7)
+FORMATS = {fmt.name: fmt for fmt in (FLOAT32, FLOAT16, BFLOAT16)}
+
+
+def is_power_of_two(value: float) -> bool:
+    """Whether multiplying by a value changes exponents only, so that scaling is exact."""
+    return math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5

@@ -1,0 +1,6 @@
+"""What moves weights: update rules on torch's fused kernels, and the weights with their master copies."""
+
+from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Rule
+from mptrain.optimizer.weights import Weights
+
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Rule", "Weights"]

@@ -1,0 +1,246 @@
+"""Update rules as constants and one call: torch's fused kernels, which unscale and refuse on the device by themselves.
+
+The kernels are called directly. An optimizer object of torch.optim would bring its own state handling (which casts
+FP32 moments to FP16 on load), wait for the host in `GradScaler.step`, and import the compiler at start-up.
+
+Facts that the calls below respect: the kernels compare ``found_inf`` with exactly 1; they divide each gradient by
+``grad_scale`` before anything else; they never advance the step count; fused SGD reads its momentum buffer without
+having written it when its very first step is refused, so the buffers start at zero and ``is_first_step`` is never set
+(the same numbers, because there is no dampening).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import torch
+from annotated_types import Ge, Gt, Lt
+
+from mptrain.errors import ConfigError
+from mptrain.fields import Momentum, NonNegativeFloat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+Epsilon = Annotated[float, Gt(0), Lt(1)]
+Beta = Annotated[float, Ge(0), Lt(1)]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors that one kernel call updates together: equal dtype, device and weight decay.
+
+    Attributes:
+        weights: The tensors to move, in place.
+        state: State name to one tensor per weight.
+        weight_decay: For all of them.
+    """
+
+    weights: list[Tensor]
+    state: dict[str, list[Tensor]]
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Stride:
+    """The device values of one update, each float32 of shape (1,).
+
+    Attributes:
+        lr: Learning rate.
+        step: Number of this update, from 1; unchanged if it is refused.
+        grad_scale: Divides every gradient: the loss scale, with the clip coefficient folded in.
+        skip: 1 refuses the update, 0 lets it happen.
+    """
+
+    lr: Tensor
+    step: Tensor
+    grad_scale: Tensor
+    skip: Tensor
+
+
+class Rule(Protocol):
+    """An update rule."""
+
+    @property
+    def lr(self) -> float:
+        """Base learning rate."""
+
+    @property
+    def weight_decay(self) -> float:
+        """Weight decay."""
+
+    @property
+    def decay_norms_and_biases(self) -> bool:
+        """Whether weight decay also acts on parameters with at most one dimension."""
+
+    def state(self, weight: Tensor) -> dict[str, Tensor]:
+        """The state of one weight before its first update, shaped and typed like it."""
+
+    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+        """Update a group in place unless the stride is refused; gradients have the weights' dtype."""
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent (`torch.optim.SGD`).
+
+    Attributes:
+        lr: Learning rate.
+        momentum: 0 keeps no buffer.
+        nesterov: Look ahead along the momentum.
+        weight_decay: Added to the gradient, times the weight.
+        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
+    """
+
+    lr: NonNegativeFloat = 0.05
+    momentum: Momentum = 0.9
+    nesterov: bool = False
+    weight_decay: NonNegativeFloat = 0.0
+    decay_norms_and_biases: bool = False
+
+    def __post_init__(self) -> None:
+        if self.nesterov and self.momentum == 0:
+            raise ConfigError("optimizer.nesterov=true needs momentum", "set optimizer.momentum=0.9")
+
+    def state(self, weight: Tensor) -> dict[str, Tensor]:
+        """A zeroed momentum buffer, if there is momentum."""
+        return {"momentum_buffer": torch.zeros_like(weight)} if self.momentum else {}
+
+    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+        """One fused call."""
+        torch._fused_sgd_(
+            group.weights,
+            grads,
+            group.state.get("momentum_buffer", []),
+            weight_decay=group.weight_decay,
+            momentum=self.momentum,
+            lr=stride.lr,
+            dampening=0.0,
+            nesterov=self.nesterov,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=stride.grad_scale,
+            found_inf=stride.skip,
+        )
+
+
+@dataclass(frozen=True)
+class _AdamConstants:
+    """What Adam and AdamW share.
+
+    Attributes:
+        lr: Learning rate.
+        betas: Decay of the first and second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: See the class.
+        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
+    """
+
+    lr: NonNegativeFloat = 0.001
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: Epsilon = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    decay_norms_and_biases: bool = False
+
+    def state(self, weight: Tensor) -> dict[str, Tensor]:
+        """Zeroed first and second moments."""
+        return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+
+
+def _adam_call(rule: _AdamConstants, kernel: object, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+    kernel(  # type: ignore[operator]
+        group.weights,
+        grads,
+        group.state["exp_avg"],
+        group.state["exp_avg_sq"],
+        [],
+        [stride.step] * len(group.weights),
+        lr=stride.lr,
+        beta1=rule.betas[0],
+        beta2=rule.betas[1],
+        weight_decay=group.weight_decay,
+        eps=rule.eps,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=stride.grad_scale,
+        found_inf=stride.skip,
+    )
+
+
+@dataclass(frozen=True)
+class Adam(_AdamConstants):
+    """Adam (Kingma and Ba 2015; `torch.optim.Adam`); weight decay is added to the gradient."""
+
+    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+        """One fused call."""
+        _adam_call(self, torch._fused_adam_, group, grads, stride)
+
+
+@dataclass(frozen=True)
+class AdamW(_AdamConstants):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2019; `torch.optim.AdamW`)."""
+
+    weight_decay: NonNegativeFloat = 0.01
+
+    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+        """One fused call."""
+        _adam_call(self, torch._fused_adamw_, group, grads, stride)
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """Adagrad (Duchi et al. 2011; `torch.optim.Adagrad` without rate decay).
+
+    Attributes:
+        lr: Learning rate.
+        eps: Added to the root of the sum of squares.
+        initial_accumulator: The sum of squares before the first update.
+        weight_decay: Added to the gradient, times the weight.
+        decay_norms_and_biases: Whether parameters with at most one dimension decay as well.
+    """
+
+    lr: NonNegativeFloat = 0.01
+    eps: Epsilon = 1e-10
+    initial_accumulator: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    decay_norms_and_biases: bool = False
+
+    def state(self, weight: Tensor) -> dict[str, Tensor]:
+        """The sum of squared gradients."""
+        return {"sum": torch.full_like(weight, self.initial_accumulator)}
+
+    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+        """One fused call where torch has the kernel, else the same arithmetic tensor by tensor."""
+        if group.weights[0].is_cuda and not _CUDA_ADAGRAD:
+            return self._unfused(group, grads, stride)
+        torch._fused_adagrad_(
+            group.weights,
+            grads,
+            group.state["sum"],
+            [stride.step] * len(group.weights),
+            lr=stride.lr,
+            lr_decay=0.0,
+            weight_decay=group.weight_decay,
+            eps=self.eps,
+            maximize=False,
+            grad_scale=stride.grad_scale,
+            found_inf=stride.skip,
+        )
+        return None
+
+    def _unfused(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+        lr, grad_scale, refused = stride.lr[0], stride.grad_scale[0], stride.skip[0] == 1
+        for weight, grad, total in zip(group.weights, grads, group.state["sum"], strict=True):
+            step = grad / grad_scale
+            if group.weight_decay:
+                step = step + group.weight_decay * weight
+            new_total = total + step * step
+            new_weight = weight - lr * step / (new_total.sqrt() + self.eps)
+            torch.where(refused, total, new_total, out=total)
+            torch.where(refused, weight, new_weight, out=weight)
+
+
+_CUDA_ADAGRAD = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_adagrad_", "CUDA")

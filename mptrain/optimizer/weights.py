@@ -1,0 +1,236 @@
+"""The weights that one learner trains, the copies that its optimizer moves, and the one place for their order.
+
+Each parameter has a *working* tensor that the update rule sees:
+
+    FP32 parameter                      the parameter itself
+    half parameter, master weights      an FP32 copy that lives on (Micikevicius et al. 2018, section 3.1)
+    half parameter, no master weights   an FP32 scratch copy, read from the parameter before each update: what the
+                                        rounding to half precision loses, is lost
+    half parameter, state in half too   the parameter itself
+
+Gradients of half parameters are summed up in FP32 over the micro-batches of an update, except where the parameter itself
+is what the rule sees: there they are of its dtype, sum and all. Nothing here waits for the host.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.errors import CheckpointError, ConfigError
+from mptrain.numerics.formats import FLOAT16, FLOAT32
+from mptrain.numerics.verdict import Verdict, clip_coefficient, gradient_norms, judge
+from mptrain.optimizer.rules import Group, Stride
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from mptrain.optimizer.rules import Rule
+
+
+class Weights:
+    """Parameters with their working copies and optimizer state.
+
+    Args:
+        named: Name and parameter, as `nn.Module.named_parameters` gives them; frozen ones are left out.
+        rule: What moves them.
+        master_weights: Keep FP32 copies of half parameters.
+        state_in_half: Half parameters are updated in place, with optimizer state of their own dtype.
+        clip_norm: Largest global gradient norm, or None.
+        initial: FP32 values that the parameters were cast from, by name; the master copies start there, so that
+            nothing of the initial draw is lost.
+
+    Attributes:
+        names: The names of the P parameters trained, in the order of `Verdict.norms`.
+        missing: Names of parameters that had no gradient in the last judged step.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        rule: Rule,
+        *,
+        master_weights: bool,
+        state_in_half: bool = False,
+        clip_norm: float | None = None,
+        initial: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        trained = {name: parameter for name, parameter in named.items() if parameter.requires_grad}
+        if not trained:
+            raise ConfigError("no parameter of the model is trainable", "unfreeze at least one module")
+        self.names = tuple(trained)
+        self.rule = rule
+        self.clip_norm = clip_norm
+        self.missing: tuple[str, ...] = ()
+        self._params = list(trained.values())
+        self._in_place = [p.dtype == torch.float32 or state_in_half for p in self._params]
+        self._keeps_master = master_weights
+        self._work = [
+            p.detach() if in_place else (initial or {}).get(name, p).detach().to(p.device, torch.float32, copy=True)
+            for name, p, in_place in zip(self.names, self._params, self._in_place, strict=True)
+        ]
+        self._wide_grads = [
+            None if in_place else torch.zeros_like(w) for w, in_place in zip(self._work, self._in_place, strict=True)
+        ]
+        self._filled = [False] * len(self._params)
+        self._state = [rule.state(w) for w in self._work]
+        self._step = torch.zeros(1, dtype=torch.float32, device=self._work[0].device)
+        self._no_gradient = torch.full((), -1.0, dtype=torch.float64, device=self._step.device)
+        self._groups: dict[tuple[bool, ...], list[tuple[list[int], Group]]] = {}
+
+    def clear(self) -> None:
+        """Forget all gradients. Called first in a step, so that those of a refused one can still be looked at."""
+        for index, parameter in enumerate(self._params):
+            parameter.grad = None
+            self._filled[index] = False
+
+    def gather(self) -> None:
+        """Add the half gradients of a micro-batch to their FP32 sums; FP32 gradients have accumulated by themselves."""
+        first: tuple[list[Tensor], list[Tensor]] = ([], [])
+        later: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for index, parameter in enumerate(self._params):
+            wide = self._wide_grads[index]
+            if parameter.grad is None or wide is None:
+                continue
+            into, source = later if self._filled[index] else first
+            into.append(wide)
+            source.append(parameter.grad)
+            parameter.grad = None
+            self._filled[index] = True
+        if first[0]:
+            torch._foreach_copy_(*first)
+        if later[0]:
+            torch._foreach_add_(*later)
+
+    def judge(self, scale: Tensor, refuse: Tensor) -> Verdict:
+        """Whether the gathered gradients are finite, and their norms.
+
+        Args:
+            scale: float32, shape (1,): the scale they carry.
+            refuse: float32, shape (1,): 1 where an overflow refuses the update.
+        """
+        grads = self._grads()
+        norms = iter(gradient_norms([grad for grad in grads if grad is not None]))
+        self.missing = tuple(name for name, grad in zip(self.names, grads, strict=True) if grad is None)
+        stacked = torch.stack([self._no_gradient if grad is None else next(norms) for grad in grads])
+        return judge(stacked, scale, refuse)
+
+    def update(self, verdict: Verdict, lr: Tensor, scale: Tensor) -> None:
+        """Unscale, clip, update and publish, in this order; a refused update changes nothing.
+
+        Args:
+            verdict: What `judge` said about these gradients.
+            lr: float32, shape (1,).
+            scale: float32, shape (1,): the scale that multiplied this step's loss, whatever the next one will be.
+        """
+        grad_scale = scale
+        if self.clip_norm is not None:
+            divisor = scale / clip_coefficient(verdict.grad_norm, self.clip_norm)
+            grad_scale = divisor.clamp(max=FLOAT32.max).to(torch.float32)  # dividing by inf would zero every gradient
+        self._step.add_(1.0 - verdict.skip)
+        stride = Stride(lr=lr, step=self._step, grad_scale=grad_scale, skip=verdict.skip)
+        grads = self._grads()
+        if not self._keeps_master:
+            self._copy_to_work()
+        for indices, group in self._live_groups(tuple(grad is not None for grad in grads)):
+            self.rule.apply(group, [grads[i] for i in indices], stride)  # type: ignore[misc]
+        self.publish()
+
+    def publish(self) -> None:
+        """Round the working copies to half precision; FP16 saturates at 65504 instead of becoming inf."""
+        pairs = [(p, w) for p, w, same in zip(self._params, self._work, self._in_place, strict=True) if not same]
+        fp16: list[Tensor] = [p for p in self._params if p.dtype == torch.float16]  # those updated in place as well
+        with torch.no_grad():
+            if pairs:
+                torch._foreach_copy_([p for p, _ in pairs], [w for _, w in pairs])
+            if fp16:
+                torch._foreach_clamp_max_(fp16, FLOAT16.max)
+                torch._foreach_clamp_min_(fp16, -FLOAT16.max)
+
+    def full_precision(self) -> dict[str, Tensor]:
+        """The best copy of each parameter by name: the master where there is one, else the parameter."""
+        masters = self._keeps_master
+        return {
+            name: work if masters or same else parameter.detach()
+            for name, parameter, work, same in zip(self.names, self._params, self._work, self._in_place, strict=True)
+        }
+
+    def load_full_precision(self, values: Mapping[str, Tensor]) -> None:
+        """Set parameters and master copies from `full_precision`'s values, whatever their dtype.
+
+        Raises:
+            CheckpointError: A parameter is missing or has another shape.
+        """
+        wrong = [
+            f"{name} is {'missing' if name not in values else f'{tuple(values[name].shape)}, not {tuple(w.shape)}'}"
+            for name, w in zip(self.names, self._work, strict=True)
+            if name not in values or values[name].shape != w.shape
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"the saved weights do not fit the model: {'; '.join(wrong[:5])}", "resume with the model it was saved from"
+            )
+        for name, work in zip(self.names, self._work, strict=True):
+            work.copy_(values[name])
+        self.publish()
+
+    def state_dict(self) -> dict[str, object]:
+        """Optimizer state: ``step``, and for each parameter's name its state tensors, in the dtype they are kept in."""
+        return {"step": self._step, "state": dict(zip(self.names, self._state, strict=True))}
+
+    def load_state_dict(self, saved: Mapping[str, object]) -> list[str]:
+        """Set the optimizer state by name; dtypes here stay as they are, FP32 moments stay FP32.
+
+        Returns:
+            What could not be restored, as sentences: state of another optimizer or of another model.
+        """
+        step, state = saved["step"], saved["state"]
+        assert isinstance(step, torch.Tensor)
+        assert isinstance(state, dict)
+        lost = []
+        for name, own in zip(self.names, self._state, strict=True):
+            if state.get(name, {}).keys() != own.keys():
+                lost.append(f"optimizer state of {name} starts afresh")
+                continue
+            for key, tensor in own.items():
+                tensor.copy_(state[name][key])
+        if not lost:
+            self._step.copy_(step)
+        return lost
+
+    def _grads(self) -> list[Tensor | None]:
+        return [
+            parameter.grad if in_place else (wide if filled else None)
+            for parameter, in_place, wide, filled in zip(
+                self._params, self._in_place, self._wide_grads, self._filled, strict=True
+            )
+        ]
+
+    def _copy_to_work(self) -> None:
+        pairs = [(w, p) for p, w, same in zip(self._params, self._work, self._in_place, strict=True) if not same]
+        if pairs:
+            torch._foreach_copy_([w for w, _ in pairs], [p.detach() for _, p in pairs])
+
+    def _live_groups(self, live: tuple[bool, ...]) -> list[tuple[list[int], Group]]:
+        """The kernel calls for the parameters that have gradients; made once for each set of them."""
+        if live not in self._groups:
+            members: dict[tuple[bool, torch.dtype], list[int]] = {}
+            for index, (parameter, work) in enumerate(zip(self._params, self._work, strict=True)):
+                if live[index]:
+                    decays = parameter.ndim > 1 or self.rule.decay_norms_and_biases
+                    members.setdefault((decays, work.dtype), []).append(index)
+            self._groups[live] = [
+                (
+                    indices,
+                    Group(
+                        weights=[self._work[i] for i in indices],
+                        state={key: [self._state[i][key] for i in indices] for key in self._state[indices[0]]},
+                        weight_decay=self.rule.weight_decay if decays else 0.0,
+                    ),
+                )
+                for (decays, _), indices in members.items()
+            ]
+        return self._groups[live]

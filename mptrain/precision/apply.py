@@ -1,0 +1,132 @@
+"""Gives a model the dtypes that a policy asks for.
+
+Parameters and buffers are cast once; modules that stay in FP32 cast what flows through them. The model itself does not
+know: it was drawn in FP32 and is blind to precision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.precision.policy import NORMS
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from mptrain.precision.policy import Dtype, Policy
+
+DTYPES: dict[Dtype, torch.dtype] = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+# torch's batch norm takes half-precision input with FP32 weights and statistics and returns half precision: no cast
+# is needed, and activations stay half (they dominate the memory of a step).
+_MIXED_KERNELS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.Module]:
+    """The modules that a ``keep_fp32`` list names, by their qualified names.
+
+    An entry is ``norms``, the class name of a module or of one of its bases, a qualified module name, or a pattern of
+    one. A class of torch.nn may match nothing (a default has to suit every model); anything else that matches nothing
+    is a mistake.
+
+    Raises:
+        ConfigError: An entry matches no module; all such entries are reported together.
+    """
+    names = dict(model.named_modules())
+    kept: dict[str, nn.Module] = {}
+    problems = []
+    for entry in keep_fp32:
+        classes = set(NORMS) if entry == "norms" else {entry}
+        found = {
+            name: module
+            for name, module in names.items()
+            if classes & {base.__name__ for base in type(module).__mro__} or (name and fnmatch.fnmatchcase(name, entry))
+        }
+        if not found and entry != "norms" and not hasattr(nn, entry):
+            known = {type(module).__name__ for module in names.values()} | set(names) | {"norms"}
+            close = did_you_mean(entry, known)
+            hint = f"did you mean {close}?" if close else "give a module's class name, its qualified name or a pattern"
+            problems.append(Problem(f"precision.keep_fp32: {entry!r} matches no module of the model", hint))
+        kept.update(found)
+    if problems:
+        raise ConfigError(problems)
+    return kept
+
+
+def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
+    """Cast a model in place as a policy asks.
+
+    Args:
+        model: Built in FP32, on its device.
+        policy: The mode.
+
+    Returns:
+        The modules kept in FP32, by qualified name.
+    """
+    kept = kept_modules(model, policy.keep_fp32)
+    model.to(DTYPES[policy.parameters])
+    for module in kept.values():
+        module.float()
+        if not (isinstance(module, _MIXED_KERNELS) and not policy.autocast):
+            module.__class__ = _in_float32(type(module))
+    return kept
+
+
+@functools.cache
+def _in_float32(cls: type[nn.Module]) -> type[nn.Module]:
+    """A subclass whose forward computes in FP32 and answers in the dtype it was given.
+
+    A subclass, and not a wrapped method, so that copying the module keeps working.
+    """
+    if getattr(cls, "computes_in_float32", False):
+        return cls
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        given = next((a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()), torch.float32)
+        device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+        with torch.autocast(device, enabled=False):
+            wide_args = tree_map(lambda x: _cast(x, torch.float32), args)
+            wide_kwargs = tree_map(lambda x: _cast(x, torch.float32), kwargs)
+            output = cls.forward(self, *wide_args, **wide_kwargs)
+        return tree_map(lambda x: _cast(x, given), output)
+
+    return type(cls.__name__, (cls,), {"forward": forward, "computes_in_float32": True, "__module__": cls.__module__})
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+def autocast(policy: Policy, device: torch.device) -> AbstractContextManager[Any]:
+    """The region in which a forward pass and its loss run: autocast where the policy asks for it, else nothing."""
+    if policy.autocast:
+        return torch.autocast(device.type, dtype=DTYPES[policy.compute])
+    return contextlib.nullcontext()
+
+
+def input_dtype(policy: Policy) -> torch.dtype:
+    """The dtype that a model's floating-point inputs are cast to: that of its parameters."""
+    return DTYPES[policy.parameters]
+
+
+def set_float32_products(policy: Policy) -> None:
+    """Say whether FP32 products may use TF32, for the whole process.
+
+    ``fp32`` means FP32: torch's own default lets cuDNN convolutions use TF32.
+    """
+    products = "tf32" if policy.tf32 else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = products
+    torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]

@@ -1,0 +1,121 @@
+"""A precision mode as a row of facts.
+
+A mode is data: one frozen dataclass, filled from a file in ``configs/precision``. Nothing here imports torch, and
+nothing anywhere asks for a mode by its name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mptrain.errors import ConfigError, Problem
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+#: What the entry ``norms`` in ``keep_fp32`` stands for: every normalisation layer of torch.
+NORMS = (
+    "BatchNorm1d",
+    "BatchNorm2d",
+    "BatchNorm3d",
+    "SyncBatchNorm",
+    "LayerNorm",
+    "GroupNorm",
+    "InstanceNorm1d",
+    "InstanceNorm2d",
+    "InstanceNorm3d",
+    "RMSNorm",
+)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which dtype each part of training has.
+
+    Attributes:
+        name: What the mode is called on the command line.
+        parameters: Dtype of the parameters that the forward pass reads.
+        compute: Dtype of matrix products and convolutions.
+        autocast: Parameters are cast op by op by torch's autocast, instead of being stored in ``compute``.
+        master_weights: Half-precision parameters have an FP32 copy that the optimizer updates (Micikevicius et al.
+            2018, section 3.1).
+        optimizer_state: Dtype of momentum and moments; ``parameters`` stores them like the parameters.
+        keep_fp32: Modules whose parameters and arithmetic stay FP32: class names, module names or patterns of them
+            (``layer4.*``); ``norms`` stands for every normalisation layer of torch.
+        tf32: FP32 matrix products and convolutions may round their inputs to TF32 (10 mantissa bits).
+        eval: Precision of evaluation: ``same`` as training, or ``fp32`` from the FP32 weights.
+        cpu_kernels: On a CPU, half-precision products run ``native`` kernels, or ``widened`` ones that compute in FP32
+            and round the result once; ``auto`` widens where the CPU has no such arithmetic.
+        force: Run even where the device is known to do this mode badly.
+    """
+
+    name: str
+    parameters: Dtype
+    compute: Dtype
+    autocast: bool
+    master_weights: bool
+    optimizer_state: Literal["float32", "parameters"] = "float32"
+    keep_fp32: tuple[str, ...] = ()
+    tf32: bool = False
+    eval: Literal["same", "fp32"] = "same"
+    cpu_kernels: Literal["auto", "native", "widened"] = "auto"
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.autocast and self.parameters != "float32":
+            problems.append(
+                Problem(
+                    f"precision.autocast=true with precision.parameters={self.parameters}: autocast is for FP32 parameters",
+                    "choose fp16_dynamic for FP16 storage, or amp_dynamic for autocast",
+                )
+            )
+        if not self.autocast and self.parameters != self.compute:
+            problems.append(
+                Problem(
+                    f"precision.compute={self.compute} with precision.parameters={self.parameters} and no autocast",
+                    "without autocast a product has the dtype of its operands: make both equal or set precision.autocast=true",
+                )
+            )
+        if self.master_weights and self.parameters == "float32":
+            problems.append(
+                Problem(
+                    "precision.master_weights=true with FP32 parameters: they are their own master copy",
+                    "set precision.master_weights=false",
+                )
+            )
+        if self.optimizer_state == "parameters" and self.master_weights:
+            problems.append(
+                Problem(
+                    "precision.optimizer_state=parameters with master weights: the state belongs to the FP32 master copy",
+                    "set precision.optimizer_state=float32",
+                )
+            )
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products run in FP16 or BF16."""
+        return self.compute != "float32"
+
+    @property
+    def reductions(self) -> str:
+        """Dtype of statistics and means in normalisation layers, as this policy leads to it."""
+        kept = "norms" in self.keep_fp32 or set(NORMS) <= set(self.keep_fp32)
+        return "float32" if self.autocast or kept or not self.half else self.parameters
+
+    def in_words(self) -> str:
+        """One sentence that names the dtype of parameters, compute, gradients, master weights, reductions and loss."""
+        compute = f"autocast {self.compute}" if self.autocast else self.compute
+        if self.compute == "float32":
+            compute += " with TF32 products" if self.tf32 else " (TF32 off)"
+        if self.parameters == "float32":
+            master = "the parameters themselves"
+        else:
+            master = "float32" if self.master_weights else "none"
+        kept = f", kept in float32: {', '.join(self.keep_fp32)}" if self.keep_fp32 else ""
+        return (
+            f"parameters {self.parameters}, compute {compute}, gradients {self.parameters}, master weights {master}, "
+            f"reductions {self.reductions}, loss float32{kept}"
+        )

@@ -1,0 +1,221 @@
+"""What a run writes down: frozen values of plain Python types, no tensors.
+
+Every later command reads these back and nothing else. Numbers that can be non-finite are `float` here and become
+``null`` plus an entry under ``nonfinite`` in JSON (see `as_json`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Phase = Literal["calibrating", "growth probe", "abnormal"]
+NonFinite = Literal["inf", "-inf", "nan"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One attempted step of one learner; a line of ``steps.jsonl``.
+
+    Attributes:
+        learner: Which of the task's learners (``main`` where there is only one).
+        step: Attempts so far, this one included; common to all learners, from 1.
+        updates: Updates applied so far, this one included.
+        epoch: Passes over the training data that were completed before this step, from 0.
+        loss: The unscaled loss of the whole update, mean over its loss terms, FP32.
+        loss_scale: The scale that multiplied this loss and unscaled these gradients.
+        overflow: A gradient held inf or NaN.
+        skipped: The weights did not move.
+        grad_norm: Global L2 norm of the unscaled gradients before clipping.
+        lr: Learning rate of this step.
+    """
+
+    learner: str
+    step: int
+    updates: int
+    epoch: int
+    loss: float
+    loss_scale: float
+    overflow: bool
+    skipped: bool
+    grad_norm: float
+    lr: float
+
+
+@dataclass(frozen=True, slots=True)
+class OverflowRecord:
+    """An overflow and what was known about it without waiting for the device.
+
+    Attributes:
+        learner: Which learner.
+        step: The attempt at which it happened.
+        loss_scale: The scale in force.
+        phase: ``calibrating`` (the first scales are still being tried), ``growth probe`` (the scale had just grown),
+            ``abnormal`` (neither).
+        loss: ``finite`` or the kind of non-finite value the loss itself was.
+        tensors: Parameters with non-finite gradients: name and kind (``inf`` or ``nan``), at most `MAX_TENSORS`.
+        count: How many parameters had non-finite gradients.
+        skipped: Whether the update was refused.
+        restored: How many module buffers were put back.
+    """
+
+    learner: str
+    step: int
+    loss_scale: float
+    phase: Phase
+    loss: str
+    tensors: tuple[tuple[str, str], ...]
+    count: int
+    skipped: bool
+    restored: int
+
+
+MAX_TENSORS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRecord:
+    """The scale changed after a step: from, to, and why (``overflow`` or ``growth``)."""
+
+    learner: str
+    step: int
+    from_scale: float
+    to_scale: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRecord:
+    """The outcome of one evaluation.
+
+    Attributes:
+        split: ``val`` or ``test``.
+        step: Attempts at that moment.
+        epoch: Completed epochs at that moment.
+        samples: How many samples were evaluated.
+        metrics: Name to value; ``loss`` is always among them.
+    """
+
+    split: str
+    step: int
+    epoch: int
+    samples: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """A row of ``epochs.csv``: the training side of one epoch and the evaluation that followed it.
+
+    Attributes:
+        epoch: Completed epochs, from 1.
+        step: Attempts so far.
+        updates: Applied updates so far (of the first learner).
+        skipped: Refused updates in this epoch.
+        train_loss: Mean of the finite losses of this epoch's steps.
+        loss_scale: The scale at the end of the epoch.
+        lr: Learning rate of the last step.
+        val: Validation metrics, name to value; empty where there is no validation data.
+        seconds: Wall time of this epoch's training steps.
+        samples_per_second: Training throughput of this epoch.
+    """
+
+    epoch: int
+    step: int
+    updates: int
+    skipped: int
+    train_loss: float
+    loss_scale: float
+    lr: float
+    val: dict[str, float]
+    seconds: float
+    samples_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class EventRecord:
+    """Anything else worth keeping: a line of ``events.jsonl``.
+
+    Attributes:
+        kind: ``start``, ``resume``, ``checkpoint``, ``signal``, ``warning``, ``failure``, ``data`` ...
+        step: Attempts at that moment.
+        fields: What is known, JSON values only.
+    """
+
+    kind: str
+    step: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRecord:
+    """How the run is going right now; shown, never written, because it depends on the clock.
+
+    Attributes:
+        step: Attempts so far.
+        steps: Attempts planned.
+        epoch: Completed epochs.
+        epochs: Planned epochs.
+        samples_per_second: Recent training throughput.
+        data_wait: Share of recent time spent waiting for data, 0 to 1.
+        memory: Bytes in use: peak allocated on a CUDA device, resident set on the CPU.
+        eta: Estimated seconds to the end.
+        doing: ``training``, ``evaluating`` or ``saving``.
+    """
+
+    step: int
+    steps: int
+    epoch: int
+    epochs: int
+    samples_per_second: float
+    data_wait: float
+    memory: int
+    eta: float
+    doing: str
+
+
+Record = StepRecord | OverflowRecord | ScaleRecord | EvalRecord | EpochRecord | EventRecord | ProgressRecord
+
+
+def nonfinite_kind(value: float) -> NonFinite | None:
+    """``"inf"``, ``"-inf"`` or ``"nan"`` for a value that JSON cannot hold, else None."""
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return None
+
+
+def as_json(fields: dict[str, Any]) -> str:
+    """One line of strict JSON.
+
+    Non-finite numbers become null, and their kinds are listed under ``nonfinite``: path to ``inf``, ``-inf``, ``nan``,
+    where the path of a number inside mappings and sequences is joined by dots (``metrics.loss``, ``scales.3``).
+    """
+    kinds: dict[str, str] = {}
+    clean = _without_nonfinite(fields, "", kinds)
+    if kinds:
+        clean["nonfinite"] = kinds
+    return json.dumps(clean, allow_nan=False, separators=(", ", ": "))
+
+
+def step_json(record: StepRecord) -> str:
+    """The line that stands for a step record in ``steps.jsonl``."""
+    return as_json(asdict(record))
+
+
+def _without_nonfinite(value: Any, path: str, kinds: dict[str, str]) -> Any:
+    if isinstance(value, float):
+        kind = nonfinite_kind(value)
+        if kind is None:
+            return value
+        kinds[path] = kind
+        return None
+    below = f"{path}." if path else ""
+    if isinstance(value, dict):
+        return {key: _without_nonfinite(item, f"{below}{key}", kinds) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nonfinite(item, f"{below}{index}", kinds) for index, item in enumerate(value)]
+    return value

@@ -1,0 +1,40 @@
+"""The run directory: the one package that knows its file names and formats.
+
+Importing it must not import torch. Checkpoints hold tensors and are therefore imported from their own module,
+`mptrain.runlog.checkpoints`.
+"""
+
+from mptrain.runlog.directory import RunDirectory, create_run, existing_run, last_run, open_run
+from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.lock import Holder
+from mptrain.runlog.naming import check_run_name
+from mptrain.runlog.reader import Run, read_run
+from mptrain.runlog.sink import Fanout, Sink
+from mptrain.runlog.state import Attempt, RunState
+from mptrain.runlog.storage import readable_bytes, storing, write_atomically
+from mptrain.runlog.summary import read_summary, write_summary
+from mptrain.runlog.writer import RecordWriter, truncate_records
+
+__all__ = [
+    "Attempt",
+    "Fanout",
+    "Holder",
+    "RecordWriter",
+    "Run",
+    "RunDirectory",
+    "RunPaths",
+    "RunState",
+    "Sink",
+    "check_run_name",
+    "create_run",
+    "existing_run",
+    "last_run",
+    "open_run",
+    "read_run",
+    "read_summary",
+    "readable_bytes",
+    "storing",
+    "truncate_records",
+    "write_atomically",
+    "write_summary",
+]

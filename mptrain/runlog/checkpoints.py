@@ -1,0 +1,315 @@
+"""Checkpoints that are there whole or not at all: written beside, hashed, renamed, and verified before use.
+
+The order that makes a kill at any moment harmless: the data file reaches the disk, then the manifest that
+names it (the commit point), then pointers and deletions, which only save time and space. With `plain_state`
+this is the only module of `mptrain.runlog` that imports torch; what a state contains is the business of its
+caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from mptrain.errors import CheckpointError, StorageError
+from mptrain.runlog.manifest import (
+    BEST,
+    DATA,
+    LAST,
+    Manifest,
+    manifest_name,
+    manifests_in,
+    read_manifest,
+    step_of,
+)
+from mptrain.runlog.plain_state import check_plain
+from mptrain.runlog.storage import (
+    TEMPORARY,
+    as_storage_error,
+    storing,
+    sync_folder,
+    temporary,
+    write_atomically,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import BinaryIO
+
+_CHUNK = 1 << 20
+_AGAIN = "-again"
+_AGAIN = "-again"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that was verified and loaded.
+
+    Attributes:
+        state: What was saved; tensors are on the CPU.
+        manifest: What was known about it.
+        skipped: One sentence for each newer checkpoint that could not be used.
+    """
+
+    state: dict[str, Any]
+    manifest: Manifest
+    skipped: list[str]
+
+
+class CheckpointStore:
+    """The checkpoints of one run. The caller holds the run's lock while saving.
+
+    Args:
+        folder: Where they are; made on the first save.
+        keep: How many of the newest to keep (at least 1), besides the best.
+        higher_is_better: Which metric is the better one; of equal metrics the older checkpoint is the best.
+    """
+
+    def __init__(self, folder: Path, keep: int, *, higher_is_better: bool = True) -> None:
+        if keep < 1:
+            raise ValueError(f"keep must be at least 1, got {keep}")
+        self.folder = folder
+        self.keep = keep
+        self._sign = 1.0 if higher_is_better else -1.0
+
+    def save(
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        records: Mapping[str, int],
+        metric: float | None,
+        config_digest: str,
+    ) -> Path:
+        """Save a state durably; a checkpoint of the same step is replaced, those of later steps are dropped.
+
+        Args:
+            state: dict, list, tuple, str, int, float, bool, None and tensors only.
+            step: Attempted steps so far.
+            records: What `RecordWriter.sync` returned just before.
+            metric: The validation metric of exactly these weights; None, inf and nan if unknown.
+            config_digest: Digest of the configuration.
+
+        Returns:
+            The manifest's path.
+
+        Raises:
+            TypeError: The state holds something that a safe load would refuse; names where.
+            StorageError: The disk refuses; all earlier checkpoints are intact.
+        """
+        needed = check_plain(state)
+        metric = metric if metric is not None and math.isfinite(metric) else None
+        with storing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._remove_leftovers()
+            newest = next(iter(manifests_in(self.folder)), None)
+        good = "" if newest is None else f"the checkpoint of step {step_of(newest)}"
+        data = self._free_data_name(step)
+        digest, size = _write_state(state, data, needed, good)
+        path = self.folder / manifest_name(step)
+        manifest = Manifest(step, data.name, digest, size, dict(records), metric, config_digest)
+        write_atomically(path, manifest.to_json(), good=good)  # the commit point
+        self.drop_after(step)
+        return path
+
+    def load_latest(self) -> Loaded | None:
+        """The newest checkpoint that is sound; damaged ones are passed over and listed in ``skipped``.
+
+        Returns:
+            None if the run has no checkpoint at all.
+
+        Raises:
+            CheckpointError: There are checkpoints, and all of them are damaged.
+        """
+        skipped: list[str] = []
+        for path in manifests_in(self.folder):
+            try:
+                loaded = _load(path)
+            except StorageError as error:
+                skipped.append(str(error))
+                continue
+            return Loaded(loaded.state, loaded.manifest, skipped)
+        if skipped:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} can be used: {'; '.join(skipped)}",
+                "restore the folder from a copy, or start the run again",
+            )
+        return None
+
+    def load(self, which: Path | Literal["last", "best"]) -> Loaded:
+        """One certain checkpoint; nothing else is tried if it is damaged.
+
+        Args:
+            which: ``last`` (newest step), ``best`` (best metric), or the path of a manifest or data file.
+
+        Raises:
+            CheckpointError: There is none, or it is damaged.
+        """
+        path: Path | None
+        if isinstance(which, Path):
+            path = _manifest_beside(which)
+        elif which == LAST:
+            path = next(iter(manifests_in(self.folder)), None)
+        else:
+            path = self.best()
+        if path is None:
+            raise CheckpointError(
+                f"{self.folder} has no {which} checkpoint",
+                "train first, or name another run"
+                if which == LAST
+                else "use the last one: nothing was evaluated",
+            )
+        return _load(path)
+
+    def best(self) -> Path | None:
+        """The manifest with the best metric; None where no checkpoint has one."""
+        ranked: list[tuple[float, int, Path]] = []
+        for path in manifests_in(self.folder):
+            with contextlib.suppress(StorageError):
+                metric = read_manifest(path).metric
+                if metric is not None:
+                    ranked.append((self._sign * metric, -step_of(path), path))
+        return max(ranked)[-1] if ranked else None
+
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps: a run that goes on from an older one has another future.
+
+        Raises:
+            StorageError: One of them cannot be removed.
+        """
+        with storing(self.folder, "clean"):
+            for path in manifests_in(self.folder):
+                if step_of(path) > step:
+                    path.unlink()
+            best = self.best()
+            for path in manifests_in(self.folder)[self.keep :]:
+                if path != best:
+                    path.unlink()
+            self._remove_leftovers()
+        self._point(LAST, next(iter(manifests_in(self.folder)), None))
+        self._point(BEST, best)
+
+    def _point(self, name: str, manifest: Path | None) -> None:
+        """Write a pointer for people and scripts; nothing here reads it back."""
+        pointer = self.folder / name
+        if manifest is None:
+            with storing(pointer, "clean"):
+                pointer.unlink(missing_ok=True)
+        else:
+            write_atomically(pointer, manifest.name + "\n", durable=False)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what killed writers left: temporary files, and data files that no manifest names."""
+        named: set[str] = set()
+        for path in manifests_in(self.folder):
+            try:
+                named.add(read_manifest(path).file)
+            except StorageError:  # perhaps a newer version can read it
+                named.update(data.name for data in _data_names(path))
+        if self.folder.is_dir():
+            for path in self.folder.iterdir():
+                if path.suffix == TEMPORARY or (path.suffix == DATA and path.name not in named):
+                    path.unlink(missing_ok=True)
+
+    def _free_data_name(self, step: int) -> Path:
+        """A name that no data file has: that of an earlier save must live until its manifest is replaced."""
+        first, second = _data_names(self.folder / manifest_name(step))
+        return second if first.exists() else first
+
+
+class HashingWriter:
+    """Passes bytes on to a file, digesting and counting them on the way.
+
+    Attributes:
+        digest: SHA-256 of all bytes so far.
+        count: How many there were.
+        failure: The first OSError of the file; torch reports it as an error of its own, without the cause.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.count = 0
+        self.failure: OSError | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all bytes.
+
+        Raises:
+            OSError: The file refuses.
+        """
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+        self.digest.update(data)
+        self.count += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back here."""
+
+
+def _write_state(state: dict[str, Any], data: Path, needed: int, good: str) -> tuple[str, int]:
+    """Write the data file durably under its final name; returns its digest and its length in bytes."""
+    draft = temporary(data)
+    writer: HashingWriter | None = None
+    try:
+        with storing(data, needed=needed, good=good):
+            with draft.open("wb", buffering=_CHUNK) as file:
+                writer = HashingWriter(file)
+                torch.save(state, cast("IO[bytes]", writer))  # it only needs write and flush
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(data)
+            sync_folder(data.parent)  # the name must be on the disk before a manifest speaks of it
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        if writer is not None and writer.failure is not None:
+            raise as_storage_error(writer.failure, data, needed=needed, good=good) from error
+        raise
+    return writer.digest.hexdigest(), writer.count
+
+
+def _data_names(manifest: Path) -> tuple[Path, Path]:
+    """The two names that the data file of a manifest can have; they alternate when a step is saved again."""
+    return manifest.with_suffix(DATA), manifest.with_name(f"{manifest.stem}{_AGAIN}{DATA}")
+
+
+def _manifest_beside(path: Path) -> Path:
+    """The manifest of a checkpoint that was named by either of its files."""
+    return path if path.suffix != DATA else path.with_name(path.stem.removesuffix(_AGAIN) + ".json")
+
+
+def _load(path: Path) -> Loaded:
+    """Verify and load the checkpoint of one manifest.
+
+    Raises:
+        StorageError: It is damaged or cannot be read; the message is a sentence that names the file.
+    """
+    manifest = read_manifest(path)
+    data = path.with_name(manifest.file)
+    digest = hashlib.sha256()
+    with storing(data, "read"):
+        size = data.stat().st_size
+        if size != manifest.bytes:
+            raise CheckpointError(f"{data} is damaged: {size} bytes instead of {manifest.bytes}")
+        with data.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    if digest.hexdigest() != manifest.sha256:
+        raise CheckpointError(f"{data} is damaged: its SHA-256 is not the one in {path.name}")
+    try:
+        state = torch.load(data, weights_only=True, map_location="cpu")
+    except Exception as error:  # torch documents no set of errors for a file that it cannot read
+        raise CheckpointError(f"{data} cannot be loaded safely: {error}") from error
+    return Loaded(state, manifest, [])

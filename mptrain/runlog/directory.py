@@ -1,0 +1,210 @@
+"""The run directory: made exclusively, found again, locked against a second writer.
+
+What is in the files is the business of `state`, `writer`, `reader` and `checkpoints`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptrain.errors import StorageError
+from mptrain.runlog.layout import RUN_JSON, RunPaths
+from mptrain.runlog.lock import Holder, hold, holder_of
+from mptrain.runlog.naming import check_run_name, fresh_name
+from mptrain.runlog.state import RunState, parse_state
+from mptrain.runlog.storage import TEMPORARY, storing, sync_folder, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """A run directory that exists.
+
+    Attributes:
+        paths: Where everything in it is.
+    """
+
+    paths: RunPaths
+
+    @property
+    def root(self) -> Path:
+        """The directory itself."""
+        return self.paths.root
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the run for writing while the context lasts; the kernel releases it if the process dies.
+
+        Raises:
+            StorageError: Another process holds it (named with its host), or the lock file cannot be written.
+        """
+        return hold(self.paths.lock)
+
+    def holder(self) -> Holder | None:
+        """The process that is writing this run now, or None."""
+        return holder_of(self.paths.lock)
+
+    def read_state(self) -> RunState | None:
+        """The content of ``run.json``; None if the run's process was killed before it wrote that.
+
+        Raises:
+            StorageError: The file cannot be read, is damaged, or is of a newer schema.
+        """
+        path = self.paths.run_json
+        with storing(path, "read"):
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                return None
+        return parse_state(content.decode("utf-8", "replace"), path)
+
+    def write_state(self, state: RunState) -> None:
+        """Replace ``run.json`` atomically and durably.
+
+        Raises:
+            StorageError: It cannot be written; the old content is untouched.
+        """
+        write_atomically(self.paths.run_json, state.to_json())
+
+    def write_config(self, config: str, overrides: Sequence[str]) -> None:
+        """Write ``config.yaml`` and ``overrides.yaml``.
+
+        Args:
+            config: The fully resolved configuration as YAML text.
+            overrides: The overrides of the command line, written as a YAML list of quoted strings.
+
+        Raises:
+            StorageError: One of them cannot be written.
+        """
+        lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in overrides]
+        write_atomically(self.paths.config, config)
+        write_atomically(self.paths.overrides, "".join(lines) or "[]\n")
+
+    def is_dead(self) -> bool:
+        """Whether it says that it is running while no process holds it: it was killed and can be resumed."""
+        state = self.read_state()
+        return (state is None or state.status == "running") and self.holder() is None
+
+
+def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
+    """Make a run directory that belongs to this run alone.
+
+    Args:
+        root: The root of all runs; made if missing.
+        label: ``MODEL-DATASET-PRECISION``, part of the name of a nameless run.
+        name: A stable name: ``root/NAME``; None makes ``root/DATE/TIME-LABEL-xxxx``.
+
+    Raises:
+        ConfigError: The name is not usable (see `check_run_name`).
+        StorageError: ``root/NAME`` exists or lies inside another run, or the disk refuses.
+    """
+    if name is None:
+        return _create_fresh(root, label)
+    check_run_name(name)
+    path = root / name
+    for ancestor in path.relative_to(root).parents:
+        if str(ancestor) != "." and (root / ancestor / RUN_JSON).exists():
+            raise StorageError(
+                f"run.name={name!r} lies inside the run {root / ancestor}", "choose another run.name"
+            )
+    with storing(path, "create"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir()
+        except FileExistsError:
+            raise StorageError(
+                f"run directory {path} exists", "continue it with run.resume=auto, or choose another run.name"
+            ) from None
+        sync_folder(path.parent)
+    return RunDirectory(RunPaths(path))
+
+
+def existing_run(root: Path, name: str) -> RunDirectory | None:
+    """The run called NAME if there is one, else None; for the caller who decides on resuming.
+
+    A directory whose maker was killed before it wrote ``run.json`` counts as a run without a state.
+
+    Raises:
+        ConfigError: The name is not usable.
+        StorageError: ``root/NAME`` is something else than a run directory.
+    """
+    paths = RunPaths(root / check_run_name(name))
+    with storing(paths.root, "read"):
+        if not paths.root.exists():
+            return None
+        early = {paths.lock.name, paths.config.name, paths.overrides.name}
+        found = {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY}
+        if RUN_JSON in found or found <= early:
+            return RunDirectory(paths)
+    raise StorageError(
+        f"{paths.root} exists and is not a run: it has no {RUN_JSON}", "choose another run.name"
+    )
+
+
+def open_run(path: Path) -> RunDirectory:
+    """The run in a directory.
+
+    Raises:
+        StorageError: There is no such directory, or it holds no ``run.json``.
+    """
+    paths = RunPaths(path)
+    if not path.is_dir():
+        raise StorageError(
+            f"no run directory {path}", "name a directory that holds a run.json, or write: last"
+        )
+    if not paths.run_json.exists():
+        raise StorageError(
+            f"{path} is not a run directory: it has no {RUN_JSON}", "name the folder of one run"
+        )
+    return RunDirectory(paths)
+
+
+def last_run(root: Path) -> RunDirectory:
+    """The run that was started or resumed last; directories with a damaged ``run.json`` are passed over.
+
+    Raises:
+        StorageError: There is no run below the root.
+    """
+    newest: tuple[str, RunDirectory] | None = None
+    for run in _runs_below(root):
+        try:
+            state = run.read_state()
+        except StorageError:
+            continue
+        if state is not None and (newest is None or state.started > newest[0]):
+            newest = (state.started, run)
+    if newest is None:
+        raise StorageError(f"there is no run in {root}", "train first, or set run.root to where the runs are")
+    return newest[1]
+
+
+def _create_fresh(root: Path, label: str) -> RunDirectory:
+    for _ in range(_TRIES):
+        date, folder = fresh_name(label)
+        path = root / date / folder
+        with storing(path, "create"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                path.mkdir()  # the kernel lets exactly one process make it
+            except FileExistsError:
+                continue
+            sync_folder(path.parent)
+        return RunDirectory(RunPaths(path))
+    raise StorageError(f"{_TRIES} names in {root} were all taken", "set run.name")
+
+
+def _runs_below(root: Path) -> Iterator[RunDirectory]:
+    """Every directory with a ``run.json``, not looking inside runs and hidden folders."""
+    for folder, children, files in os.walk(root):
+        if RUN_JSON in files:
+            children.clear()
+            yield RunDirectory(RunPaths(Path(folder)))
+        children[:] = [child for child in children if not child.startswith(".")]

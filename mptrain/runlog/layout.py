@@ -1,0 +1,93 @@
+"""The names inside a run directory. No other module spells them out.
+
+This module names things; it neither reads nor writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUN_JSON = "run.json"
+STEPS = "steps.jsonl"
+EVENTS = "events.jsonl"
+EPOCHS = "epochs.csv"
+RECORD_FILES = (STEPS, EVENTS, EPOCHS)
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Every path of one run.
+
+    Attributes:
+        root: The run directory itself.
+    """
+
+    root: Path
+
+    @property
+    def run_json(self) -> Path:
+        """What the run is and how it stands (see `mptrain.runlog.state.RunState`)."""
+        return self.root / RUN_JSON
+
+    @property
+    def config(self) -> Path:
+        """The fully resolved configuration, YAML."""
+        return self.root / "config.yaml"
+
+    @property
+    def overrides(self) -> Path:
+        """The overrides that were given on the command line, a YAML list of strings."""
+        return self.root / "overrides.yaml"
+
+    @property
+    def steps(self) -> Path:
+        """One line of strict JSON for each attempted step and learner."""
+        return self.root / STEPS
+
+    @property
+    def events(self) -> Path:
+        """Overflows, scale changes, evaluations and everything else that happened, strict JSON lines."""
+        return self.root / EVENTS
+
+    @property
+    def epochs(self) -> Path:
+        """One row for each epoch, with a header, for spreadsheets."""
+        return self.root / EPOCHS
+
+    @property
+    def summary(self) -> Path:
+        """The final numbers, schema-versioned JSON."""
+        return self.root / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints (see `mptrain.runlog.checkpoints.CheckpointStore`)."""
+        return self.root / "checkpoints"
+
+    @property
+    def failure(self) -> Path:
+        """The folder of what was kept after a numeric stop."""
+        return self.root / "failure"
+
+    @property
+    def lock(self) -> Path:
+        """The file whose kernel lock says that a process is writing this run."""
+        return self.root / "run.lock"
+
+    @property
+    def report_html(self) -> Path:
+        """The self-contained report for a browser."""
+        return self.root / "report.html"
+
+    @property
+    def report_md(self) -> Path:
+        """The same report in Markdown."""
+        return self.root / "report.md"
+
+    def records(self) -> dict[str, Path]:
+        """The append-only record files, by the names that checkpoints use for their lengths."""
+        return {name: self.root / name for name in RECORD_FILES}

@@ -1,0 +1,121 @@
+"""One writer for a run: a kernel lock that ends with its process.
+
+The file's text only tells people who holds the lock; whether it is held, the kernel alone decides.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from mptrain.errors import StorageError
+from mptrain.runlog.state import now
+from mptrain.runlog.storage import storing, write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE = 0.3  # seconds; a process that only looks (`holder_of`) keeps a writer out for microseconds
+
+_held: set[int] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock: process id, host name, and since when (UTC); all empty if it has not said so yet."""
+
+    pid: int
+    host: str
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since}" if self.pid else "another process"
+
+
+@contextmanager
+def hold(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made if missing and never removed.
+
+    Raises:
+        StorageError: Another process holds it, or the file cannot be opened.
+    """
+    with storing(path, "lock"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while not (taken := _take(descriptor)) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            if not taken:
+                raise StorageError(
+                    f"{path.parent} is being written by {_read_holder(descriptor)}",
+                    "wait until it ends, stop it, or choose another run.name",
+                )
+            _write_holder(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    _held.add(descriptor)
+    try:
+        yield
+    finally:
+        if descriptor in _held:  # not in a forked child, which closed its copy at birth
+            _held.discard(descriptor)
+            os.close(descriptor)  # the kernel releases the lock with its last descriptor
+
+
+def holder_of(path: Path) -> Holder | None:
+    """Who holds the lock now; None if nobody does or there is no such file.
+
+    Raises:
+        StorageError: The file cannot be opened.
+    """
+    if not path.exists():
+        return None
+    with storing(path, "lock"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return None if _take(descriptor, shared=True) else _read_holder(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _take(descriptor: int, *, shared: bool = False) -> bool:
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _write_holder(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    holder = Holder(os.getpid(), socket.gethostname(), now())
+    write_all(descriptor, bytearray(json.dumps(asdict(holder)).encode() + b"\n"))
+
+
+def _read_holder(descriptor: int) -> Holder:
+    text = os.pread(descriptor, 4096, 0)
+    try:
+        return Holder(**json.loads(text))
+    except (ValueError, TypeError):  # it holds the lock and has not written its name yet
+        return Holder(0, "", "")
+
+
+def _forget_in_child() -> None:
+    """Close a forked worker's copy: it would outlive a killed parent; the parent's own stays held."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,112 @@
+"""A checkpoint's manifest: the small JSON file whose appearance makes a checkpoint valid.
+
+It is read without torch, so that lists and reports can tell which checkpoints a run has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from mptrain.errors import CheckpointError
+from mptrain.runlog.state import check_schema, parse_object
+from mptrain.runlog.storage import storing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA = 1
+LAST = "last"
+BEST = "best"
+DATA = ".pt"
+
+_NAME = re.compile(r"step-(\d{8,})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is known about one checkpoint.
+
+    Attributes:
+        step: Attempted steps that it contains.
+        file: Name of the data file in the same folder.
+        sha256: Hexadecimal digest of the data file.
+        bytes: Length of the data file.
+        records: Byte length of each record file at that moment, by name.
+        metric: The metric of exactly these weights on validation data; None if they were not evaluated.
+        config_digest: Digest of the configuration that made it.
+        schema: Version of this layout.
+    """
+
+    step: int
+    file: str
+    sha256: str
+    bytes: int
+    records: dict[str, int]
+    metric: float | None
+    config_digest: str
+    schema: int = SCHEMA
+
+    def to_json(self) -> str:
+        """The text of the file: indented strict JSON, with a digest of its own fields under ``check``."""
+        fields = asdict(self)
+        ordered = {"schema": fields.pop("schema"), **fields, "check": self.digest()}
+        return json.dumps(ordered, indent=2, allow_nan=False) + "\n"
+
+    def digest(self) -> str:
+        """SHA-256 of all fields: it betrays a bit flipped in a length or a metric, still valid JSON."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+def manifest_name(step: int) -> str:
+    """The file name of a step's manifest: ``step-00000123.json``."""
+    return f"step-{step:08d}.json"
+
+
+def step_of(path: Path) -> int:
+    """The step in a manifest's file name; -1 if it is no such name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match.group(1)) if match else -1
+
+
+def manifests_in(folder: Path) -> list[Path]:
+    """The manifests in a checkpoint folder, newest step first; empty if there is no such folder.
+
+    Raises:
+        StorageError: The folder cannot be read.
+    """
+    with storing(folder, "read"):
+        found = list(folder.iterdir()) if folder.is_dir() else []
+    return sorted((path for path in found if step_of(path) >= 0), key=step_of, reverse=True)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest in a file.
+
+    Raises:
+        StorageError: It cannot be read, is damaged or of a newer schema.
+    """
+    with storing(path, "read"):
+        text = path.read_bytes().decode("utf-8", "replace")
+    fields = parse_object(text, path)
+    check_schema(fields, SCHEMA, path)
+    try:
+        known = {name: fields[name] for name in Manifest.__dataclass_fields__}
+        manifest = Manifest(**known)
+        sound = (
+            type(manifest.step) is int
+            and type(manifest.bytes) is int
+            and PurePath(manifest.file).name == manifest.file  # never a path out of the folder
+            and all(type(length) is int for length in manifest.records.values())
+            and (manifest.metric is None or isinstance(manifest.metric, (int, float)))
+            and manifest.digest() == fields["check"]
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from error
+    if not sound or manifest.step != step_of(path):
+        raise CheckpointError(f"{path} is damaged: its fields do not fit together")
+    return manifest

@@ -1,0 +1,182 @@
+"""Reads run directories, for every command that looks at runs after training. Must never import torch.
+
+What a killed process left half-written at the end of a file is ignored; any other damage is an error that
+names the file and the line.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mptrain.errors import StorageError
+from mptrain.records import EpochRecord, StepRecord
+from mptrain.runlog.directory import open_run
+from mptrain.runlog.storage import storing
+from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
+from mptrain.runlog.summary import read_summary
+from mptrain.runlog.writer import EPOCHS_AFTER, EPOCHS_BEFORE, VAL_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mptrain.runlog.layout import RunPaths
+    from mptrain.runlog.state import RunState
+
+_INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
+_STEP_FIELDS = frozenset(StepRecord.__dataclass_fields__)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run directory said when it was opened; records are read when they are asked for.
+
+    Attributes:
+        paths: Where everything is.
+        state: The content of ``run.json``.
+        config: The resolved configuration as YAML text; empty if it was not written yet.
+        overrides: The overrides of the command line.
+        summary: The final numbers; empty until the run has written them.
+    """
+
+    paths: RunPaths
+    state: RunState
+    config: str
+    overrides: tuple[str, ...]
+    summary: dict[str, Any]
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Every attempted step in order, non-finite numbers restored.
+
+        Raises:
+            StorageError: A line is damaged.
+        """
+        for number, line in self._lines(self.paths.steps):
+            fields = _object(self.paths.steps, number, line)
+            if set(fields) != _STEP_FIELDS:
+                raise _damaged(self.paths.steps, number, "its fields are not those of a step")
+            yield StepRecord(**fields)
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """Every event in order, ``event`` is its kind; non-finite numbers inside nested values are None.
+
+        Raises:
+            StorageError: A line is damaged.
+        """
+        for number, line in self._lines(self.paths.events):
+            fields = _object(self.paths.events, number, line)
+            if not isinstance(fields.get("event"), str):
+                raise _damaged(self.paths.events, number, "it does not say which event it is")
+            yield fields
+
+    def epochs(self) -> Iterator[EpochRecord]:
+        """Every epoch in order.
+
+        Raises:
+            StorageError: A row is damaged.
+        """
+        header: list[str] = []
+        for number, line in self._lines(self.paths.epochs):
+            cells = next(csv.reader([line]), [])
+            if number == 1:
+                header = cells
+                _check_header(self.paths.epochs, header)
+            else:
+                yield _epoch(self.paths.epochs, number, header, cells)
+
+    def _lines(self, path: Path) -> Iterator[tuple[int, str]]:
+        """The whole lines of a file with their numbers from 1; a missing file has none."""
+        with storing(path, "read"):
+            if not path.exists():
+                return
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    if not line.endswith(b"\n"):  # only the last line can lack it
+                        if self.state.status == "done":
+                            raise _damaged(path, number, "it is cut off, though the run ended in order")
+                        return
+                    yield number, line[:-1].decode("utf-8", "replace")
+
+
+def read_run(path: Path) -> Run:
+    """The run in a directory.
+
+    Raises:
+        StorageError: It is no run directory, or one of its small files is damaged.
+    """
+    directory = open_run(path)
+    state = directory.read_state()
+    if state is None:
+        raise StorageError(f"{path} lost its run.json while it was read", "try again")
+    paths = directory.paths
+    return Run(
+        paths=paths,
+        state=state,
+        config=_text(paths.config),
+        overrides=_overrides(paths.overrides),
+        summary=read_summary(paths.summary),
+    )
+
+
+def _text(path: Path) -> str:
+    with storing(path, "read"):
+        try:
+            return path.read_bytes().decode("utf-8", "surrogateescape")
+        except FileNotFoundError:
+            return ""
+
+
+def _overrides(path: Path) -> tuple[str, ...]:
+    """The strings that `RunDirectory.write_config` wrote: one quoted string a line."""
+    found: list[str] = []
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if not line.startswith("- "):
+            continue
+        try:
+            override = parse_strict(line[2:])
+        except ValueError:
+            override = None
+        if not isinstance(override, str):
+            raise _damaged(path, number, "it is not a quoted string")
+        found.append(override)
+    return tuple(found)
+
+
+def _object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        return restore_nonfinite(parse_strict(line))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise _damaged(path, number, "it is not a record") from None
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    first, last = len(EPOCHS_BEFORE), len(header) - len(EPOCHS_AFTER)
+    metrics = header[first:last]
+    expected = [*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER]
+    if header != expected or not all(column.startswith(VAL_PREFIX) for column in metrics):
+        raise _damaged(path, 1, "it is not the header")
+
+
+def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> EpochRecord:
+    if len(cells) != len(header):
+        raise _damaged(path, number, f"it has {len(cells)} cells, the header has {len(header)}")
+    values: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
+    try:
+        for column, cell in zip(header, cells, strict=True):
+            if not column.startswith(VAL_PREFIX):
+                values[column] = int(cell) if column in _INTEGERS else float(cell)
+            elif cell:
+                metrics[column.removeprefix(VAL_PREFIX)] = float(cell)
+    except ValueError:
+        raise _damaged(path, number, f"{cell!r} is not a number") from None
+    return EpochRecord(val=metrics, **values)
+
+
+def _damaged(path: Path, number: int, why: str) -> StorageError:
+    return StorageError(
+        f"{path}, line {number} is damaged: {why}",
+        "resume the run from a checkpoint, or restore the file from a copy",
+    )

@@ -1,0 +1,140 @@
+"""Safe writing: failures of the disk as errors for the user, and files that are replaced whole or not at all.
+
+Every writer of the package goes through here. Nothing here knows what a file means.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from mptrain.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TEMPORARY = ".tmp"
+
+_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
+_REFUSED = {
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+}
+
+
+@contextmanager
+def storing(path: Path, doing: str = "write", *, needed: int | None = None, good: str = "") -> Iterator[None]:
+    """Turn an OSError inside the block into a StorageError.
+
+    Args:
+        path: What was being written or read; the error names the file that the system names, else this.
+        doing: The verb of the message: ``write``, ``read``, ``create``, ``lock``.
+        needed: Bytes that the operation needs, where known; reported when the disk is full.
+        good: What the failure leaves intact, for instance ``the checkpoint of step 100``.
+
+    Raises:
+        StorageError: With the cause in words, needed and free bytes of a full disk, and what is still good.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise as_storage_error(error, path, doing, needed=needed, good=good) from error
+
+
+def as_storage_error(
+    error: OSError, path: Path, doing: str = "write", *, needed: int | None = None, good: str = ""
+) -> StorageError:
+    """The StorageError that stands for an OSError; the arguments are those of `storing`."""
+    reason = _FULL.get(error.errno or 0) or _REFUSED.get(error.errno or 0) or error.strerror or str(error)
+    hint = "check the path and the disk"
+    if error.errno in _FULL:
+        wanted = "" if needed is None else f"{readable_bytes(needed)} needed, "
+        reason += f" ({wanted}{readable_bytes(free_bytes(path))} free)"
+        hint = "free some space, or set run.root to a folder on another disk"
+    elif error.errno in _REFUSED:
+        hint = "set run.root to a folder that you can write"
+    if good:
+        hint += f"; still good: {good}"
+    return StorageError(f"cannot {doing} {error.filename or path}: {reason}", hint)
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that can still be written without privileges where the path is or would be; 0 if unknown."""
+    for place in (path, *path.absolute().parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(place).free
+    return 0
+
+
+def readable_bytes(count: int) -> str:
+    """A number of bytes for people: ``812 B``, ``4.2 kB``, ``1.5 GB`` (powers of 1000)."""
+    if count < 1000:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1000:.1f} TB"
+
+
+def temporary(path: Path) -> Path:
+    """A fresh name beside the path, for a file that is to replace it; recognised if its writer is killed."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+
+
+def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, good: str = "") -> None:
+    """Replace a file so that every reader, and every crash, sees the old content or the new one whole.
+
+    Args:
+        path: The file; its folder must exist.
+        data: The new content; text is encoded as UTF-8, undecodable bytes of a command line survive.
+        durable: Also force file and folder to the disk, so that the new content survives a power failure.
+        good: What a failure leaves intact, for the message.
+
+    Raises:
+        StorageError: The file cannot be written; the old content is untouched.
+    """
+    content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    draft = temporary(path)
+    with storing(path, needed=len(content), good=good):
+        try:
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                write_all(descriptor, bytearray(content))
+                if durable:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            draft.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise
+        if durable:
+            sync_folder(path.parent)
+
+
+def write_all(descriptor: int, pending: bytearray) -> None:
+    """Write a buffer to the end, removing from it what the system has accepted, so that a retry can go on."""
+    while pending:
+        del pending[: os.write(descriptor, pending)]
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk: a rename is not durable before that."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder, and say so
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,53 @@
+"""Back from strict JSON to numbers: the inverse of `mptrain.records.as_json`."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any, NoReturn
+
+
+def parse_strict(text: str) -> Any:
+    """The value of a JSON text; NaN and Infinity, which Python would accept, are not JSON.
+
+    Raises:
+        ValueError: The text is not strict JSON.
+    """
+    return json.loads(text, parse_constant=_refuse)
+
+
+def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields with their non-finite numbers, and without the list of them.
+
+    Args:
+        fields: A parsed object; ``nonfinite`` maps paths (``loss``, ``metrics.loss``, ``scales.3``) to ``inf``,
+            ``-inf`` or ``nan``.
+
+    Raises:
+        KeyError, IndexError: A listed path leads nowhere.
+        ValueError, TypeError, AttributeError: The list is not one that `mptrain.records.as_json` writes.
+    """
+    values = copy.deepcopy(fields)
+    for path, kind in values.pop("nonfinite", {}).items():
+        place, key = _find(values, path)
+        if place[key] is not None:
+            raise ValueError(f"{path} is finite and listed as {kind}")
+        place[key] = float(kind)
+    return values
+
+
+def _find(values: Any, path: str) -> tuple[Any, Any]:
+    """The container and the key that a path leads to; a key may itself contain dots."""
+    if isinstance(values, list):
+        head, _, rest = path.partition(".")
+        return (values, int(head)) if not rest else _find(values[int(head)], rest)
+    for key in sorted((key for key in values if path == key or path.startswith(f"{key}.")), key=len, reverse=True):
+        if path == key:
+            return values, key
+        if isinstance(values[key], (dict, list)):
+            return _find(values[key], path[len(key) + 1 :])
+    raise KeyError(path)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,61 @@
+"""``summary.json``: the final numbers of a run, with a schema number.
+
+Which numbers those are is the business of the engine; this module only keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from mptrain.errors import StorageError
+from mptrain.records import as_json
+from mptrain.runlog.state import check_schema, parse_object
+from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.strict_json import restore_nonfinite
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SCHEMA = 1
+
+
+def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
+    """Write the final numbers atomically, as indented strict JSON.
+
+    Args:
+        path: ``RunPaths.summary``.
+        numbers: JSON values. Non-finite numbers of the first level come back as they were, deeper ones as
+            None.
+
+    Raises:
+        StorageError: The file cannot be written.
+        ValueError: ``schema`` or ``nonfinite`` is among the names.
+    """
+    if reserved := {"schema", "nonfinite"} & set(numbers):
+        raise ValueError(f"a summary must not contain {sorted(reserved)}")
+    line = as_json({"schema": SCHEMA, **numbers})
+    write_atomically(path, json.dumps(json.loads(line), indent=2, allow_nan=False) + "\n")
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The final numbers, without the schema; empty where the run has not written them yet.
+
+    Raises:
+        StorageError: The file cannot be read, is damaged or of a newer schema.
+    """
+    with storing(path, "read"):
+        try:
+            text = path.read_bytes().decode("utf-8", "replace")
+        except FileNotFoundError:
+            return {}
+    fields = parse_object(text, path)
+    check_schema(fields, SCHEMA, path)
+    del fields["schema"]
+    try:
+        return restore_nonfinite(fields)
+    except (KeyError, ValueError, AttributeError) as error:
+        raise StorageError(
+            f"{path} is damaged: its list of non-finite numbers", "restore it from a copy"
+        ) from error

@@ -1,0 +1,222 @@
+"""Writes the record files of a run: steps.jsonl, events.jsonl and epochs.csv.
+
+Lines are collected in memory and written in large pieces, so a record costs no system call. All files grow
+at the end only, in binary: their byte lengths, stored with a checkpoint, are enough to take back what came
+after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from mptrain.errors import StorageError
+from mptrain.records import (
+    EpochRecord,
+    EvalRecord,
+    EventRecord,
+    OverflowRecord,
+    ProgressRecord,
+    Record,
+    ScaleRecord,
+    StepRecord,
+    as_json,
+    step_json,
+)
+from mptrain.runlog.layout import EPOCHS, EVENTS, STEPS
+from mptrain.runlog.storage import storing, sync_folder, write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from mptrain.runlog.layout import RunPaths
+
+BUFFER_BYTES: Final = 1 << 16
+EPOCHS_BEFORE: Final = ("epoch", "step", "updates", "skipped", "train_loss", "loss_scale", "lr")
+EPOCHS_AFTER: Final = ("seconds", "samples_per_second")
+VAL_PREFIX: Final = "val_"
+
+
+class RecordWriter:
+    """A sink that keeps every record in its file.
+
+    The files are made at once, so that a disk that refuses is noticed before training. A record given to
+    `take` is in the file after `flush`, and on the disk after `sync`.
+
+    Args:
+        paths: The run directory. Existing files are continued; on a resume call `truncate_records` before.
+
+    Raises:
+        StorageError: A file cannot be made, here, or written, in every method.
+    """
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._files = {name: _AppendFile(path) for name, path in paths.records().items()}
+        self._columns = _header_of(paths.epochs)
+        with storing(paths.root):
+            sync_folder(paths.root)
+
+    def take(self, record: Record) -> None:
+        """Keep one record; progress is not kept, it depends on the clock.
+
+        Raises:
+            ValueError: An epoch has a metric that the first epoch had not, or an event's fields hide its own.
+        """
+        match record:
+            case StepRecord():
+                self._files[STEPS].add(step_json(record) + "\n")
+            case EpochRecord():
+                self._take_epoch(record)
+            case ProgressRecord():
+                pass
+            case _:
+                self._files[EVENTS].add(as_json(event_fields(record)) + "\n")
+
+    def flush(self) -> None:
+        """Hand everything taken so far to the operating system: it survives the death of this process."""
+        for file in self._files.values():
+            file.flush()
+
+    def sync(self) -> dict[str, int]:
+        """Force everything taken so far to the disk: it survives a power failure.
+
+        Returns:
+            The byte length of each record file by name, for a checkpoint and `truncate_records`.
+        """
+        return {name: file.sync() for name, file in self._files.items()}
+
+    def close(self) -> None:
+        """Sync and close the files."""
+        with contextlib.ExitStack() as stack:  # all of them, even if one fails
+            for file in self._files.values():
+                stack.callback(file.close)
+
+    def _take_epoch(self, record: EpochRecord) -> None:
+        values = asdict(record)
+        metrics = {VAL_PREFIX + name: value for name, value in values.pop("val").items()}
+        if not self._columns:
+            self._columns = (*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER)
+            self._files[EPOCHS].add(_csv_line(self._columns))
+        if unknown := set(metrics) - set(self._columns):
+            raise ValueError(
+                f"epochs.csv has no column {sorted(unknown)}; the first epoch fixed {self._columns}"
+            )
+        row = {**values, **metrics}
+        self._files[EPOCHS].add(_csv_line([row.get(column, "") for column in self._columns]))
+
+
+def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord) -> dict[str, Any]:
+    """The fields of a line of ``events.jsonl``; ``event`` comes first and says which kind it is.
+
+    Raises:
+        ValueError: The fields of an event contain ``event``, ``step`` or ``nonfinite``.
+    """
+    match record:
+        case OverflowRecord():
+            return {"event": "overflow", **asdict(record)}
+        case ScaleRecord():
+            return {"event": "scale", **asdict(record)}
+        case EvalRecord():
+            return {"event": "evaluation", **asdict(record)}
+        case EventRecord():
+            if hidden := {"event", "step", "nonfinite"} & set(record.fields):
+                raise ValueError(f"fields of event {record.kind!r} must not be called {sorted(hidden)}")
+            return {"event": record.kind, "step": record.step, **record.fields}
+
+
+def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> None:
+    """Cut every record file back to a length that `RecordWriter.sync` returned, after checking all of them.
+
+    Args:
+        paths: The run directory.
+        lengths: Byte length by file name. A file without a length becomes empty; a missing file of length 0
+            stays missing.
+
+    Raises:
+        StorageError: A file is shorter than its length or has no line end there (the record is damaged), or
+            it cannot be read or cut.
+    """
+    files = paths.records()
+    if unknown := set(lengths) - set(files):
+        raise StorageError(
+            f"{paths.root} has no record file {sorted(unknown)}", "use the mptrain that wrote it"
+        )
+    for name, path in files.items():
+        _check_length(path, lengths.get(name, 0))
+    for name, path in files.items():
+        with storing(path, "truncate"):
+            if path.exists():
+                descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+                try:
+                    os.ftruncate(descriptor, lengths.get(name, 0))
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+
+class _AppendFile:
+    """A file that grows at its end, with a buffer of its own whose fill survives a failed write."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._pending = bytearray()
+        self._closed = False
+        with storing(path):
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def add(self, line: str) -> None:
+        self._pending += line.encode()
+        if len(self._pending) >= BUFFER_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._pending:
+            with storing(self._path, needed=len(self._pending)):
+                write_all(self._descriptor, self._pending)
+
+    def sync(self) -> int:
+        self.flush()
+        with storing(self._path):
+            os.fsync(self._descriptor)
+            return os.fstat(self._descriptor).st_size
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.sync()
+        finally:
+            os.close(self._descriptor)
+
+
+def _check_length(path: Path, length: int) -> None:
+    with storing(path, "read"):
+        size = path.stat().st_size if path.exists() else 0
+        if size >= length > 0:
+            with path.open("rb") as file:
+                file.seek(length - 1)
+                whole = file.read(1) == b"\n"
+        else:
+            whole = True
+    hint = "the record is damaged: restore it from a copy, or start the run again"
+    if size < length:
+        raise StorageError(f"{path} has {size} bytes, the checkpoint knew {length}", hint)
+    if not whole:
+        raise StorageError(f"{path} has no line end at byte {length}, where the checkpoint knew one", hint)
+
+
+def _header_of(path: Path) -> tuple[str, ...]:
+    with storing(path, "read"), path.open(encoding="utf-8", newline="") as file:
+        return tuple(next(csv.reader(file), ()))
+
+
+def _csv_line(values: list[Any] | tuple[Any, ...]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()

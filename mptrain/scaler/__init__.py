@@ -1,0 +1,7 @@
+"""How gradients stay in range: each algorithm is a value (its constants) with a transition rule over a state."""
+
+from mptrain.scaler.base import Scaler, ScalerState
+from mptrain.scaler.dynamic import DynamicScaler
+from mptrain.scaler.static import NoScaler, StaticScaler
+
+__all__ = ["DynamicScaler", "NoScaler", "Scaler", "ScalerState", "StaticScaler"]

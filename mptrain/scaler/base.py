@@ -1,0 +1,49 @@
+"""What every loss scaler is: constants, a first state, and the state that follows a verdict.
+
+A scaler holds no state of its own. Its state is a mapping of device tensors of shape (1,), ``scale`` among them, which
+the engine keeps, saves whole, compares and replays. A rule reads tensors and returns tensors; it never asks the host
+for their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    from mptrain.numerics.verdict import Verdict
+
+ScalerState = Mapping[str, Tensor]
+OnOverflow = Literal["skip", "apply"]
+
+
+class Scaler(Protocol):
+    """A loss scaling rule."""
+
+    @property
+    def on_overflow(self) -> OnOverflow:
+        """What happens to an update whose gradients are not finite: ``skip`` or ``apply``."""
+
+    def initial(self, device: torch.device) -> ScalerState:
+        """The state before the first step; ``scale`` is float32 of shape (1,)."""
+
+    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
+        """The state to go on with after a restart.
+
+        Args:
+            saved: The state in a checkpoint, perhaps of another rule or of other constants.
+            device: Where to go on.
+
+        Returns:
+            The state, and what of the saved one does not fit this rule's constants, one sentence each.
+        """
+
+    def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
+        """The state after a step; the argument is left as it was."""
+
+    def in_words(self) -> str:
+        """The rule in one line, for the person at the terminal."""

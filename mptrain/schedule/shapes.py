@@ -1,0 +1,101 @@
+"""The shapes a learning rate can take: pure functions from an update's number to a factor of the base rate.
+
+A refused step is not an update, so no schedule moves on it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from mptrain.fields import Fraction, NonNegativeInt, PositiveFloat
+
+
+class Schedule(Protocol):
+    """A factor of the base learning rate for each update."""
+
+    def factor(self, update: int, planned: int) -> float:
+        """The factor for the update with this number (from 0) out of ``planned``."""
+
+
+def warm(update: int, warmup: int) -> float:
+    """The factor of a linear warm-up: 1/warmup at the first update, 1 from update ``warmup - 1`` on."""
+    return min(1.0, (update + 1) / warmup) if warmup else 1.0
+
+
+def progress(update: int, planned: int, warmup: int) -> float:
+    """How far the part after the warm-up has come, 0 to 1; it reaches 1 only after the last planned update."""
+    return min(1.0, max(0.0, (update - warmup) / max(1, planned - warmup)))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same rate throughout.
+
+    Attributes:
+        warmup: Updates of linear warm-up.
+    """
+
+    warmup: NonNegativeInt = 0
+
+    def factor(self, update: int, planned: int) -> float:
+        """1 after the warm-up."""
+        return warm(update, self.warmup)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The rate falls by a factor at each milestone (He et al. 2015 divide it by 10 at 30, 60 and 80 of 90 epochs).
+
+    Attributes:
+        milestones: Fractions of the planned updates, each from 0 to 1.
+        gamma: Multiplies the rate at each milestone.
+        warmup: Updates of linear warm-up.
+    """
+
+    milestones: tuple[Fraction, ...] = (0.333, 0.667, 0.889)
+    gamma: PositiveFloat = 0.1
+    warmup: NonNegativeInt = 0
+
+    def factor(self, update: int, planned: int) -> float:
+        """``gamma`` to the power of the number of milestones passed."""
+        # 0.55 * 100 is 55.00000000000001 in floating point, and means 55.
+        passed = sum(update >= round(milestone * planned, 6) for milestone in self.milestones)
+        return warm(update, self.warmup) * self.gamma**passed
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Half a cosine (Loshchilov and Hutter 2017, without restarts).
+
+    Attributes:
+        final: Fraction of the rate at the end.
+        warmup: Updates of linear warm-up.
+    """
+
+    final: Fraction = 0.0
+    warmup: NonNegativeInt = 0
+
+    def factor(self, update: int, planned: int) -> float:
+        """From 1 after the warm-up to ``final`` after the last planned update."""
+        wave = 0.5 * (1 + math.cos(math.pi * progress(update, planned, self.warmup)))
+        return warm(update, self.warmup) * (self.final + (1 - self.final) * wave)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A straight line.
+
+    Attributes:
+        final: Fraction of the rate at the end.
+        warmup: Updates of linear warm-up.
+    """
+
+    final: Fraction = 0.0
+    warmup: NonNegativeInt = 0
+
+    def factor(self, update: int, planned: int) -> float:
+        """From 1 after the warm-up to ``final`` after the last planned update."""
+        line = 1 - progress(update, planned, self.warmup)
+        return warm(update, self.warmup) * (self.final + (1 - self.final) * line)

@@ -1,0 +1,44 @@
+"""A command line run in this process, with training replaced by a note of what it was asked for."""
+
+import pytest
+
+from mptrain.cli.main import main
+
+
+class Terminal:
+    """Runs command lines and keeps what came out."""
+
+    def __init__(self, capsys):
+        self._capsys = capsys
+        self.trained = []
+        self.resumed = []
+        self.evaluated = []
+        self.codes = []
+        self.out = self.err = ""
+
+    def __call__(self, *words):
+        """The exit code of a command line; its output is in ``out`` and ``err``."""
+        self._capsys.readouterr()
+        code = main(list(words))
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def train(self, config):
+        self.trained.append(config)
+        outcome = self.codes.pop(0) if self.codes else 0
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+@pytest.fixture
+def terminal(capsys, monkeypatch, tmp_path):
+    found = Terminal(capsys)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MPTRAIN_TRACEBACK", raising=False)
+    monkeypatch.setattr("mptrain.cli.train.train", found.train)
+    monkeypatch.setattr("mptrain.cli.train.resume", lambda run, words: found.resumed.append((run, words)) or 0)
+    monkeypatch.setattr(
+        "mptrain.cli.train.evaluate", lambda run, words, which="last": found.evaluated.append((run, words, which)) or 0
+    )
+    return found

@@ -1,0 +1,102 @@
+"""The table of bad input: what each mistake on the command line gets, in words and as an exit code."""
+
+import random
+
+import pytest
+
+ROWS = [
+    (["precision=amp_dynamc"], ["error: no option 'amp_dynamc' in precision", "hint: did you mean amp_dynamic?"]),
+    (["precison=amp_dynamic"], ["error: unknown key 'precison'", "hint: did you mean precision=amp_dynamic?"]),
+    (["trian", "model=resnet50"], ["error: 'trian' is not a command", "hint: did you mean train?"]),
+    (["train.epochs=1.5"], ["error: train.epochs=1.5: must be a whole number, at least 1"]),
+    (["scaler.growth_factor=0.5"], ["error: scaler.growth_factor=0.5: must be a number above 1"]),
+    (["precision=amp_static", "scaler.scale=-1"], ["error: scaler.scale=-1: must be a number above 0"]),
+    (["scaler.init_scale=nan"], ["error: scaler.init_scale=nan: must be a number above 0"]),
+    (["scaler.scale=1,128"], ["error: scaler.scale=1,128: two values for one key: add -m to sweep"]),
+    (["--epochs=3"], ["error: unknown option '--epochs=3'", "hint: configuration is written without dashes: epochs=3"]),
+    (["--multirum"], ["error: unknown option '--multirum'", "hint: did you mean --multirun?"]),
+    (["--config-dir"], ["error: --config-dir needs a value"]),
+    (["--config-dir", "/nowhere"], ["error: --config-dir /nowhere: there is no such folder"]),
+    (["--config-name", "nothing"], ["error: --config-name nothing: no such file"]),
+    (["list", "precison"], ["error: there is no group 'precison'", "hint: did you mean precision?"]),
+    (["help", "trian"], ["error: 'trian' is not a command", "hint: did you mean train?"]),
+    (["model._target_=os.system"], ["error: _target_ 'os.system' is not in an allowed package"]),
+    (["model._target_=mptrain.model.cnnn"], ["has no 'cnnn'", "hint: did you mean mptrain.model.cnn?"]),
+    (["model._target_=mptrain.cli.os.system"], ["tried to import mptrain.cli.os"]),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), ROWS)
+def test_bad_input_gets_its_answer_and_exit_code_2(terminal, words, expected):
+    assert terminal(*words) == 2
+    for text in expected:
+        assert text in terminal.err
+    assert terminal.err.startswith("error: ") and "Traceback" not in terminal.err
+    assert not terminal.trained
+
+
+def test_all_problems_come_out_at_once(terminal):
+    assert terminal("precison=x", "train.epochs=1.5", "scaler.growth_factor=0.5") == 2
+    assert terminal.err.count("error: ") == 3
+
+
+WORDS = [
+    "precision=amp_dynamic",
+    "scaler=static",
+    "scaler.scale=128",
+    "train.epochs=3",
+    "optimizer.betas=[0.9,0.99]",
+    "model=plain16",
+    "run.name=foo",
+    "+model.x=1",
+    "~debug",
+    "seed=0,1",
+    "-m",
+    "--cfg",
+    "job",
+    "--config-dir",
+    "resume",
+    "list",
+    "eval",
+    "seed=range(1,3)",
+    "precision=glob(fp*)",
+    "train={epochs: 2}",
+    "device=cuda:0",
+    "hydra.verbose=true",
+]
+PIECES = [*"=.,+~-@:/\\'\"(){}[]$#%&*!?<>| \t\n\0é漢𝄞", "${", "}", "${oc.env:X}", "???", "null", "nan", "1e999", "-1", "\ud800"]
+
+
+def malformed(random_source):
+    """A command line of valid words with letters lost, doubled, swapped and strange ones put in."""
+    words = []
+    for _ in range(random_source.randint(1, 4)):
+        word = random_source.choice(WORDS)
+        for _ in range(random_source.randint(0, 3)):
+            place = random_source.randint(0, len(word))
+            kind = random_source.randint(0, 3)
+            if kind == 0:
+                word = word[:place] + word[place + 1 :]
+            elif kind == 1:
+                word = word[:place] + random_source.choice(PIECES) + word[place:]
+            elif kind == 2:
+                word = word[:place] + word[place : place + 1] * random_source.randint(2, 30) + word[place:]
+            else:
+                word = word[place:] + word[:place]
+        words.append(word)
+    return words
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_random_malformed_command_line_never_shows_a_traceback(terminal, seed):
+    words = malformed(random.Random(seed))
+    code = terminal(*words)
+    assert code in (0, 2), (words, terminal.err)
+    assert "Traceback" not in terminal.err and "this is a bug" not in terminal.err
+    assert code == 0 or terminal.err.startswith("error: "), (words, terminal.err)
+
+
+@pytest.mark.parametrize("word", ["train.epochs=" + "[" * 3000, "x" * 100_000 + "=1", "a." * 3000 + "b=1", "seed=" + "9" * 9000])
+def test_an_enormous_word_is_refused_in_words(terminal, word):
+    assert terminal(word) == 2
+    assert "this is a bug" not in terminal.err and len(terminal.err) < 2000

@@ -1,0 +1,321 @@
+"""Facts about composing: what wins over what, what is refused, and that everything is said at once."""
+
+import itertools
+import math
+import sys
+
+import pytest
+
+from mptrain.config import compose as module
+from mptrain.config.compose import Composer, compose, reload
+from mptrain.errors import ConfigError
+
+
+def problems(*words, **options):
+    """What composing says about these words: problem to hint."""
+    with pytest.raises(ConfigError) as caught:
+        compose(words, **options)
+    return {problem.what: problem.hint for problem in caught.value.problems}
+
+
+def test_the_default_is_the_one_that_the_files_say():
+    config = compose([])
+    assert config.chosen == {
+        "task": "classify",
+        "dataset": "digits",
+        "optimizer": "sgd",
+        "schedule": "cosine",
+        "scaler": "dynamic",
+        "model": "cnn",
+        "precision": "amp_dynamic",
+    }
+    assert config.train.epochs == 10 and config.run.name is None and config.warnings == ()
+
+
+def test_precision_chooses_the_scaler_and_the_command_line_wins():
+    assert compose(["precision=fp32"]).scaler.path == "mptrain.scaler.NoScaler"
+    assert compose(["precision=fp16_static"]).scaler.path == "mptrain.scaler.StaticScaler"
+    chosen = compose(["scaler=static", "precision=fp32", "scaler.scale=8"])
+    assert chosen.scaler.arguments["scale"] == 8.0
+
+
+def test_the_model_chooses_the_optimizer_and_the_command_line_wins():
+    assert compose(["model=plain16"]).optimizer.path == "mptrain.optimizer.Adam"
+    assert compose(["model=plain16", "optimizer=sgd"]).optimizer.path == "mptrain.optimizer.SGD"
+    assert compose(["model=plain16"]).train.batch_size == 128
+    assert compose(["model=plain16", "train.batch_size=7"]).train.batch_size == 7
+
+
+def test_a_models_rate_does_not_leak_into_an_optimizer_it_did_not_choose():
+    adam = compose(["model=plain16"]).optimizer.arguments["lr"]
+    sgd = compose(["model=plain16", "optimizer=sgd"]).optimizer.arguments["lr"]
+    assert adam == 0.001 and sgd == 0.05
+    assert compose(["model=plain16", "optimizer.lr=0.5"]).optimizer.arguments["lr"] == 0.5
+
+
+def test_model_defaults_are_kept_apart_from_the_models_arguments():
+    config = compose(["model=plain16"])
+    assert config.model_defaults["lr"] == {"adam": 0.001}
+    assert "defaults" not in config.model.arguments
+
+
+def test_of_two_words_for_one_key_or_group_the_last_one_counts():
+    config = compose(["train.epochs=1", "precision=fp32", "precision=bf16", "train.epochs=2"])
+    assert config.train.epochs == 2 and config.precision.name == "bf16"
+
+
+def test_every_problem_is_reported_at_once():
+    found = problems(
+        "precison=amp_dynamic", "train.epochs=1.5", "scaler.growth_factor=0.5", "optimizer=smd", "device=gpu", "nonsense"
+    )
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    ("word", "what", "hint"),
+    [
+        ("precision=amp_dynamc", "no option 'amp_dynamc' in precision", "did you mean amp_dynamic?"),
+        ("precision=5", "no option '5' in precision", None),
+        ("precison=amp_dynamic", "unknown key 'precison'", "did you mean precision=amp_dynamic?"),
+        ("epochs=3", "unknown key 'epochs'", "did you mean train.epochs=3?"),
+        ("lr=0.1", "unknown key 'lr'", "did you mean optimizer.lr=0.1?"),
+        ("train.epoch=3", "unknown key 'train.epoch'", "did you mean train.epochs=3?"),
+        ("trian.epochs=3", "unknown key 'trian.epochs'", "did you mean train.epochs=3?"),
+        ("model.widht=3", "unknown key 'model.widht'", None),
+        ("model.nothing=3", "unknown key 'model.nothing'", "write +model.nothing=3 to pass it to mptrain.model.cnn"),
+        ("train.epochs.x=3", "unknown key 'train.epochs.x'", None),
+        ("zzz=3", "unknown key 'zzz'", "see mptrain list for the groups and keys there are"),
+        ("train={epoch:3}", "unknown key 'train.epoch'", "did you mean train.epochs=3?"),
+        ("train=3", "train=3: must be a mapping", None),
+        ("scaler.scale=1,128", "scaler.scale=1,128: two values for one key: add -m to sweep", None),
+        ("seed=1,2,3", "seed=1,2,3: several values for one key: add -m to sweep", None),
+        ("precision=fp32,bf16", "precision=fp32,bf16: two values for one key: add -m to sweep", None),
+        ("seed=range(1,4)", "seed=range(1,4): several values for one key: add -m to sweep", None),
+        ("precision=[fp32,bf16]", "precision=[fp32,bf16]: only one option of a group can be chosen", None),
+        ("model=null", "model=null: a run needs one model", None),
+        ("~model", "'~model': a run needs one model", None),
+        ("+model=mlp", "'+model=mlp': model is chosen already", "write model=mlp"),
+        ("model@other=mlp", "'model@other=mlp': model stands at one place only", "write model=mlp"),
+        ("+train.epochs=3", "'+train.epochs=3': train.epochs exists already", "write train.epochs=3"),
+        ("+train.foo=3", "unknown key 'train.foo'", None),
+        ("+foo=3", "unknown key 'foo'", None),
+        ("++foo.bar=3", "unknown key 'foo.bar'", None),
+        ("~train.epochs", "'~train.epochs': train.epochs cannot be removed", "give it another value instead"),
+        ("~nothing", "'~nothing': there is no key 'nothing' to remove", ""),
+        ("~model._target_", "'~model._target_': model._target_ cannot be removed", None),
+        ("hydra.run.dir=x", "'hydra.run.dir' has no effect: mptrain makes run directories", "use run.root or run.name"),
+        ("train.epochs", "'train.epochs' is not of the form KEY=VALUE", "write for example train.epochs=3"),
+        ("=3", "'=3' names no key", None),
+        ("train.epochs=[1", None, None),
+        ("run.name=é", None, "quote the value: 'run.name=\"...\"'"),
+        ("train.epochs=${nowhere}", "train.epochs: Interpolation key 'nowhere' not found", ""),
+        ("optimizer.lr=${optimizer.lr}", "optimizer.lr: Recursive interpolation detected", ""),
+        ("run.name=../x", "run.name='../x' has '..' as a part of the path", None),
+    ],
+)
+def test_a_wrong_word_is_named_with_what_to_write_instead(word, what, hint):
+    found = problems(word)
+    assert len(found) == 1
+    [(said, hinted)] = found.items()
+    assert what is None or said == what
+    assert hint is None or hinted == hint
+
+
+KEYS = {
+    "train.epochs": "a whole number, at least 1",
+    "train.max_steps": "a whole number, at least 1, or null",
+    "train.clip_norm": "a number above 0, or null",
+    "train.channels_last": "true or false",
+    "seed": "a whole number, at least 0",
+    "device": "auto, cpu, cuda or cuda:N",
+    "threads": "a whole number, at least 1, or null",
+    "checkpoint.keep": "a whole number, at least 1",
+    "log.lines": "a number, at least 0",
+    "run.resume": "auto, never or must",
+    "precision.keep_fp32": "a list, each entry text",
+    "precision.compute": "float32, float16 or bfloat16",
+    "scaler.growth_factor": "a number above 1",
+    "scaler.backoff_factor": "a number above 0 and below 1",
+    "scaler.growth_interval": "a whole number, at least 1",
+    "scaler.on_overflow": "skip or apply",
+    "optimizer.lr": None,
+}
+WRONG = ("1.5x", "nan", "inf", "-1", "[x,{}]", "-0.5", "{a:1}")
+
+
+@pytest.mark.parametrize(("key", "value"), list(itertools.product(KEYS, WRONG)))
+def test_a_value_out_of_range_is_answered_with_key_value_and_range(key, value):
+    found = problems(f"{key}={value}")
+    words = [what for what in found if what.startswith(f"{key}=")]
+    assert len(words) == 1
+    assert ": must be " in words[0]
+    assert KEYS[key] is None or words[0].endswith(f"must be {KEYS[key]}")
+
+
+def test_true_is_no_number_and_one_is_no_truth_value():
+    assert "train.epochs=true: must be a whole number, at least 1" in problems("train.epochs=true")
+    assert "train.channels_last=1: must be true or false" in problems("train.channels_last=1")
+
+
+def test_a_whole_number_may_be_written_as_a_power_of_ten():
+    config = compose(["train.max_steps=1e3"])
+    assert config.train.max_steps == 1000 and isinstance(config.train.max_steps, int)
+
+
+def test_a_key_of_the_other_scaler_is_answered_with_its_counterpart():
+    [(what, hint)] = problems("scaler.scale=8").items()
+    assert what == "unknown key 'scaler.scale' in the scaler chosen here: it belongs to scaler=static"
+    assert hint == "did you mean scaler.init_scale=8?"
+    [(what, hint)] = problems("precision=fp16_static", "scaler.init_scale=8").items()
+    assert "belongs to scaler=dynamic" in what and hint == "did you mean scaler.scale=8?"
+
+
+def test_a_key_of_another_optimizer_names_the_optimizers_that_have_it():
+    [(what, hint)] = problems("optimizer.betas=[0.9,0.99]").items()
+    assert "it belongs to optimizer=adam or optimizer=adamw" in what
+    assert hint == "choose optimizer=adam or optimizer=adamw"
+
+
+def test_with_a_wrong_option_its_keys_are_not_called_unknown():
+    assert list(problems("precision=fp16_statik", "scaler.scale=8")) == ["no option 'fp16_statik' in precision"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["scaler=static", "scaler.scale=1000"], "scaler.scale=1000 is not a power of two"),
+        (["scaler.init_scale=3"], "scaler.init_scale=3 is not a power of two"),
+        (["scaler.growth_factor=1.5"], "scaler.growth_factor=1.5 is not a power of two"),
+        (["scaler.backoff_factor=0.3"], "scaler.backoff_factor=0.3 is not a power of two"),
+    ],
+)
+def test_a_scale_that_rounds_gradients_is_a_warning_not_an_error(words, sentence):
+    [warning] = compose(words).warnings
+    assert warning.startswith(sentence) and "rounds the gradients" in warning
+
+
+def test_the_nearest_power_of_two_is_named():
+    [warning] = compose(["scaler=static", "scaler.scale=1000"]).warnings
+    assert warning.endswith("nearest 1024")
+    assert compose(["scaler=static", "scaler.scale=0.125"]).warnings == ()
+
+
+def test_start_floor_and_ceiling_of_the_scale_must_be_in_order():
+    [what] = problems("scaler.min_scale=131072")
+    assert "scaler.init_scale" in what and "scaler.min_scale" in what
+
+
+def test_fp16_optimizer_state_needs_an_eps_that_fp16_can_hold():
+    words = ["precision=fp16_pure", "precision.optimizer_state=parameters", "optimizer=adam"]
+    [what] = problems(*words)
+    assert "optimizer.eps=1e-08" in what and "5.96e-08" in what
+    assert compose([*words, "optimizer.eps=1e-4"]).optimizer.arguments["eps"] == 1e-4
+
+
+def test_facts_of_a_precision_that_contradict_each_other_are_refused():
+    [what] = problems("precision=fp32", "precision.master_weights=true")
+    assert "they are their own master copy" in what
+
+
+def test_a_target_that_is_not_allowed_is_refused_by_name():
+    [(what, hint)] = problems("model._target_=os.system").items()
+    assert "'os.system' is not in an allowed package" in what and "extensions.allow=[os.*]" in hint
+
+
+def test_a_trusted_extension_is_called(tmp_path, monkeypatch):
+    (tmp_path / "extension_net.py").write_text("def net(width: int, num_classes: int):\n    return width, num_classes\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["model={_target_: extension_net.net, width: 3}", "~model.widths", "extensions.allow=[extension_net]"]
+    config = compose(words)
+    assert config.model.build(num_classes=2) == (3, 2)
+    sys.modules.pop("extension_net", None)
+
+
+def test_an_argument_of_a_target_can_be_added_and_taken_away():
+    assert compose(["~model.widths"]).model.arguments == {}
+    [what] = problems("+model.depht=3")
+    assert what == "unknown key 'model.depht': mptrain.model.cnn has no such argument"
+
+
+def test_an_overridden_list_entry_counts():
+    assert compose(["model.widths.0=16"]).model.arguments["widths"][0] == 16
+    assert list(problems("model.widths.9=16")) == ["unknown key 'model.widths.9'"]
+
+
+def test_interpolations_follow_overridden_values():
+    config = compose(["debug=overfit", "train.batch_size=16"])
+    assert config.dataset.arguments["train_samples"] == 16
+
+
+def test_a_folder_of_ones_own_adds_options(tmp_path):
+    (tmp_path / "scaler").mkdir()
+    (tmp_path / "scaler" / "mine.yaml").write_text("# Mine.\n_target_: mptrain.scaler.StaticScaler\nscale: 4\n")
+    config = compose(["scaler=mine"], config_dirs=[tmp_path])
+    assert config.scaler.arguments["scale"] == 4.0
+    with pytest.raises(ConfigError, match="there is no such folder"):
+        compose([], config_dirs=[tmp_path / "nowhere"])
+    with pytest.raises(ConfigError, match="no such file"):
+        compose([], config_name="nothing")
+
+
+def test_a_value_that_a_file_leaves_open_is_required(tmp_path):
+    (tmp_path / "scaler").mkdir()
+    (tmp_path / "scaler" / "open.yaml").write_text("_target_: mptrain.scaler.StaticScaler\nscale: ???\n")
+    assert problems("scaler=open", config_dirs=[tmp_path]) == {"scaler.scale is required": "write scaler.scale=VALUE"}
+    assert compose(["scaler=open", "scaler.scale=2"], config_dirs=[tmp_path]).scaler.arguments["scale"] == 2.0
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n", "\tx: 1\n", "defaults: [nowhere]\n", "foo: 1\n", "run: 3\n"])
+def test_a_damaged_file_is_an_error_with_a_message(tmp_path, text):
+    (tmp_path / "debug").mkdir()
+    (tmp_path / "debug" / "bad.yaml").write_text("# @package _global_\n" + text)
+    assert problems("debug=bad", config_dirs=[tmp_path])
+
+
+def test_the_saved_text_gives_the_same_configuration_again():
+    config = compose(["model=plain16", "precision=fp16_static", "scaler.scale=8", "train.max_steps=1e2"])
+    again = reload(config.yaml)
+    assert again.yaml == config.yaml
+    assert (again.model, again.scaler, again.precision) == (config.model, config.scaler, config.precision)
+    assert again.chosen == config.chosen and again.model_defaults == config.model_defaults
+
+
+def test_the_saved_text_runs_as_a_configuration_file_too(tmp_path):
+    config = compose(["model=mlp", "precision=bf16"])
+    (tmp_path / "config.yaml").write_text(config.yaml)
+    again = compose([], config_dirs=[tmp_path], config_name="config")
+    assert again.precision == config.precision and again.chosen == config.chosen
+
+
+def test_reloading_changes_single_values_but_no_group():
+    text = compose([]).yaml
+    assert reload(text, ["train.epochs=12"]).train.epochs == 12
+    with pytest.raises(ConfigError) as caught:
+        reload(text, ["model=mlp", "train.epoch=3", "train.epochs=-1"])
+    assert len(caught.value.problems) == 3
+    for damaged in ("a: [", "- 1", "3"):
+        with pytest.raises(ConfigError):
+            reload(damaged)
+
+
+def test_a_value_with_quotes_survives_the_saved_text():
+    config = compose(["run.root='a \"b\" c'"])
+    assert reload(config.yaml).run.root == 'a "b" c'
+
+
+def test_files_are_merged_once_for_many_points(monkeypatch):
+    calls = []
+    merge = module.hydra_compose
+    monkeypatch.setattr(module, "hydra_compose", lambda *args, **kwargs: calls.append(1) or merge(*args, **kwargs))
+    composer = Composer()
+    rates = [composer.compose(["precision=fp32", f"optimizer.lr={rate}"]).optimizer.arguments["lr"] for rate in (1, 2)]
+    assert rates == [1.0, 2.0] and len(calls) == 1
+
+
+def test_every_option_of_every_group_composes():
+    composer = Composer()
+    for group, options in composer.catalogue.groups.items():
+        for name, option in options.items():
+            needed = [f"{entry.key}=/tmp" for entry in option.entries if entry.value == "???"]
+            config = composer.compose([f"{group}={name}", *needed])
+            assert math.isfinite(config.optimizer.arguments["lr"])

@@ -1,0 +1,36 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mptrain.config import location
+from mptrain.errors import EnvironmentRefused
+
+
+def test_a_checkout_uses_its_top_folder():
+    assert (location.configs() / "precision" / "fp32.yaml").is_file()
+    assert location.configs().parent == Path(location.__file__).parents[2]
+
+
+def test_the_copy_inside_a_wheel_comes_first(tmp_path, monkeypatch):
+    for folder in (tmp_path / "mptrain" / "_data" / "configs", tmp_path / "configs"):
+        folder.mkdir(parents=True)
+        (folder / "train.yaml").write_text("seed: 0\n")
+    monkeypatch.setattr(location, "_PACKAGE", tmp_path / "mptrain")
+    assert location.configs() == tmp_path / "mptrain" / "_data" / "configs"
+
+
+def test_a_missing_folder_is_an_error_that_says_where_was_looked(tmp_path, monkeypatch):
+    monkeypatch.setattr(location, "_PACKAGE", tmp_path / "mptrain")
+    with pytest.raises(EnvironmentRefused, match="looked at .*_data"):
+        location.configs()
+
+
+def test_configs_are_found_from_another_directory(tmp_path):
+    root = str(Path(location.__file__).parents[2])
+    code = "from mptrain.config import location; print(location.configs())"
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": root}, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == str(location.configs())

@@ -1,0 +1,200 @@
+import sys
+
+import pytest
+
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.targets import FACTS, Target, parameters, resolve
+from mptrain.errors import ConfigError
+
+MODULE = '''
+from __future__ import annotations
+import dataclasses, functools, os, subprocess
+from os import system
+from dataclasses import replace as imported
+from mptrain.errors import ConfigError, Problem
+from mptrain.fields import PositiveInt
+
+def net(width: PositiveInt, num_classes: int, dropout: float = 0.0):
+    return ("net", width, num_classes, dropout)
+
+def open_ended(**options):
+    return options
+
+def picky(width: int):
+    raise ValueError("width must suit the moon")
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    low: PositiveInt = 1
+    high: PositiveInt = 2
+    def __post_init__(self):
+        if self.low > self.high:
+            raise ConfigError([Problem("low is above high", "swap them")])
+
+@dataclasses.dataclass(frozen=True)
+class Grumpy:
+    x: int = 0
+    def __post_init__(self):
+        raise ValueError("not today")
+
+shortcut = functools.partial(net, 3)
+_hidden = net
+'''
+
+
+@pytest.fixture
+def extension(tmp_path, monkeypatch):
+    (tmp_path / "extension_parts.py").write_text(MODULE)
+    (tmp_path / "extension_broken.py").write_text("import package_that_nobody_has\n")
+    (tmp_path / "extension_raising.py").write_text("raise RuntimeError('no luck')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield ("extension_parts.*", "extension_broken", "extension_raising")
+    for name in ("extension_parts", "extension_broken", "extension_raising"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "os.system",
+        "builtins.eval",
+        "subprocess.run",
+        "mptrainevil.x",
+        "torch.load",
+        "torch.hub.load",
+    ],
+)
+def test_a_target_outside_the_allow_list_is_refused_and_not_imported(path):
+    with pytest.raises(ConfigError, match="not in an allowed package") as caught:
+        resolve(path)
+    assert f"extensions.allow=[{path.split('.')[0]}.*]" in caught.value.hint
+    assert "mptrainevil" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "mptrain.cli.os.system",  # a module that an allowed module imported
+        "mptrain.cli.main.os",
+        "mptrain.cli.main.sys.exit",
+        "mptrain.errors.difflib",
+        "mptrain.config.targets.importlib.import_module",
+        "mptrain.config.targets.dataclass",  # a function of another package
+        "mptrain.config.location.Path",
+        "mptrain.errors.MptrainError.__init__.__globals__",
+        "mptrain.errors.MptrainError.with_traceback",
+        "mptrain.errors.__builtins__",
+        "mptrain.errors.EXIT_OK",
+        "mptrain",
+        "",
+        "..",
+        "mptrain.errors.",
+        "mptrain.errors.did you mean",
+    ],
+)
+def test_no_attribute_leads_out_of_the_allowed_packages(path):
+    with pytest.raises(ConfigError):
+        resolve(path)
+
+
+def test_what_an_extension_imported_from_elsewhere_is_refused(extension):
+    with pytest.raises(ConfigError, match="is really dataclasses.replace") as caught:
+        resolve("extension_parts.imported", extension)
+    assert "not in an allowed package" in str(caught.value)
+    with pytest.raises(ConfigError, match="is a builtin_function_or_method"):
+        resolve("extension_parts.system", extension)
+
+
+def test_only_classes_and_functions_are_targets(extension):
+    with pytest.raises(ConfigError, match="is a partial, not a class or function"):
+        resolve("extension_parts.shortcut", extension)
+    with pytest.raises(ConfigError, match="private"):
+        resolve("extension_parts._hidden", extension)
+
+
+def test_an_extension_is_allowed_by_name_or_pattern(extension):
+    assert resolve("extension_parts.net", ("extension_parts",)) is resolve("extension_parts.net", extension)
+    with pytest.raises(ConfigError, match="not in an allowed package"):
+        resolve("extension_parts.net", ("extension_part.*",))
+
+
+def test_a_misspelt_target_is_answered_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="has no 'DynamicScalr'") as caught:
+        resolve("mptrain.scaler.DynamicScalr")
+    assert caught.value.hint == "did you mean mptrain.scaler.DynamicScaler?"
+
+
+def test_what_was_tried_is_said_when_an_import_fails(extension):
+    with pytest.raises(ConfigError, match="tried to import mptrain.nowhere"):
+        resolve("mptrain.nowhere.Thing")
+    with pytest.raises(ConfigError) as caught:
+        resolve("extension_broken.Thing", extension)
+    assert caught.value.hint == "install package_that_nobody_has, which extension_broken needs"
+    with pytest.raises(ConfigError, match="importing extension_raising failed: RuntimeError: no luck"):
+        resolve("extension_raising.Thing", extension)
+
+
+def test_all_wrong_arguments_are_reported_together(extension):
+    target = Target("extension_parts.net", {"width": 0, "dropout": "much", "widht": 3}, extension)
+    with pytest.raises(ConfigError) as caught:
+        target.check("model")
+    problems = {problem.what: problem.hint for problem in caught.value.problems}
+    assert "model.width=0: must be a whole number, at least 1" in problems
+    assert "model.dropout=much: must be a number" in problems
+    unknown = "unknown key 'model.widht': extension_parts.net has no such argument"
+    assert problems[unknown] == "did you mean model.width=3?"
+
+
+def test_a_missing_argument_is_a_problem_unless_the_program_knows_it(extension):
+    with pytest.raises(ConfigError, match="model.width is required"):
+        Target("extension_parts.net", {}, extension).check("model")
+    assert "num_classes" in FACTS["model"]
+
+
+def test_build_passes_the_facts_that_are_accepted_and_not_given(extension):
+    target = Target("extension_parts.net", {"width": 4}, extension).check("model")
+    assert target.build(num_classes=10, image_size=8) == ("net", 4, 10, 0.0)
+    given = Target("extension_parts.net", {"width": 4, "num_classes": 3}, extension)
+    assert given.build(num_classes=10) == ("net", 4, 3, 0.0)
+    assert Target("extension_parts.open_ended", {"a": 1}, extension).build(b=2) == {"a": 1, "b": 2}
+
+
+def test_a_value_error_while_building_is_a_configuration_error(extension):
+    with pytest.raises(ConfigError, match="width must suit the moon"):
+        Target("extension_parts.picky", {"width": 1}, extension).build()
+
+
+def test_what_a_dataclass_says_about_its_fields_together_is_reported(extension):
+    with pytest.raises(ConfigError, match="low is above high"):
+        Target("extension_parts.Rule", {"low": 3}, extension).check("scaler")
+    with pytest.raises(ConfigError, match="scaler: not today"):
+        Target("extension_parts.Grumpy", {}, extension).check("scaler")
+    assert Target("extension_parts.Rule", {"low": 2}, extension).check("scaler").arguments == {"low": 2}
+
+
+def test_models_and_data_sets_are_not_made_by_checking(extension):
+    assert Target("extension_parts.Grumpy", {}, extension).check("dataset").path == "extension_parts.Grumpy"
+
+
+def _shipped_targets():
+    for group, options in Catalogue([location.configs()]).groups.items():
+        for option in options.values():
+            for entry in option.entries:
+                if entry.key.endswith("_target_"):
+                    yield pytest.param(group, entry.value, id=f"{group}-{option.name}")
+
+
+@pytest.mark.parametrize(("group", "path"), list(_shipped_targets()))
+def test_every_shipped_target_exists_and_annotates_all_its_arguments(group, path):
+    accepted, open_ended = parameters(resolve(path))
+    assert not open_ended
+    for name, parameter in accepted.items():
+        assert parameter.annotation is not None, f"{path}.{name}"
+        assert not parameter.required or name in FACTS.get(group, ()) or name in _given(group, path)
+
+
+def _given(group, path):
+    for option in Catalogue([location.configs()]).groups[group].values():
+        if any(entry.value == path for entry in option.entries):
+            yield from (entry.key.rpartition(".")[2] for entry in option.entries)

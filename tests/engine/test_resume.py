@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from small_runs import TINY, continue_loop, loop_of, steps_of
+
+from mptrain.errors import CheckpointError, Preempted
+
+MODES = [
+    "fp32", "amp_static", "amp_dynamic", "amp_bf16", "fp16_static", "fp16_dynamic", "fp16_noscale", "fp16_pure", "bf16",
+    "bf16_pure",
+]  # fmt: skip
+
+
+def interrupt_after(loop, step):
+    loop._watch.lap = lambda samples, waited: (
+        setattr(loop.interrupts, "received", "SIGTERM") if loop.progress.step == step else None
+    )
+    with pytest.raises(Preempted, match=f"after step {step} of"):
+        loop.run()
+
+
+@pytest.mark.parametrize("precision", MODES)
+def test_trap_37_twenty_steps_equal_ten_and_ten_more_bit_for_bit(tmp_path, precision):
+    dynamic = ("scaler.init_scale=1048576", "scaler.growth_interval=7") if "dynamic" in precision else ()
+    words = ("model=cnn", "dataset.train_samples=96", "train.batch_size=16", "train.epochs=4", "train.max_steps=20",
+             f"precision={precision}", "checkpoint.every_epochs=null", *dynamic)  # fmt: skip
+    whole = loop_of(tmp_path, *words)
+    whole.run()
+    half = loop_of(tmp_path, *words)
+    interrupt_after(half, 10)  # inside an epoch of 6 steps, and inside a growth window
+    rest = continue_loop(half, *words)
+    assert rest.progress.step == 10
+    rest.run()
+    whole.storage.writer.sync()
+    rest.storage.writer.sync()
+    assert whole.storage.paths.steps.read_bytes() == rest.storage.paths.steps.read_bytes()
+    one, other = whole.parts.full_precision(), rest.parts.full_precision()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert all(torch.equal(a, b) for a, b in zip(whole.parts.model.buffers(), rest.parts.model.buffers(), strict=True))
+    if dynamic:
+        assert len({step["loss_scale"] for step in steps_of(whole)}) > 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adagrad"])
+def test_trap_37_holds_for_every_optimizer_and_with_dropout(tmp_path, optimizer):
+    words = (*TINY, f"optimizer={optimizer}", "precision=fp16_dynamic", "train.max_steps=12")
+    whole = loop_of(tmp_path, *words)
+    half = loop_of(tmp_path, *words)
+    for loop in (whole, half):
+        loop.parts.model.register_forward_pre_hook(lambda m, args: (torch.nn.functional.dropout(args[0], 0.2),))
+    torch.manual_seed(5)
+    whole.run()
+    torch.manual_seed(5)
+    interrupt_after(half, 5)
+    rest = continue_loop(half, *words)
+    rest.parts.model.register_forward_pre_hook(lambda m, args: (torch.nn.functional.dropout(args[0], 0.2),))
+    rest.run()
+    assert steps_of(whole) == steps_of(rest)
+
+
+def test_scaler_state_in_a_checkpoint_is_complete(tmp_path):
+    words = (*TINY, "precision=amp_dynamic", "scaler.hysteresis=3", "scaler.growth_interval=5")
+    loop = loop_of(tmp_path, *words)
+    interrupt_after(loop, 8)
+    own = loop.parts.learners[0].scale_state
+    saved = loop.storage.store.load_latest().state["learners"]["main"]["scaler"]
+    assert saved.keys() == own.keys() == {"scale", "clean", "tolerance"}
+    assert {key: value.item() for key, value in saved.items()} == {"scale": 131072, "clean": 3, "tolerance": 3}
+
+
+def test_trap_39_an_fp32_checkpoint_goes_on_in_fp16_with_a_fresh_scale(tmp_path):
+    loop = loop_of(tmp_path, *TINY, "precision=fp32")
+    interrupt_after(loop, 8)
+    weights = {name: value.clone() for name, value in loop.parts.full_precision().items()}
+    from mptrain.config.build import build
+    from mptrain.config.compose import compose
+    from mptrain.engine.loop import Loop
+
+    parts, options = build(compose((*TINY, "precision=fp16_dynamic")))
+    fresh = Loop(parts, options, loop.storage)
+    notes = fresh.restore(loop.storage.store.load_latest().state, forgive=False)
+    assert notes == ["the checkpoint's scaler was another one: the loss scale starts afresh at 65536"]
+    for name, value in parts.full_precision().items():
+        assert torch.equal(value, weights[name])
+    for name, parameter in parts.model.named_parameters():
+        assert torch.equal(parameter, weights[name].half())
+    fresh.run()
+    assert fresh.progress.step == fresh.planned
+
+
+def test_trap_38_constants_of_the_configuration_win_over_the_checkpoint_and_are_reported(tmp_path):
+    words = (*TINY, "precision=amp_dynamic", "scaler.init_scale=262144", "scaler.hysteresis=3")
+    loop = loop_of(tmp_path, *words)
+    interrupt_after(loop, 3)
+    capped = continue_loop(loop, *TINY, "precision=amp_dynamic", "scaler.max_scale=65536", "scaler.hysteresis=2")
+    assert capped.parts.learners[0].scale.item() == 65536
+    assert capped.notes == [
+        "the scaler's scale goes on at 65536; it was 262144 in the checkpoint",
+        "the scaler's tolerance goes on at 2; it was 3 in the checkpoint",
+    ]
+    static = continue_loop(capped, *TINY, "precision=amp_static", "scaler.scale=8")
+    assert static.parts.learners[0].scale.item() == 8
+    assert static.notes == ["the loss scale goes on at 8; it was 262144 in the checkpoint"]
+
+
+def test_trap_32_masters_follow_a_load(tmp_path):
+    loop = loop_of(tmp_path, *TINY, "precision=fp16_dynamic")
+    interrupt_after(loop, 3)
+    saved = loop.storage.store.load_latest().state["model"]
+    other = continue_loop(loop, *TINY, "precision=fp16_dynamic", "seed=9")
+    for name, value in other.parts.full_precision().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, saved[name])
+
+
+def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path):
+    loop = loop_of(tmp_path, *TINY)
+    interrupt_after(loop, 3)
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        continue_loop(loop, *TINY, "model.hidden=[16]")
+
+
+def test_every_step_is_on_record_with_exactly_these_keys(tmp_path):
+    loop = loop_of(tmp_path, *TINY)
+    loop.run()
+    steps = steps_of(loop)
+    assert [step["step"] for step in steps] == list(range(1, 19))
+    for step in steps:
+        assert list(step) == [
+            "learner", "step", "updates", "epoch", "loss", "loss_scale", "overflow", "skipped", "grad_norm", "lr",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ring", "seconds"), [(1, 100), (5, 100), (64, 100), (64, 0)])
+def test_the_records_do_not_depend_on_when_the_host_looks(tmp_path, ring, seconds):
+    reference = loop_of(tmp_path, *TINY)
+    reference.run()
+    loop = loop_of(tmp_path, *TINY, f"log.ring={ring}", f"log.seconds={seconds}")
+    loop.run()
+    assert steps_of(loop) == steps_of(reference)

@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from small_runs import TINY, Kept, loop_of, parts_of, steps_of
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+from mptrain.dataset.batch import Batch
+from mptrain.engine.guard import BufferGuard
+from mptrain.engine.ring import Ring
+from mptrain.engine.step import train_step
+from mptrain.errors import ConfigError
+from mptrain.records import OverflowRecord, ScaleRecord, StepRecord
+from mptrain.task.base import Objective
+
+
+def batches(parts, count, size=16):
+    loader = parts.loaders["train"]
+    loader.batch_size = size
+    return [parts.prepare(batch) for batch, _ in zip(loader.batches(0), range(count), strict=False)]
+
+
+def ring_for(parts):
+    return Ring(64, len(parts.learners[0].weights.names), parts.device)
+
+
+def state_of(parts):
+    learner = parts.learners[0]
+    flat = {f"model.{k}": v for k, v in parts.model.state_dict().items()}
+    flat |= {f"best.{k}": v for k, v in parts.full_precision().items()}
+    flat |= {f"updates.{learner.name}": learner.updates}
+    for name, state in learner.weights.state_dict()["state"].items():
+        flat |= {f"state.{name}.{key}": value for key, value in state.items()}
+    flat["step"] = learner.weights.state_dict()["step"]
+    return {key: value.clone() for key, value in flat.items()}
+
+
+def assert_equal_states(before, after):
+    for key, value in before.items():
+        assert torch.equal(value, after[key]), key
+
+
+MODES = ["fp32", "amp_dynamic", "amp_static", "amp_bf16", "fp16_dynamic", "fp16_static", "fp16_noscale", "fp16_pure"]
+
+
+@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("poison", [float("inf"), float("nan")])
+def test_trap_23_24_25_a_refused_step_leaves_weights_state_counts_and_buffers_bit_unchanged(precision, poison):
+    parts, _ = parts_of("model=cnn", "dataset.train_samples=96", f"precision={precision}")
+    ring = ring_for(parts)
+    good, *_ = batches(parts, 3)
+    bad = dataclasses.replace(good, inputs=good.inputs.clone())
+    bad.inputs[0] = poison
+    parts.model.train()
+    train_step(parts.learners[0], parts.model, good, parts.plan, ring)
+    before = state_of(parts)
+    for _ in range(3):
+        train_step(parts.learners[0], parts.model, bad, parts.plan, ring)
+    assert_equal_states(before, state_of(parts))
+    train_step(parts.learners[0], parts.model, good, parts.plan, ring)
+    rows = ring.take(wait=True)
+    assert [row.overflow for row in rows] == [False, True, True, True, False]
+    assert not torch.equal(before["step"], state_of(parts)["step"])
+
+
+def test_trap_22_the_learning_rate_does_not_move_on_a_refused_step():
+    parts, _ = parts_of(*TINY, "precision=amp_dynamic")
+    ring = ring_for(parts)
+    good, *_ = batches(parts, 1)
+    bad = dataclasses.replace(good, inputs=torch.full_like(good.inputs, float("inf")))
+    for batch in (good, bad, bad, good):
+        train_step(parts.learners[0], parts.model, batch, parts.plan, ring)
+    rates = [row.lr for row in ring.take(wait=True)]
+    assert rates[0] > rates[1] == rates[2] == rates[3]
+
+
+def test_trap_2_the_scale_that_multiplied_the_loss_unscales_its_gradients_on_growth_steps_too():
+    def norms(*extra):
+        parts, _ = parts_of(*TINY, "precision=fp32", *extra)
+        ring = ring_for(parts)
+        for batch in batches(parts, 6):
+            train_step(parts.learners[0], parts.model, batch, parts.plan, ring)
+        return ring.take(wait=True)
+
+    plain = norms()
+    growing = norms("scaler=dynamic", "scaler.growth_interval=2", "scaler.init_scale=4")
+    assert [row.loss_scale for row in growing] == [4, 4, 8, 8, 16, 16]
+    assert [row.grad_norm for row in growing] == [row.grad_norm for row in plain]
+
+
+@pytest.mark.parametrize("extra", [(), ("train.clip_norm=0.5",), ("train.accumulate=3",), ("train.clip_norm=0.5", "train.accumulate=4")])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adagrad"])
+def test_trap_5_fp32_with_scale_2_to_the_20_gives_bit_identical_losses(tmp_path, optimizer, extra):
+    words = (*TINY, "precision=fp32", f"optimizer={optimizer}", "dataset.train_samples=100", *extra)
+    plain = loop_of(tmp_path, *words)
+    scaled = loop_of(tmp_path, *words, "scaler=static", "scaler.scale=1048576")
+    plain.run()
+    scaled.run()
+    one, other = steps_of(plain), steps_of(scaled)
+    assert [step["loss"] for step in one] == [step["loss"] for step in other]
+    assert [step["grad_norm"] for step in one] == [step["grad_norm"] for step in other]
+    assert {step["loss_scale"] for step in other} == {1048576.0}
+    assert len(one) == 21
+
+
+def test_trap_20_accumulation_over_uneven_micro_batches_equals_one_batch():
+    def weights_after(accumulate):
+        parts, _ = parts_of(*TINY, "precision=fp32", f"train.accumulate={accumulate}", "optimizer.momentum=0")
+        ring = ring_for(parts)
+        for batch in batches(parts, 3, size=32):
+            train_step(parts.learners[0], parts.model, batch, parts.plan, ring)
+        return parts.full_precision(), [row.loss for row in ring.take(wait=True)]
+
+    whole, whole_losses = weights_after(1)
+    for parts in (4, 5, 32):
+        split, losses = weights_after(parts)
+        assert losses == pytest.approx(whole_losses, rel=1e-6)
+        for name, value in whole.items():
+            torch.testing.assert_close(split[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_trap_20_the_scale_is_constant_within_an_accumulation_window():
+    parts, _ = parts_of(*TINY, "precision=amp_dynamic", "train.accumulate=4", "scaler.growth_interval=1")
+    ring = ring_for(parts)
+    for batch in batches(parts, 3):
+        train_step(parts.learners[0], parts.model, batch, parts.plan, ring)
+    assert [row.loss_scale for row in ring.take(wait=True)] == [65536, 131072, 262144]
+
+
+def test_trap_4_a_loss_that_is_not_a_float32_scalar_is_refused():
+    parts, _ = parts_of(*TINY)
+    learner = parts.learners[0]
+    batch = batches(parts, 1)[0]
+    for wrong in (lambda m, b: m(b.inputs).half().mean(), lambda m, b: m(b.inputs).mean().view(1)):
+        learner.objective = Objective("main", ("",), wrong)
+        with pytest.raises(ConfigError, match="not a float32 scalar"):
+            train_step(learner, parts.model, batch, parts.plan, ring_for(parts))
+
+
+def test_records_name_the_tensor_that_overflowed(tmp_path):
+    kept = Kept()
+    loop = loop_of(tmp_path, *TINY, "precision=amp_dynamic", "train.max_steps=3", kept=kept)
+    name, parameter = list(loop.parts.model.named_parameters())[2]
+    parameter.register_hook(lambda grad: grad * float("inf") if loop.progress.step == 1 else grad)
+    loop.run()
+    (overflow,) = kept.of(OverflowRecord)
+    assert overflow.step == 2
+    assert overflow.phase == "calibrating"
+    assert overflow.loss == "finite"
+    assert {tensor for tensor, _ in overflow.tensors} == {name}
+    (change,) = kept.of(ScaleRecord)
+    assert (change.step, change.from_scale, change.to_scale, change.why) == (2, 65536.0, 32768.0, "overflow")
+    assert [(r.step, r.updates, r.overflow, r.skipped) for r in kept.of(StepRecord)] == [
+        (1, 1, False, False),
+        (2, 1, True, True),
+        (3, 2, False, False),
+    ]
+
+
+def test_trap_15_a_static_scale_that_applies_overflows_records_them_and_moves_the_weights(tmp_path):
+    kept = Kept()
+    loop = loop_of(
+        tmp_path, *TINY, "precision=fp16_static", "scaler.scale=16777216", "scaler.on_overflow=apply",
+        "train.max_steps=2", kept=kept,
+    )  # fmt: skip
+    loop.run()
+    assert all(record.overflow and not record.skipped for record in kept.of(StepRecord))
+    assert kept.of(StepRecord)[-1].updates == 2
+    assert any(not value.isfinite().all() for value in loop.parts.full_precision().values())
+
+
+class TestBufferGuard:
+    def test_restores_all_dtypes_and_only_where_refused(self):
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm2d(3))
+        model.register_buffer("flag", torch.tensor([True, False]))
+        guard = BufferGuard(model)
+        assert guard.count == 7
+        before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        for skip, expected in ((1.0, True), (0.0, False)):
+            guard.snapshot()
+            for _, buffer in model.named_buffers():
+                buffer.copy_(torch.full_like(buffer, float("nan")) if buffer.is_floating_point() else ~buffer.bool())
+            guard.restore(torch.tensor([skip]))
+            same = [torch.equal(before[name], buffer) for name, buffer in model.named_buffers()]
+            assert all(same) if expected else not any(same)
+
+    def test_a_shared_buffer_stays_shared(self):
+        shared = nn.BatchNorm1d(4)
+        model = nn.ModuleList([shared, nn.ModuleList([shared])])
+        guard = BufferGuard(model)
+        assert guard.count == 3
+        assert model[0].running_mean is model[1][0].running_mean
+
+    def test_a_model_without_buffers_is_fine(self):
+        guard = BufferGuard(nn.Linear(2, 2))
+        guard.snapshot()
+        guard.restore(torch.ones(1))
+        assert guard.count == 0
+
+
+def _fused_kernels_without_values():
+    """torch has no implementation of its fused optimizers for tensors without values: they write in place, no more."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    for name in ("_fused_sgd_", "_fused_adam_", "_fused_adamw_", "_fused_adagrad_"):
+        for overload in ("", ".tensor_lr"):
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}{overload}", "Meta"):
+                library.impl(f"{name}{overload}", lambda *args, **kwargs: None)
+    return library
+
+
+@pytest.fixture(scope="module")
+def valueless():
+    return _fused_kernels_without_values()
+
+
+def fake_steps(objective=None, overrides=()):
+    """Two steps whose tensors have shapes and dtypes but no values."""
+    parts, _ = parts_of(*TINY, *overrides)
+    learner = parts.learners[0]
+    if objective is not None:
+        learner.objective = Objective("main", ("",), objective)
+    ring = ring_for(parts)
+    batch = batches(parts, 1)[0]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = Batch(torch.empty_like(batch.inputs), torch.empty_like(batch.targets), batch.terms)
+        for _ in range(2):
+            train_step(learner, parts.model, fake, parts.plan, ring)
+    assert isinstance(learner.scale, torch._subclasses.FakeTensor) or learner.scaler.in_words().startswith(("none", "st"))
+    assert isinstance(learner.updates, torch._subclasses.FakeTensor)
+
+
+@pytest.mark.usefixtures("valueless")
+class TestWithoutTheHost:
+    """The whole step runs on tensors that have no values, so nothing in it can depend on one."""
+
+    @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adagrad"])
+    @pytest.mark.parametrize(
+        "mode",
+        [
+            ("precision=fp32",),
+            ("precision=amp_dynamic",),
+            ("precision=fp16_dynamic", "scaler.hysteresis=2"),
+            ("precision=fp16_static", "scaler.on_overflow=apply"),
+            ("precision=fp16_pure", "precision.optimizer_state=parameters", "scaler=none"),
+            ("precision=bf16",),
+        ],
+        ids=" ".join,
+    )
+    def test_no_host_read_in_the_step(self, optimizer, mode):
+        eps = ["optimizer.eps=0.001"] if optimizer != "sgd" else []
+        fake_steps(overrides=(f"optimizer={optimizer}", *mode, *eps, "train.clip_norm=1", "train.accumulate=3"))
+
+    @pytest.mark.parametrize(
+        "read",
+        [
+            lambda loss: loss.item(),
+            lambda loss: loss.tolist(),
+            lambda loss: bool(loss > 0),
+            lambda loss: float(loss),
+            lambda loss: loss[loss > 0],
+            lambda loss: loss.nonzero(),
+            lambda loss: torch.full((2,), 1.0) if loss.isfinite() else loss,
+        ],
+    )
+    def test_planted_reads_are_found(self, read):
+        def nosy(model, batch):
+            loss = torch.nn.functional.cross_entropy(model(batch.inputs).float(), batch.targets)
+            read(loss.detach())
+            return loss
+
+        with pytest.raises((DataDependentOutputException, DynamicOutputShapeException, RuntimeError)):
+            fake_steps(nosy)
+
+    def test_an_objective_that_reads_nothing_passes(self):
+        fake_steps(lambda model, batch: torch.nn.functional.cross_entropy(model(batch.inputs).float(), batch.targets))

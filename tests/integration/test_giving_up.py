@@ -1,0 +1,105 @@
+"""A run that only overflows ends by itself, explains why, and leaves nothing broken behind."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+import pytest
+import torch
+from small_runs import TINY, Kept, loop_of
+
+from mptrain.cli.main import main
+from mptrain.engine.snapshot import take_snapshot
+from mptrain.errors import NumericsError
+from mptrain.records import StepRecord
+from mptrain.runlog.checkpoints import CheckpointStore
+
+
+def poison_inputs(loop, after):
+    prepare = loop.parts.dataset.prepare
+
+    def poisoned(batch, device, memory_format):
+        prepared = prepare(batch, device, memory_format)
+        if loop.progress.step >= after:
+            prepared.inputs[0, 0, 0, 0] = math.nan
+        return prepared
+
+    object.__setattr__(loop.parts.dataset, "prepare", poisoned)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_static", "fp16_dynamic"])
+@pytest.mark.parametrize("ring", [1, 64])
+def test_trap_1_persistent_nan_ends_within_patience_with_finite_weights_in_the_last_checkpoint(tmp_path, precision, ring):
+    kept = Kept()
+    patience = 7
+    loop = loop_of(
+        tmp_path, *TINY, "model=cnn", f"precision={precision}", f"train.patience={patience}", "train.epochs=20",
+        f"log.ring={ring}", "log.seconds=1000", kept=kept,
+    )  # fmt: skip
+    poison_inputs(loop, after=5)
+    with pytest.raises(NumericsError) as stop:
+        loop.run()
+    assert stop.value.exit_code == 4
+    assert "7 steps in a row overflowed, the last at step 12" in str(stop.value)
+    assert "first non-finite, input: inputs (nan)" in str(stop.value)
+    steps = kept.of(StepRecord)
+    assert [step.skipped for step in steps] == [False] * 5 + [True] * patience
+    assert min(step.loss_scale for step in steps) >= 1
+    state = loop.storage.store.load_latest().state
+    assert state["progress"]["step"] == 12
+    tensors = {name: value for name, value in state["model"].items() if value.is_floating_point()}
+    assert any("running_var" in name for name in tensors)
+    assert all(value.isfinite().all() for value in tensors.values())
+    failure = loop.storage.paths.failure
+    diagnosis = json.loads((failure / "diagnosis.json").read_text())
+    assert (diagnosis["cause"], diagnosis["refused"], diagnosis["step"]) == ("input", 7, 12)
+    assert torch.load(failure / "step.pt", weights_only=True)["inputs"].isnan().any()
+
+
+def test_gradients_that_overflow_are_told_from_a_loss_that_does(tmp_path):
+    loop = loop_of(tmp_path, *TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3")
+    with pytest.raises(NumericsError, match="first non-finite, backward"):
+        loop.run()
+    other = loop_of(tmp_path, *TINY, "precision=fp32", "train.patience=3")
+    other.parts.model.register_forward_hook(lambda m, args, out: out * math.inf)
+    with pytest.raises(NumericsError, match="first non-finite, forward"):
+        other.run()
+
+
+def test_applied_overflows_end_the_run_without_saving_broken_weights(tmp_path):
+    loop = loop_of(
+        tmp_path, *TINY, "precision=fp16_static", "scaler.scale=16777216", "scaler.on_overflow=apply", "train.patience=4"
+    )
+    with pytest.raises(NumericsError, match="first non-finite, weights"):
+        loop.run()
+    assert loop.storage.store.load_latest() is None
+    assert take_snapshot(loop.parts, loop._ledger, loop.progress)["progress"]["step"] == 4
+
+
+def test_the_command_exits_with_4_two_lines_and_no_traceback(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code = main([*TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3", "run.name=hopeless"])
+    captured = capsys.readouterr()
+    assert code == 4
+    errors = captured.err.splitlines()
+    assert errors[-2].startswith("error: 3 steps in a row overflowed, the last at step 3 with loss scale 1.07374e+09")
+    assert errors[-1].startswith("hint: only gradients overflow: lower the scale")
+    assert "Traceback" not in captured.err + captured.out
+    state = json.loads((tmp_path / "outputs" / "hopeless" / "run.json").read_text())
+    assert (state["status"], state["exit_code"]) == ("failed", 4)
+    store = CheckpointStore(tmp_path / "outputs" / "hopeless" / "checkpoints", 2)
+    assert store.load_latest() is not None
+    assert "torch" in sys.modules
+
+
+def test_a_failed_run_can_be_tried_again_with_another_scale(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main([*TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3", "run.name=run"])
+    assert main(["resume", "outputs/run", "scaler.scale=1024"]) == 0
+    output = capsys.readouterr().out
+    assert "changed: scaler.scale from 1073741824.0 to 1024.0" in output
+    lines = (tmp_path / "outputs" / "run" / "steps.jsonl").read_text().splitlines()
+    scales = [json.loads(line)["loss_scale"] for line in lines]
+    assert scales == [1073741824.0] * 3 + [1024.0] * 15

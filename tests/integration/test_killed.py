@@ -1,0 +1,179 @@
+"""Whatever kills a run, resuming it gives the records of the undisturbed one, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from small_runs import command, environment, run_command
+
+WORDS = (
+    "model=cnn",
+    "dataset.train_samples=480",
+    "train.epochs=3",
+    "checkpoint.every_steps=7",
+    "log.seconds=0.05",
+)
+DYNAMIC = ("scaler.init_scale=268435456", "scaler.max_scale=268435456", "scaler.growth_interval=9")
+
+
+def words_for(precision):
+    return (*WORDS, f"precision={precision}", *(DYNAMIC if "dynamic" in precision else ()))
+
+
+def start(*words, cwd, program=None):
+    """A process whose output goes to ``output.txt``."""
+    line = command(*words) if program is None else [sys.executable, "-c", program, *words]
+    with (cwd / "output.txt").open("w") as output:
+        return subprocess.Popen(line, cwd=cwd, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+
+
+def finish(process, cwd):
+    """Its exit code and output."""
+    process.wait(timeout=60)
+    return process.returncode, (cwd / "output.txt").read_text()
+
+
+def wait_until(condition, process, timeout=120):
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert process.poll() is None, "ended early"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def has_steps(folder, count):
+    steps = folder / "outputs" / "run" / "steps.jsonl"
+    return steps.exists() and steps.read_bytes().count(b"\n") >= count
+
+
+def kill_and_resume(tmp_path, precision, kills, seed):
+    """Run undisturbed, then again with kills; returns both records."""
+    undisturbed = tmp_path / "undisturbed"
+    undisturbed.mkdir()
+    done = run_command(*words_for(precision), "run.name=run", cwd=undisturbed)
+    assert done.returncode == 0, done.stderr
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    draw = random.Random(seed)
+    for _ in range(kills):
+        process = start(*words_for(precision), "run.name=run", "run.resume=auto", cwd=killed)
+        started = time.monotonic()
+        moment = draw.uniform(0.5, 6.0)
+        while process.poll() is None and time.monotonic() - started < moment:
+            time.sleep(0.02)
+        process.kill()
+        process.wait()
+    last = run_command(*words_for(precision), "run.name=run", "run.resume=auto", cwd=killed)
+    assert last.returncode == 0, last.stderr
+    return [(folder / "outputs" / "run" / "steps.jsonl").read_bytes() for folder in (undisturbed, killed)]
+
+
+@pytest.mark.parametrize(("precision", "kills"), [("amp_dynamic", 2), ("fp16_dynamic", 1), ("fp32", 1)])
+def test_sigkill_and_resume_write_the_same_records(tmp_path, precision, kills):
+    expected, found = kill_and_resume(tmp_path, precision, kills, seed=1)
+    assert found == expected
+    assert expected.count(b"\n") == 45
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
+def test_twenty_sigkills_and_resumes_write_the_same_records(tmp_path, precision):
+    expected, found = kill_and_resume(tmp_path, precision, kills=20, seed=2)
+    assert found == expected
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+def test_a_signal_in_training_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, number, code):
+    process = start(*words_for("fp32"), "train.epochs=400", "run.name=run", cwd=tmp_path)
+    wait_until(lambda: has_steps(tmp_path, 3), process)
+    process.send_signal(number)
+    found, output = finish(process, tmp_path)
+    assert found == code, output
+    assert "mptrain resume outputs/run" in output
+    assert "Traceback" not in output
+    state = json.loads((tmp_path / "outputs" / "run" / "run.json").read_text())
+    assert (state["status"], state["exit_code"]) == ("preempted", code)
+    steps = (tmp_path / "outputs" / "run" / "steps.jsonl").read_bytes().count(b"\n")
+    assert state["attempts"][-1]["to_step"] == steps
+    again = run_command("resume", "outputs/run", f"train.max_steps={steps + 2}", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "outputs" / "run" / "steps.jsonl").read_bytes().count(b"\n") == steps + 2
+
+
+SLOW_EVALUATION = """
+import sys, time
+from mptrain.task.classify import Classify
+measure = Classify.measure
+def slowly(self, model, batch):
+    open("evaluating", "w").close()
+    time.sleep(0.05)
+    return measure(self, model, batch)
+Classify.measure = slowly
+from mptrain.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_sigterm_in_evaluation_saves_and_the_evaluation_is_done_on_resume(tmp_path):
+    words = (*words_for("fp32"), "train.epochs=1", "run.name=run")
+    process = start(*words, cwd=tmp_path, program=SLOW_EVALUATION)
+    wait_until((tmp_path / "evaluating").exists, process)
+    process.send_signal(signal.SIGTERM)
+    found, output = finish(process, tmp_path)
+    assert found == 75, output
+    run = tmp_path / "outputs" / "run"
+    assert "evaluation" not in (run / "events.jsonl").read_text()
+    again = run_command("resume", "last", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert [event["split"] for event in events if event["event"] == "evaluation"] == ["val", "test"]
+    assert len((run / "epochs.csv").read_text().splitlines()) == 2
+    assert (run / "steps.jsonl").read_bytes().count(b"\n") == 15
+    assert json.loads((run / "run.json").read_text())["status"] == "done"
+
+
+def test_the_same_command_line_with_resume_auto_is_idempotent(tmp_path):
+    words = (*words_for("fp32"), "train.epochs=1", "run.name=run", "run.resume=auto")
+    first = run_command(*words, cwd=tmp_path)
+    steps = (tmp_path / "outputs" / "run" / "steps.jsonl").read_bytes()
+    second = run_command(*words, cwd=tmp_path)
+    assert (first.returncode, second.returncode) == (0, 0), second.stderr
+    assert "already done" in second.stdout
+    assert (tmp_path / "outputs" / "run" / "steps.jsonl").read_bytes() == steps
+
+
+def test_two_writers_of_one_run_are_refused(tmp_path):
+    words = (*words_for("fp32"), "train.epochs=400", "run.name=run", "run.resume=auto")
+    process = start(*words, cwd=tmp_path)
+    wait_until(lambda: has_steps(tmp_path, 1), process)
+    second = run_command(*words, cwd=tmp_path)
+    process.kill()
+    process.wait()
+    assert second.returncode == 6
+    assert f"pid {process.pid}" in second.stderr.replace("process ", "pid ")
+
+
+def test_a_damaged_checkpoint_falls_back_with_a_warning_and_the_records_stay_right(tmp_path):
+    process = start(*words_for("amp_dynamic"), "run.name=run", cwd=tmp_path)
+    wait_until(lambda: has_steps(tmp_path, 16), process)
+    process.send_signal(signal.SIGTERM)
+    finish(process, tmp_path)
+    run = tmp_path / "outputs" / "run"
+    newest = max(run.glob("checkpoints/*.pt"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    again = run_command("resume", "outputs/run", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "damaged" in again.stdout + again.stderr
+    other = tmp_path / "other"
+    other.mkdir()
+    run_command(*words_for("amp_dynamic"), "run.name=run", cwd=other)
+    assert (run / "steps.jsonl").read_bytes() == (other / "outputs" / "run" / "steps.jsonl").read_bytes()

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mptrain.numerics.verdict import clip_coefficient, gradient_norms, judge
+
+REFUSE, APPLY = torch.ones(1), torch.zeros(1)
+ONE = torch.ones(1)
+
+
+def verdict_of(*grads, scale=1.0, refuse=REFUSE):
+    return judge(torch.stack(gradient_norms(list(grads))), torch.tensor([scale]), refuse)
+
+
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("length", [1, 7, 64, 1000])
+def test_trap_09_one_non_finite_element_anywhere_is_an_overflow(bad, dtype, length):
+    for place in {0, length // 2, length - 1}:
+        grad = torch.ones(length, dtype=dtype)
+        grad[place] = bad
+        verdict = verdict_of(torch.ones(3), grad, torch.zeros(2, 2))
+        assert verdict.overflow.item() is True
+        assert verdict.skip.item() == 1.0
+        assert not math.isfinite(verdict.grad_norm.item())
+        assert [math.isfinite(norm) for norm in verdict.norms.tolist()] == [True, False, True]
+
+
+def test_trap_09_inf_and_nan_are_told_apart_by_their_norms():
+    verdict = verdict_of(torch.tensor([1.0, -math.inf]), torch.tensor([math.nan, 0.0]))
+    inf, nan = verdict.norms.tolist()
+    assert inf == math.inf
+    assert math.isnan(nan)
+
+
+def test_trap_12_a_norm_that_overflows_in_fp32_is_no_overflow():
+    grad = torch.full((2,), 1e30)
+    assert (grad * grad).sum().sqrt().isinf()  # what a judge by FP32 squares would have seen
+    verdict = verdict_of(grad)
+    assert not verdict.overflow
+    assert verdict.skip == 0
+    assert verdict.grad_norm.item() == pytest.approx(math.sqrt(2) * 1e30, rel=1e-6)
+
+
+def test_trap_12_the_largest_finite_numbers_everywhere_are_no_overflow():
+    largest = torch.finfo(torch.float32).max
+    verdict = verdict_of(torch.full((1000,), largest), torch.full((1000,), -largest), torch.full((9,), largest))
+    assert not verdict.overflow
+    assert math.isfinite(verdict.grad_norm.item())
+
+
+def test_trap_12_a_sum_that_cancels_hides_nothing():
+    verdict = verdict_of(torch.tensor([math.inf, -math.inf, 1.0]))
+    assert verdict.overflow
+
+
+def test_trap_12_half_gradients_whose_norm_exceeds_65504_are_no_overflow():
+    verdict = verdict_of(torch.full((100,), 60000.0, dtype=torch.float16))
+    assert not verdict.overflow
+    assert verdict.grad_norm.item() == 600000.0
+
+
+@pytest.mark.parametrize("offenders", [1, 2, 3, 10, 100])
+def test_trap_17_the_flag_is_exactly_one_however_many_offenders_there_are(offenders):
+    grads = [torch.full((2,), math.inf)] * offenders + [torch.ones(2)]
+    verdict = verdict_of(*grads)
+    assert verdict.skip.item() == 1.0
+    assert verdict.skip.dtype == torch.float32
+    assert verdict.skip.shape == (1,)
+    assert (~verdict.norms.isfinite()).sum() == offenders
+
+
+def test_trap_15_an_overflow_is_seen_also_where_it_is_to_be_applied():
+    verdict = verdict_of(torch.tensor([math.inf]), refuse=APPLY)
+    assert verdict.overflow
+    assert verdict.skip == 0
+
+
+def test_trap_14_a_parameter_without_a_gradient_neither_counts_nor_hides_another():
+    norms = torch.tensor([-1.0, 3.0, -1.0, 4.0], dtype=torch.float64)
+    assert judge(norms, ONE, REFUSE).grad_norm == 5.0
+    assert not judge(norms, ONE, REFUSE).overflow
+    for bad in (math.inf, math.nan):
+        with_bad = torch.tensor([-1.0, bad, 4.0], dtype=torch.float64)
+        assert judge(with_bad, ONE, REFUSE).skip == 1
+
+
+def test_trap_14_no_gradient_at_all_is_no_crash():
+    assert gradient_norms([]) == []
+
+
+def test_an_empty_tensor_has_norm_zero():
+    verdict = verdict_of(torch.zeros(0), torch.ones(4))
+    assert verdict.norms.tolist() == [0.0, 2.0]
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 16, 24, 60])
+def test_the_norm_is_that_of_unscaled_gradients_and_exactly_so_for_powers_of_two(exponent):
+    grad = torch.randn(1000)
+    plain = verdict_of(grad).grad_norm
+    scaled = verdict_of(grad * 2.0**exponent, scale=2.0**exponent).grad_norm
+    assert torch.equal(plain, scaled)
+    assert plain.item() == pytest.approx(grad.double().norm().item(), rel=1e-12)
+
+
+def test_shapes_and_dtypes_are_as_documented():
+    verdict = verdict_of(torch.ones(3), torch.ones(2, 2))
+    assert (verdict.overflow.dtype, verdict.overflow.shape) == (torch.bool, (1,))
+    assert (verdict.grad_norm.dtype, verdict.grad_norm.shape) == (torch.float64, (1,))
+    assert (verdict.norms.dtype, verdict.norms.shape) == (torch.float64, (2,))
+
+
+def test_the_arguments_are_left_as_they_were():
+    norms, scale, refuse = torch.tensor([-1.0, math.nan], dtype=torch.float64), torch.tensor([2.0]), torch.ones(1)
+    judge(norms, scale, refuse)
+    assert norms[0] == -1.0
+    assert scale == 2.0
+    assert refuse == 1.0
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-12, 0.5, 1.0, 2.0, 1e6, 1e30])
+def test_the_clip_coefficient_is_torchs(norm):
+    parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    parameter.grad = torch.tensor([norm], dtype=torch.float64)
+    torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+    coefficient = clip_coefficient(torch.tensor([norm], dtype=torch.float64), 1.0)
+    assert coefficient.item() * norm == pytest.approx(parameter.grad.item(), rel=1e-15)
+    assert coefficient <= 1.0
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_trap_21_a_non_finite_norm_clips_nothing(bad):
+    assert clip_coefficient(torch.tensor([bad], dtype=torch.float64), 1.0).item() == 1.0

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from optimizer.kinds import RULES
+
+from mptrain.config.checks import check_together
+from mptrain.config.targets import Target
+from mptrain.errors import ConfigError
+from mptrain.optimizer import SGD, Adagrad, Adam, AdamW
+from mptrain.optimizer.rules import Group, Stride
+from mptrain.precision.policy import Policy
+
+SHAPES = [(), (1,), (7,), (16, 17), (3, 5, 2), (64, 33)]
+
+
+def stride(lr=0.125, step=1.0, grad_scale=1.0, skip=0.0):
+    return Stride(*(torch.tensor([value]) for value in (lr, step, grad_scale, skip)))
+
+
+def group_of(rule, generator, weight_decay=0.0, dtype=torch.float32):
+    weights = [torch.randn(shape, generator=generator).to(dtype) for shape in SHAPES]
+    states = [rule.state(weight) for weight in weights]
+    return Group(weights, {key: [state[key] for state in states] for key in states[0]}, weight_decay)
+
+
+def draws(generator):
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.25])
+@pytest.mark.parametrize("scale", [1.0, 2.0**16, 1000.0 / 0.3])
+def test_adagrad_without_a_kernel_computes_what_the_kernel_computes(weight_decay, scale):
+    """Up to the rounding of one multiply-add, 2^-23 of each weight and sum, in every one of 20 updates."""
+    rule = Adagrad(initial_accumulator=0.125)
+    fused, plain = (group_of(rule, torch.Generator().manual_seed(0), weight_decay) for _ in range(2))
+    generator = torch.Generator().manual_seed(1)
+    for step in range(20):
+        grads = [grad * scale for grad in draws(generator)]
+        skip = float(step % 4 == 2)
+        rule.apply(fused, [grad.clone() for grad in grads], stride(step=step + 1.0, grad_scale=scale, skip=skip))
+        rule._unfused(plain, grads, stride(step=step + 1.0, grad_scale=scale, skip=skip))
+        for mine, theirs in zip(
+            [*plain.weights, *plain.state["sum"]], [*fused.weights, *fused.state["sum"]], strict=True
+        ):
+            assert mine.shape == theirs.shape
+            assert torch.allclose(mine, theirs, rtol=(step + 1) * 2.0**-22, atol=(step + 1) * 2.0**-24)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("name", [*RULES, "adagrad without a kernel"])
+def test_trap_13_a_refused_call_changes_no_bit_whatever_the_gradients_hold(name, value):
+    rule = Adagrad() if name.startswith("adagrad w") else RULES[name]
+    group = group_of(rule, torch.Generator().manual_seed(0), weight_decay=0.5)
+    tensors = [*group.weights, *(tensor for tensors in group.state.values() for tensor in tensors)]
+    before = [tensor.clone() for tensor in tensors]
+    grads = [torch.full(shape, value) for shape in SHAPES]
+    apply = rule._unfused if name.startswith("adagrad w") else rule.apply
+    apply(group, grads, stride(skip=1.0))
+    assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_trap_17_the_kernels_refuse_at_exactly_one(name):
+    """A sum of flags, such as 2, is no refusal to them: this is why the verdict's flag is 0 or 1."""
+    moved = {}
+    for flag in (0.0, 1.0, 2.0):
+        group = group_of(RULES[name], torch.Generator().manual_seed(0))
+        before = group.weights[3].clone()
+        RULES[name].apply(group, draws(torch.Generator().manual_seed(1)), stride(skip=flag))
+        moved[flag] = not torch.equal(before, group.weights[3])
+    assert moved == {0.0: True, 1.0: False, 2.0: True}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_trap_24_a_kernel_does_not_advance_the_step_count(name):
+    group = group_of(RULES[name], torch.Generator().manual_seed(0))
+    taken = stride(step=3.0)
+    RULES[name].apply(group, draws(torch.Generator().manual_seed(1)), taken)
+    assert taken.step.item() == 3.0
+
+
+@pytest.mark.parametrize("rule", [SGD(momentum=0.9), SGD(momentum=0.9, nesterov=True)])
+def test_trap_27_momentum_starts_from_zero_and_the_first_update_is_torchs(rule):
+    weight = torch.nn.Parameter(torch.randn(9, 4))
+    group = Group([weight.detach().clone()], {"momentum_buffer": [rule.state(weight)["momentum_buffer"]]}, 0.0)
+    weight.grad = torch.randn(9, 4)
+    assert not group.state["momentum_buffer"][0].any()
+    rule.apply(group, [weight.grad.clone()], stride())
+    torch.optim.SGD([weight], lr=0.125, momentum=0.9, nesterov=rule.nesterov).step()
+    assert torch.equal(group.weights[0], weight)
+
+
+def adam_in_fp64(weight, grads, lr, betas, eps, decay, *, decoupled):
+    """Kingma and Ba 2015, algorithm 1, with decay of either kind."""
+    weight, first, second = weight.double(), 0.0, 0.0
+    for step, grad in enumerate(grads, start=1):
+        grad = grad.double() + (0 if decoupled else decay * weight)
+        weight = weight * (1 - lr * decay) if decoupled else weight
+        first = betas[0] * first + (1 - betas[0]) * grad
+        second = betas[1] * second + (1 - betas[1]) * grad**2
+        weight = weight - lr * (first / (1 - betas[0] ** step)) / ((second / (1 - betas[1] ** step)).sqrt() + eps)
+    return weight
+
+
+@pytest.mark.parametrize("kind", [Adam, AdamW])
+def test_adam_is_its_algorithm_with_bias_correction_by_the_number_of_updates(kind):
+    rule = kind(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.125)
+    generator = torch.Generator().manual_seed(4)
+    group = group_of(rule, generator, weight_decay=0.125)
+    start, course = group.weights[3].clone(), [draws(generator) for _ in range(30)]
+    for step, grads in enumerate(course, start=1):
+        rule.apply(group, [grad * 1024 for grad in grads], stride(step=float(step), grad_scale=1024.0))
+    expected = adam_in_fp64(
+        start, [grads[3] for grads in course], 0.125, rule.betas, rule.eps, 0.125, decoupled=kind is AdamW
+    )
+    assert torch.allclose(group.weights[3].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_state_is_typed_like_the_weight_it_belongs_to():
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for rule in RULES.values():
+            assert all(tensor.dtype == dtype for tensor in rule.state(torch.zeros(3, dtype=dtype)).values())
+    assert SGD(momentum=0.0).state(torch.zeros(3)) == {}
+
+
+def test_nesterov_without_momentum_is_refused():
+    with pytest.raises(ConfigError, match=r"optimizer\.nesterov=true needs momentum"):
+        SGD(momentum=0.0, nesterov=True)
+
+
+@pytest.mark.parametrize(
+    ("target", "key", "values"),
+    [
+        ("SGD", "momentum", [1.0, -0.1, math.nan]),
+        ("SGD", "lr", [-1.0, math.nan, math.inf]),
+        ("Adam", "eps", [0.0, -1e-8, 1.0, math.nan]),
+        ("AdamW", "weight_decay", [-0.1, math.nan, math.inf]),
+        ("Adam", "betas", [[1.0, 0.9], [0.9], [0.9, -0.1], 0.9]),
+        ("Adagrad", "initial_accumulator", [-1.0, math.inf]),
+    ],
+)
+def test_constants_outside_their_ranges_are_refused(target, key, values):
+    for value in values:
+        with pytest.raises(ConfigError, match=f"optimizer.{key}="):
+            Target(f"mptrain.optimizer.{target}", {key: value}).check("optimizer")
+
+
+HALF_STATE = Policy(
+    "fp16_pure", "float16", "float16", autocast=False, master_weights=False, optimizer_state="parameters"
+)
+FP32_STATE = Policy("fp16_pure", "float16", "float16", autocast=False, master_weights=False)
+
+
+@pytest.mark.parametrize(("eps", "refused"), [(1e-8, True), (2.0**-25, True), (2.0**-24, False), (1e-4, False)])
+@pytest.mark.parametrize("rule", ["Adam", "AdamW", "Adagrad"])
+def test_trap_30_an_eps_that_fp16_state_rounds_to_zero_is_refused_with_the_number(rule, eps, refused):
+    problems = check_together(HALF_STATE, Target(f"mptrain.optimizer.{rule}", {"eps": eps}))
+    assert len(problems) == refused
+    for problem in problems:
+        assert f"optimizer.eps={eps:g}" in problem.what
+        assert "5.96e-08 (2^-24)" in problem.what
+        assert "optimizer.eps=1e-4" in problem.hint
+    assert check_together(FP32_STATE, Target(f"mptrain.optimizer.{rule}", {"eps": eps})) == []
+
+
+def test_trap_30_an_eps_left_at_its_default_is_refused_as_well():
+    assert len(check_together(HALF_STATE, Target("mptrain.optimizer.Adam"))) == 1
+    assert check_together(HALF_STATE, Target("mptrain.optimizer.SGD")) == []
+
+
+def test_trap_30_the_number_is_where_zero_begins_in_fp16():
+    assert torch.tensor(1e-8).half() == 0
+    assert torch.tensor(2.0**-24).half() > 0

@@ -1,0 +1,419 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from optimizer.kinds import KINDS, RULES, SHAPES, make, run, state_of
+from torch import nn
+
+from mptrain.errors import CheckpointError, ConfigError
+from mptrain.optimizer import SGD, Adagrad, Adam, AdamW, Weights
+
+ONE = torch.ones(1)
+BAD = [math.inf, -math.inf, math.nan]
+
+
+def assert_same_bits(before, after):
+    assert before.keys() == after.keys()
+    for key, value in before.items():
+        assert torch.equal(value.flatten().view(torch.uint8), after[key].flatten().view(torch.uint8)), key
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_trap_13_23_24_a_refused_update_leaves_parameters_masters_state_and_step_bit_unchanged(rule, kind, value):
+    model, weights = make(kind, RULES[rule], clip_norm=1.0)
+    for _ in range(3):
+        run(model, weights)
+    before = state_of(model, weights)
+    for _ in range(3):
+        verdict = run(model, weights, poison=value)
+        assert verdict.skip == 1
+        assert_same_bits(before, state_of(model, weights))
+    run(model, weights)
+    assert not torch.equal(before["step"], state_of(model, weights)["step"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_trap_27_a_first_step_that_overflows_changes_nothing_of_what_follows(rule, kind):
+    fresh_model, fresh = make(kind, RULES[rule])
+    model, weights = make(kind, RULES[rule])
+    run(model, weights, poison=math.nan)
+    for step in range(3):
+        run(fresh_model, fresh, seed=step)
+        run(model, weights, seed=step)
+    assert_same_bits(state_of(fresh_model, fresh), state_of(model, weights))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_trap_23_a_refused_update_is_not_one_with_zero_gradients(rule):
+    """Momentum and decay move the weights on zero gradients, and a refusal does not."""
+    model, weights = make("fp32", RULES[rule])
+    twin_model, twin = make("fp32", RULES[rule])
+    run(model, weights)
+    run(twin_model, twin)
+    assert torch.equal(model.matrix, twin_model.matrix)
+    run(model, weights, poison=math.inf)
+    twin.clear()
+    for parameter in twin_model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    twin.update(twin.judge(ONE, ONE), ONE, ONE)
+    assert twin.state_dict()["step"] == 2
+    assert weights.state_dict()["step"] == 1
+    if rule not in ("sgd", "adagrad"):
+        assert not torch.equal(model.matrix, twin_model.matrix)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trap_15_where_overflows_are_applied_they_reach_the_weights(kind):
+    model, weights = make(kind, SGD(lr=0.1, momentum=0.0))
+    verdict = run(model, weights, poison=math.nan, refuse=0.0)
+    assert verdict.overflow
+    assert verdict.skip == 0
+    assert not model.matrix.isfinite().all()
+    assert weights.state_dict()["step"] == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trap_14_parameters_without_gradients_are_named_and_left_alone(kind):
+    model, weights = make(kind, AdamW(lr=0.1, weight_decay=0.5, decay_norms_and_biases=True))
+    run(model, weights)
+    assert weights.missing == ()
+    before = state_of(model, weights)
+    run(model, weights, without=("bias", "scalar"))
+    after = state_of(model, weights)
+    assert weights.missing == ("bias", "scalar")
+    for key in before:
+        if key != "step":
+            assert torch.equal(before[key], after[key]) == (key.split(".")[1] in ("bias", "scalar")), key
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trap_14_a_step_in_which_nothing_has_a_gradient_is_no_crash(kind):
+    model, weights = make(kind, SGD())
+    before = state_of(model, weights)
+    weights.clear()
+    weights.gather()
+    verdict = weights.judge(ONE, ONE)
+    weights.update(verdict, ONE, ONE)
+    assert weights.missing == tuple(SHAPES)
+    assert verdict.norms.tolist() == [-1.0] * len(SHAPES)
+    assert not verdict.overflow
+    for key, value in state_of(model, weights).items():
+        assert key == "step" or torch.equal(value, before[key])
+
+
+def test_trap_14_frozen_parameters_are_left_out_and_all_frozen_is_an_error():
+    model = nn.Linear(2, 2)
+    model.bias.requires_grad_(False)
+    assert Weights(dict(model.named_parameters()), SGD(), master_weights=False).names == ("weight",)
+    model.weight.requires_grad_(False)
+    with pytest.raises(ConfigError, match="no parameter of the model is trainable"):
+        Weights(dict(model.named_parameters()), SGD(), master_weights=False)
+
+
+def with_gradient(value, dtype=torch.float32, rule=None, **options):
+    parameter = nn.Parameter(torch.zeros(len(value), dtype=dtype))
+    weights = Weights({"p": parameter}, rule or SGD(lr=1.0, momentum=0.0), master_weights=False, **options)
+    weights.clear()
+    parameter.grad = torch.tensor(value, dtype=dtype)
+    weights.gather()
+    return parameter, weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_trap_16_half_gradients_are_unscaled_in_fp32(dtype):
+    scale = torch.tensor([65536.0])
+    gradient = torch.tensor(1e-3, dtype=dtype)
+    assert (torch.tensor(1e-3, dtype=torch.float16) / 65536) == 0  # what unscaling in FP16 makes of it
+    parameter = nn.Parameter(torch.zeros(20, dtype=dtype))
+    weights = Weights({"p": parameter}, SGD(lr=1.0, momentum=0.0), master_weights=dtype != torch.float32)
+    parameter.grad = gradient.expand(20).clone()
+    weights.gather()
+    verdict = weights.judge(scale, ONE)
+    weights.update(verdict, ONE, scale)
+    expected = -gradient.float() / 65536
+    assert torch.equal(weights.full_precision()["p"], expected.expand(20))
+
+
+@pytest.mark.parametrize("rule", [Adam(lr=1.0, eps=1e-6), AdamW(lr=1.0, eps=1e-6, weight_decay=0.0)])
+def test_trap_16_also_where_the_fp16_parameter_itself_is_updated(rule):
+    """The kernel divides in FP32: the sign of a gradient that FP16 would unscale to zero moves the weight."""
+    parameter, weights = with_gradient([1e-2] * 20, torch.float16, rule, state_in_half=True)
+    scale = torch.tensor([2.0**20])
+    weights.update(weights.judge(scale, ONE), ONE, scale)
+    assert (parameter < 0).all()
+
+
+def test_trap_02_the_scale_handed_in_unscales_whatever_comes_next():
+    for exponent in (0, 1, 15, 16):
+        scale = torch.tensor([2.0**exponent])
+        parameter, weights = with_gradient([3.0 * 2.0**exponent])
+        weights.update(weights.judge(scale, ONE), ONE, scale)
+        assert parameter.item() == -3.0
+
+
+def test_trap_18_clipping_acts_on_unscaled_gradients_and_their_global_norm():
+    first, second = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    weights = Weights({"a": first, "b": second}, SGD(lr=1.0, momentum=0.0), master_weights=False, clip_norm=1.0)
+    scale = torch.tensor([1024.0])
+    first.grad, second.grad = torch.tensor([0.3 * 1024]), torch.tensor([0.4 * 1024])
+    weights.update(weights.judge(scale, ONE), ONE, scale)
+    assert [first.item(), second.item()] == pytest.approx([-0.3, -0.4], rel=1e-6)  # norm 0.5: nothing to clip
+    first.grad, second.grad = torch.tensor([3.0 * 1024]), torch.tensor([4.0 * 1024])
+    verdict = weights.judge(scale, ONE)
+    weights.update(verdict, ONE, scale)
+    assert [first.item(), second.item()] == pytest.approx([-0.9, -1.2], rel=1e-6)  # norm 5, both divided by 5
+    assert verdict.grad_norm.item() == 5.0
+
+
+def test_trap_19_the_norm_on_record_is_that_before_clipping():
+    _, weights = with_gradient([30.0, 40.0], clip_norm=1.0)
+    verdict = weights.judge(ONE, ONE)
+    weights.update(verdict, ONE, ONE)
+    assert verdict.grad_norm.item() == 50.0
+
+
+@pytest.mark.parametrize("refuse", [0.0, 1.0])
+def test_trap_21_clipping_by_an_inf_norm_does_not_zero_the_finite_gradients(refuse):
+    parameter, weights = with_gradient([2.0, math.inf], clip_norm=1.0)
+    weights.update(weights.judge(ONE, torch.tensor([refuse])), ONE, ONE)
+    assert parameter[0].item() == (0.0 if refuse else -2.0)
+
+
+@pytest.mark.parametrize("rule", [SGD(lr=1.0, momentum=0.0), Adam(lr=1.0), Adagrad(lr=1.0)])
+def test_trap_12_21_clipping_finite_gradients_whose_norm_exceeds_fp32_does_not_zero_them(rule):
+    parameter, weights = with_gradient([3e38, -3e38], rule=rule, clip_norm=1.0)
+    verdict = weights.judge(ONE, ONE)
+    weights.update(verdict, ONE, ONE)
+    assert not verdict.overflow
+    assert parameter.isfinite().all()
+    assert parameter[0] < -0.5
+    assert parameter[1] > 0.5
+
+
+def test_trap_12_13_large_finite_gradients_are_applied_and_stay_finite():
+    parameter, weights = with_gradient([1e30, 1e30])
+    verdict = weights.judge(ONE, ONE)
+    weights.update(verdict, ONE, ONE)
+    assert verdict.skip == 0
+    assert torch.equal(parameter, torch.tensor([-1e30, -1e30]))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_trap_05_any_power_of_two_gives_the_same_bits_with_clipping_and_accumulation(rule):
+    outcomes = []
+    for exponent in (0, 1, 10, 20, 24):
+        model, weights = make("fp32", RULES[rule], clip_norm=0.5)
+        for step in range(5):
+            run(model, weights, scale=2.0**exponent, micro=4, seed=step)
+        outcomes.append(state_of(model, weights))
+    for other in outcomes[1:]:
+        assert_same_bits(outcomes[0], other)
+
+
+@pytest.mark.parametrize("kind", ["fp16 master", "fp16 pure", "bf16 master"])
+def test_trap_20_micro_gradients_of_half_parameters_are_summed_up_in_fp32(kind):
+    """40000 + 40000 overflows in FP16, 2^-24 added to 1 vanishes there, and both are right in FP32."""
+    model, weights = make(kind, SGD(lr=2.0**-20, momentum=0.0))
+    weights.clear()
+    for part in ([40000.0, 1.0], [40000.0, 2.0**-14], [-40000.0, 2.0**-14]):
+        model.bias.grad = torch.tensor([*part, 0.0], dtype=model.bias.dtype)
+        weights.gather()
+        assert model.bias.grad is None
+    verdict = weights.judge(ONE, ONE)
+    assert not verdict.overflow
+    forty_thousand = torch.tensor(40000.0, dtype=model.bias.dtype).item()
+    assert verdict.norms[1].item() == math.hypot(forty_thousand, 1.0 + 2.0**-13)
+
+
+def test_trap_20_an_accumulated_sum_does_not_reach_into_the_next_update():
+    model, weights = make("fp16 master", SGD(lr=1.0, momentum=0.0))
+    norms = []
+    for _ in range(2):
+        verdict = run(model, weights, micro=3, seed=0)
+        norms.append(verdict.grad_norm.item())
+    assert norms[0] == norms[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_trap_29_without_a_master_copy_small_updates_are_lost_and_with_one_they_are_not(dtype):
+    lost = torch.finfo(dtype).eps / 4
+    for master_weights, expected in ((True, 1.0 - 100 * lost), (False, 1.0)):
+        parameter = nn.Parameter(torch.ones(1, dtype=dtype))
+        weights = Weights({"p": parameter}, SGD(lr=1.0, momentum=0.0), master_weights=master_weights)
+        for _ in range(100):
+            weights.clear()
+            parameter.grad = torch.full((1,), lost, dtype=dtype)
+            weights.gather()
+            weights.update(weights.judge(ONE, ONE), ONE, ONE)
+        assert parameter.item() == pytest.approx(expected, rel=float(torch.finfo(dtype).eps))
+        assert (parameter.item() == 1.0) is not master_weights
+
+
+def test_a_weight_of_3_1_is_exact_in_its_master_and_3_0996_in_half():
+    drawn = torch.tensor([3.1])
+    parameter = nn.Parameter(drawn.half())
+    weights = Weights({"p": parameter}, SGD(), master_weights=True, initial={"p": drawn})
+    assert torch.equal(weights.full_precision()["p"], drawn)
+    assert parameter.item() == 3.099609375
+    weights.publish()
+    assert parameter.item() == 3.099609375
+    assert torch.equal(weights.full_precision()["p"], drawn)
+
+
+def test_masters_are_copies_and_not_the_values_they_were_drawn_from():
+    drawn = torch.tensor([3.1])
+    weights = Weights({"p": nn.Parameter(drawn.half())}, SGD(), master_weights=True, initial={"p": drawn})
+    weights.full_precision()["p"].zero_()
+    assert drawn.item() == pytest.approx(3.1)
+
+
+@pytest.mark.parametrize("kind", ["fp16 master", "fp16 pure", "fp16 in place"])
+def test_trap_32_publishing_saturates_in_both_directions(kind):
+    model, weights = make(kind, SGD(lr=1.0, momentum=0.0))
+    with torch.no_grad():
+        model.bias.copy_(torch.tensor([60000.0, -60000.0, 1.0]))
+    weights.load_full_precision({name: p.detach().float() for name, p in model.named_parameters()})
+    weights.clear()
+    model.bias.grad = torch.tensor([-30000.0, 30000.0, 0.0], dtype=torch.float16)
+    weights.gather()
+    weights.update(weights.judge(ONE, ONE), ONE, ONE)
+    assert model.bias.tolist() == [65504.0, -65504.0, 1.0]
+    if kind == "fp16 master":
+        assert weights.full_precision()["bias"].tolist() == [90000.0, -90000.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trap_32_loading_sets_parameters_and_masters_alike(kind):
+    model, weights = make(kind, Adam())
+    values = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+    values["bias"] = torch.tensor([1e6, -1e6, 3.1])
+    weights.load_full_precision(values)
+    dtype = model.bias.dtype
+    limit = torch.finfo(torch.float16).max
+    for name, parameter in model.named_parameters():
+        expected = values[name].clamp(-limit, limit) if dtype == torch.float16 else values[name]
+        assert torch.equal(parameter, expected.to(dtype)), name
+    if kind.endswith("master"):
+        assert all(torch.equal(weights.full_precision()[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trap_32_after_a_load_the_next_update_starts_from_what_was_loaded(kind):
+    model, weights = make(kind, SGD(lr=1.0, momentum=0.0))
+    run(model, weights)
+    weights.load_full_precision({name: torch.full(shape, 2.0) for name, shape in SHAPES.items()})
+    weights.clear()
+    model.matrix.grad = torch.full_like(model.matrix, 0.5)
+    weights.gather()
+    weights.update(weights.judge(ONE, ONE), ONE, ONE)
+    assert torch.equal(model.matrix.float(), torch.full((4, 3), 1.5))
+
+
+def test_trap_39_fp32_weights_go_into_half_weights_and_back_without_loss_in_the_master():
+    source_model, source = make("fp32", SGD())
+    _, half = make("fp16 master", SGD(), seed=9)
+    target_model, target = make("fp32", SGD(), seed=10)
+    half.load_full_precision(source.full_precision())
+    target.load_full_precision(half.full_precision())
+    for (name, one), other in zip(source_model.named_parameters(), target_model.parameters(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_weights_that_do_not_fit_are_refused_before_anything_moves():
+    model, weights = make("fp32", SGD())
+    before = state_of(model, weights)
+    values = {name: value.clone() + 1 for name, value in weights.full_precision().items()}
+    values["matrix"] = torch.zeros(3, 4)
+    del values["scalar"]
+    with pytest.raises(CheckpointError, match=r"matrix is \(3, 4\), not \(4, 3\); scalar is missing"):
+        weights.load_full_precision(values)
+    assert_same_bits(before, state_of(model, weights))
+
+
+@pytest.mark.parametrize("kind", ["fp16 master", "fp16 pure", "bf16 master", "fp32"])
+@pytest.mark.parametrize("rule", ["adam", "sgd momentum", "adagrad"])
+def test_trap_31_loading_state_keeps_fp32_moments_and_their_bits(kind, rule, tmp_path):
+    model, weights = make(kind, RULES[rule])
+    for step in range(3):
+        run(model, weights, seed=step)
+    torch.save({"state": weights.state_dict(), "weights": weights.full_precision()}, tmp_path / "saved.pt")
+    saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+    other_model, other = make(kind, RULES[rule], seed=7)
+    other.load_full_precision(saved["weights"])
+    assert other.load_state_dict(saved["state"]) == []
+    state = other.state_dict()["state"]
+    assert all(tensor.dtype == torch.float32 for tensors in state.values() for tensor in tensors.values())
+    assert_same_bits(state_of(model, weights), state_of(other_model, other))
+    for step in range(3, 6):
+        run(model, weights, seed=step)
+        run(other_model, other, seed=step)
+    assert_same_bits(state_of(model, weights), state_of(other_model, other))
+
+
+def test_trap_31_half_state_loads_into_fp32_state_without_becoming_half():
+    model, weights = make("fp16 in place", RULES["sgd momentum"])
+    run(model, weights)
+    _, wide = make("fp16 master", RULES["sgd momentum"])
+    assert wide.load_state_dict(weights.state_dict()) == []
+    buffer = wide.state_dict()["state"]["matrix"]["momentum_buffer"]
+    assert buffer.dtype == torch.float32
+    assert torch.equal(buffer, weights.state_dict()["state"]["matrix"]["momentum_buffer"].float())
+
+
+def test_state_of_another_optimizer_is_reported_parameter_by_parameter_and_not_used():
+    adam_model, adam = make("fp32", Adam())
+    run(adam_model, adam)
+    model, sgd = make("fp32", SGD())
+    before = state_of(model, sgd)
+    lost = sgd.load_state_dict(adam.state_dict())
+    assert lost == [f"optimizer state of {name} starts afresh" for name in SHAPES]
+    assert_same_bits(before, state_of(model, sgd))
+
+
+def test_trap_33_weight_decay_acts_on_the_master_where_half_would_lose_it():
+    decay = 2.0**-14  # a step of 1 - 2^-14 from 1 is lost in FP16, whose numbers below 1 are 2^-11 apart
+    rule = SGD(lr=1.0, momentum=0.0, weight_decay=decay)
+    parameter = nn.Parameter(torch.ones(2, 2, dtype=torch.float16))
+    weights = Weights({"p": parameter}, rule, master_weights=True)
+    for _ in range(16):
+        weights.clear()
+        parameter.grad = torch.zeros_like(parameter)
+        weights.gather()
+        weights.update(weights.judge(ONE, ONE), ONE, ONE)
+    expected = (1 - decay) ** 16
+    assert weights.full_precision()["p"][0, 0].item() == pytest.approx(expected, rel=1e-6)
+    assert parameter[0, 0].item() == torch.tensor(expected).half().item() < 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", ["sgd", "sgd momentum", "adam", "adamw", "adagrad"])
+def test_trap_33_decay_spares_norms_and_biases_unless_asked_not_to(rule, kind):
+    for everything in (False, True):
+        changed = type(RULES[rule])(
+            **{**vars(RULES[rule]), "lr": 0.25, "weight_decay": 0.5, "decay_norms_and_biases": everything}
+        )
+        model, weights = make(kind, changed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(1.0)
+        weights.load_full_precision({name: p.detach().float() for name, p in model.named_parameters()})
+        weights.clear()
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        weights.gather()
+        weights.update(weights.judge(ONE, ONE), torch.tensor([0.25]), ONE)
+        assert (model.matrix < 1.0).all()
+        assert (model.bias < 1.0).all().item() is everything
+        assert (model.scalar < 1.0).item() is everything
+
+
+def test_the_gradients_of_a_refused_step_can_still_be_looked_at():
+    model, weights = make("fp16 master", SGD())
+    run(model, weights, poison=math.nan)
+    norms = dict(zip(weights.names, weights.judge(ONE, ONE).norms.tolist(), strict=True))
+    assert [name for name, norm in norms.items() if not math.isfinite(norm)] == ["matrix"]

@@ -1,0 +1,115 @@
+"""What the tests of the run directory share: child processes, and records of every kind."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import mptrain
+from mptrain.records import (
+    EpochRecord,
+    EvalRecord,
+    EventRecord,
+    OverflowRecord,
+    ProgressRecord,
+    ScaleRecord,
+    StepRecord,
+)
+from mptrain.runlog import RunPaths
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(mptrain.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def python():
+    """Start a child process that runs a piece of Python; it is killed at the end of the test."""
+    children = []
+
+    def start(code, *arguments):
+        child = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code, *map(str, arguments)],
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        return child
+
+    yield start
+    for child in children:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """The paths of an empty run directory."""
+    return RunPaths(tmp_path)
+
+
+def make_step(step, loss=0.5, grad_norm=1.25):
+    return StepRecord(
+        learner="main",
+        step=step,
+        updates=step,
+        epoch=0,
+        loss=loss,
+        loss_scale=1024.0,
+        overflow=not math.isfinite(grad_norm),
+        skipped=False,
+        grad_norm=grad_norm,
+        lr=0.1,
+    )
+
+
+def make_epoch(epoch, **val):
+    return EpochRecord(
+        epoch=epoch,
+        step=10 * epoch,
+        updates=9 * epoch,
+        skipped=1,
+        train_loss=0.1 + epoch,
+        loss_scale=2.0,
+        lr=1e-3,
+        val=val,
+        seconds=1.5,
+        samples_per_second=640.0,
+    )
+
+
+@pytest.fixture(scope="session")
+def step_record():
+    """Makes a step record from its step, loss and gradient norm."""
+    return make_step
+
+
+@pytest.fixture(scope="session")
+def epoch_record():
+    """Makes an epoch record from its epoch and validation metrics."""
+    return make_epoch
+
+
+@pytest.fixture
+def some_records():
+    """At least one record of each kind, with every kind of non-finite number."""
+    return [
+        EventRecord("start", 0, {"device": "cpu"}),
+        make_step(1),
+        make_step(2, loss=math.nan, grad_norm=math.inf),
+        OverflowRecord(
+            "main", 2, 1024.0, "calibrating", "nan", (("fc.weight", "inf"), ("fc.bias", "nan")), 2, True, 1
+        ),
+        ScaleRecord("main", 2, 1024.0, 512.0, "overflow"),
+        ProgressRecord(2, 10, 0, 1, 100.0, 0.1, 1 << 20, 3.0, "training"),
+        make_step(3, loss=-math.inf),
+        EvalRecord("val", 3, 1, 50, {"loss": math.inf, "top1": 0.5}),
+        make_epoch(1, loss=math.inf, top1=0.5),
+    ]

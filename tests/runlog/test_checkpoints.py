@@ -1,0 +1,362 @@
+"""Checkpoints: whole or not at all, verified before use, and only what a safe load takes back."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections import OrderedDict
+from dataclasses import replace
+
+import pytest
+import torch
+
+from mptrain.errors import CheckpointError, StorageError
+from mptrain.runlog import checkpoints
+from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.manifest import manifests_in, read_manifest
+from mptrain.runlog.plain_state import check_plain
+
+RECORDS = {"steps.jsonl": 10, "events.jsonl": 0, "epochs.csv": 3}
+
+
+def state_of(step):
+    return {"step": step, "weights": torch.full((64,), float(step))}
+
+
+def save(store, step, metric=None, **more):
+    return store.save(
+        {**state_of(step), **more}, step=step, records=RECORDS, metric=metric, config_digest="abc"
+    )
+
+
+def names(store):
+    return sorted(entry.name for entry in store.folder.iterdir())
+
+
+@pytest.fixture
+def store(tmp_path):
+    return CheckpointStore(tmp_path / "checkpoints", keep=2)
+
+
+def test_a_state_comes_back_equal_with_its_manifest(store):
+    model = torch.nn.BatchNorm1d(3)
+    state = {
+        "model": model.state_dict(),
+        "half": torch.tensor([1.0, 65504.0, float("inf")], dtype=torch.float16),
+        "numbers": (1, 2.5, True, None, "text", [1, 2]),
+        "torch_rng": torch.get_rng_state(),
+        "python_rng": random.getstate(),
+        "adam": {"state": {0: {"step": torch.tensor(3.0)}}},
+    }
+    path = store.save(state, step=123, records=RECORDS, metric=0.5, config_digest="abc")
+    assert path.name == "step-00000123.json"
+    loaded = store.load_latest()
+    assert loaded.skipped == []
+    back = loaded.state
+    assert list(back) == list(state)
+    assert all(torch.equal(back["model"][name], value) for name, value in state["model"].items())
+    assert back["half"].dtype == torch.float16
+    assert torch.equal(back["half"], state["half"])
+    assert back["numbers"] == state["numbers"]
+    assert back["python_rng"] == state["python_rng"]
+    assert torch.equal(back["torch_rng"], state["torch_rng"])
+    manifest = loaded.manifest
+    assert (manifest.step, manifest.records, manifest.metric, manifest.config_digest) == (
+        123,
+        RECORDS,
+        0.5,
+        "abc",
+    )
+    assert manifest.bytes == (store.folder / "step-00000123.pt").stat().st_size
+
+
+def test_the_data_file_loads_with_weights_only_and_nothing_of_ours(store):
+    save(store, 1)
+    state = torch.load(store.folder / "step-00000001.pt", weights_only=True)
+    assert state["step"] == 1
+
+
+def test_a_store_without_a_folder_has_nothing_to_load(store):
+    assert store.load_latest() is None
+    assert store.best() is None
+    for which in ("last", "best"):
+        with pytest.raises(CheckpointError, match=which):
+            store.load(which)
+
+
+def test_the_newest_are_kept_and_the_best_beside_them(store):
+    for step, metric in ((1, 0.2), (2, 0.9), (3, 0.5), (4, 0.6), (5, None)):
+        save(store, step, metric)
+    expected = [f"step-{step:08d}.{end}" for step in (2, 4, 5) for end in ("json", "pt")]
+    assert names(store) == sorted(["best", "last", *expected])
+    assert (store.folder / "last").read_text() == "step-00000005.json\n"
+    assert (store.folder / "best").read_text() == "step-00000002.json\n"
+    assert store.load("last").state["step"] == 5
+    assert store.load("best").state["step"] == 2
+    assert store.load_latest().state["step"] == 5
+
+
+@pytest.mark.parametrize(("higher", "best"), [(True, 2), (False, 3)])
+def test_which_metric_is_better_can_be_chosen_and_the_older_of_equals_wins(tmp_path, higher, best):
+    store = CheckpointStore(tmp_path, keep=9, higher_is_better=higher)
+    for step, metric in (
+        (1, 0.5),
+        (2, 0.9),
+        (3, 0.1),
+        (4, 0.9),
+        (5, 0.1),
+        (6, float("nan")),
+        (7, float("inf")),
+    ):
+        save(store, step, metric)
+    assert store.load("best").state["step"] == best
+
+
+def test_without_any_metric_there_is_no_best(store):
+    save(store, 1)
+    assert not (store.folder / "best").exists()
+    with pytest.raises(CheckpointError, match="no best"):
+        store.load("best")
+
+
+def test_a_checkpoint_is_loaded_by_the_path_of_either_file(store):
+    for step in (1, 2):
+        save(store, step)
+    for end in ("json", "pt"):
+        assert store.load(store.folder / f"step-00000001.{end}").state["step"] == 1
+    with pytest.raises(StorageError, match="step-00000007"):
+        store.load(store.folder / "step-00000007.pt")
+
+
+def test_saving_a_step_again_replaces_it_however_often(store):
+    for value in range(4):
+        save(store, 5, value=value)
+        assert store.load_latest().state["value"] == value
+        assert len(names(store)) == 3
+        data = store.folder / read_manifest(store.folder / "step-00000005.json").file
+        assert store.load(data).state["value"] == value
+
+
+@pytest.mark.parametrize("offset", [0, 1, 17, 200, 600, -200, -1])
+def test_a_flipped_bit_anywhere_falls_back_to_the_previous_checkpoint(store, offset):
+    for step in (1, 2):
+        save(store, step)
+    path = store.folder / "step-00000002.pt"
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1 << random.Random(offset).randrange(8)
+    path.write_bytes(content)
+    loaded = store.load_latest()
+    assert loaded.state["step"] == 1
+    assert len(loaded.skipped) == 1
+    assert "step-00000002.pt is damaged" in loaded.skipped[0]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+@pytest.mark.parametrize("end", ["pt", "json"])
+def test_a_truncated_file_falls_back(store, share, end):
+    for step in (1, 2):
+        save(store, step)
+    path = store.folder / f"step-00000002.{end}"
+    os.truncate(path, int(path.stat().st_size * share))
+    loaded = store.load_latest()
+    assert loaded.state["step"] == 1
+    assert path.name in loaded.skipped[0]
+
+
+def test_a_missing_data_file_falls_back(store):
+    for step in (1, 2):
+        save(store, step)
+    (store.folder / "step-00000002.pt").unlink()
+    assert store.load_latest().state["step"] == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": 3},
+        {"file": "../../other.pt"},
+        {"schema": 2},
+        {"bytes": "x"},
+        {"metric": "high"},
+        {"records": {"steps.jsonl": None}},
+        {"records": 5},
+        {"sha256": None},
+    ],
+)
+def test_a_manifest_whose_fields_do_not_fit_falls_back(store, change):
+    for step in (1, 2):
+        save(store, step)
+    path = store.folder / "step-00000002.json"
+    path.write_text(replace(read_manifest(path), **change).to_json())
+    loaded = store.load_latest()
+    assert loaded.state["step"] == 1
+    assert len(loaded.skipped) == 1
+
+
+def test_no_flipped_bit_of_a_manifest_is_believed(store):
+    path = save(store, 2, 0.75)
+    content, manifest = path.read_bytes(), read_manifest(path)
+    believed = 0
+    for index in range(8 * len(content)):
+        flipped = bytearray(content)
+        flipped[index // 8] ^= 1 << index % 8
+        path.write_bytes(flipped)
+        try:
+            found = read_manifest(path)
+        except StorageError:
+            continue
+        believed += 1
+        assert found == manifest  # a flip in the white space between fields changes nothing
+    assert believed < 0.02 * 8 * len(content)
+
+
+def test_when_all_are_damaged_the_error_lists_every_reason(store):
+    for step in (1, 2):
+        os.truncate(store.folder / read_manifest(save(store, step)).file, 5)
+    with pytest.raises(CheckpointError) as caught:
+        store.load_latest()
+    for step in (1, 2):
+        assert f"step-0000000{step}.pt is damaged: 5 bytes" in str(caught.value)
+    assert caught.value.exit_code == 6
+
+
+class Surprise:
+    def __reduce__(self):
+        return (os.mkdir, ("surprise",))
+
+
+def test_a_data_file_with_code_in_it_is_never_run(store, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    save(store, 1)
+    monkeypatch.setattr(checkpoints, "check_plain", lambda state: 0)
+    store.save({"x": Surprise()}, step=2, records={}, metric=None, config_digest="")
+    loaded = store.load_latest()
+    assert loaded.state["step"] == 1
+    assert "cannot be loaded safely" in loaded.skipped[0]
+    assert not (tmp_path / "surprise").exists()
+
+
+class Number(float):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"a": [0, {"b": Surprise()}]}, r"state\['a'\]\[1\]\['b'\] is a .*Surprise"),
+        ({"a": Number(1)}, r"state\['a'\] is a .*Number"),
+        ({"a": (torch.float16,)}, r"state\['a'\]\[0\] is a torch.dtype"),
+        ({(1, 2): 0}, "state has a key of type tuple"),
+        ({"a": {1, 2}}, r"state\['a'\] is a set"),
+        ({"a": b""}, r"state\['a'\] is a bytes"),
+    ],
+)
+def test_what_a_safe_load_would_refuse_is_refused_before_anything_is_written(store, value, words):
+    with pytest.raises(TypeError, match=words):
+        store.save(value, step=1, records={}, metric=None, config_digest="")
+    assert not store.folder.exists()
+
+
+def test_the_check_counts_the_bytes_of_all_tensors():
+    state = OrderedDict(a=torch.zeros(10), b=[torch.zeros(3, dtype=torch.float16)], c=(1, None, "x"))
+    state["d"] = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    assert check_plain(state) == 40 + 6 + 16
+
+
+def test_what_killed_writers_left_is_removed_by_the_next_save(store):
+    save(store, 1)
+    for leftover in (
+        "step-00000002.pt.1a2b3c4d.tmp",
+        "step-00000002.json.1a2b3c4d.tmp",
+        "step-00000002.pt",
+        "last.9.tmp",
+    ):
+        (store.folder / leftover).write_bytes(b"half")
+    save(store, 3)
+    assert names(store) == ["last"] + [
+        f"step-0000000{step}.{end}" for step in (1, 3) for end in ("json", "pt")
+    ]
+
+
+def test_after_a_fallback_the_damaged_future_does_not_push_out_the_new_checkpoint(tmp_path):
+    store = CheckpointStore(tmp_path, keep=1)
+    save(store, 30)
+    os.truncate(store.folder / "step-00000030.pt", 5)
+    save(store, 20)
+    assert store.load_latest().state["step"] == 20
+    assert [path.name for path in manifests_in(store.folder)] == ["step-00000020.json"]
+
+
+def test_dropping_the_future_moves_the_pointers_back(store):
+    for step, metric in ((1, 0.1), (2, 0.2), (3, 0.3)):
+        save(store, step, metric)
+    store.drop_after(2)
+    assert store.load_latest().state["step"] == 2
+    for pointer in ("last", "best"):
+        assert (store.folder / pointer).read_text() == "step-00000002.json\n"
+    store.drop_after(0)
+    assert names(store) == []
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1_000_000])
+def test_a_disk_that_fills_up_while_saving_keeps_the_last_checkpoint_and_says_so(store, monkeypatch, size):
+    save(store, 1)
+
+    def full(path):
+        draft = path.with_name("full.tmp")
+        draft.symlink_to("/dev/full")
+        return draft
+
+    monkeypatch.setattr(checkpoints, "temporary", full)
+    with pytest.raises(StorageError, match=r"the disk is full \(.* needed, .* free\)") as caught:
+        save(store, 2, big=torch.zeros(size))
+    assert "still good: the checkpoint of step 1" in caught.value.hint
+    monkeypatch.undo()
+    assert store.load_latest().state["step"] == 1
+    assert not [name for name in names(store) if name.endswith(".tmp")]
+    save(store, 2)
+    assert store.load_latest().state["step"] == 2
+
+
+class FullOnce:
+    """A file that refuses one write in the middle and takes the rest: torch then reports its own error."""
+
+    def __init__(self, file):
+        self.file, self.writes = file, 0
+
+    def write(self, data):
+        self.writes += 1
+        if self.writes == 5:
+            raise OSError(errno.ENOSPC, "full")
+        return self.file.write(data)
+
+
+def test_the_cause_is_told_also_where_torch_hides_it(store, monkeypatch):
+    save(store, 1)
+    really = checkpoints.HashingWriter
+    monkeypatch.setattr(checkpoints, "HashingWriter", lambda file: really(FullOnce(file)))
+    with pytest.raises(StorageError, match="disk is full") as caught:
+        save(store, 2)
+    assert not isinstance(caught.value.__cause__, OSError)
+    assert store.load_latest().state["step"] == 1
+    assert not [name for name in names(store) if name.endswith(".tmp")]
+
+
+def test_a_disk_that_fills_up_at_the_manifest_keeps_the_last_checkpoint(store, monkeypatch):
+    save(store, 1)
+
+    def refuse(descriptor, data):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", refuse)
+        with pytest.raises(StorageError, match="disk is full") as caught:
+            save(store, 2)
+    assert "still good: the checkpoint of step 1" in caught.value.hint
+    assert store.load_latest().state["step"] == 1
+
+
+def test_at_least_one_checkpoint_is_kept(tmp_path):
+    with pytest.raises(ValueError, match="keep"):
+        CheckpointStore(tmp_path, keep=0)

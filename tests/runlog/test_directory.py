@@ -1,0 +1,190 @@
+"""Run directories: made exclusively, found again, and never mistaken for something else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mptrain.errors import ConfigError, StorageError
+from mptrain.runlog import RunState, create_run, existing_run, last_run, naming, open_run
+
+CREATE = """
+import sys, pathlib
+from mptrain.runlog import create_run, naming
+# Both processes want the same names, and each wants every name twice.
+tries = iter(range(10**6))
+naming.secrets.token_hex = lambda size: f"{next(tries) // 2:04x}"
+sys.stdin.readline()
+for _ in range(10):
+    print(create_run(pathlib.Path(sys.argv[1]), "cnn-digits-fp32").root)
+"""
+
+HOLD = """
+import sys, pathlib
+from mptrain.runlog import RunState, open_run
+run = open_run(pathlib.Path(sys.argv[1]))
+with run.lock():
+    run.write_state(run.read_state().begin())
+    print("running", flush=True)
+    sys.stdin.read()
+"""
+
+
+def state(started=""):
+    fresh = RunState(id="x", argv=(), command="mptrain").begin()
+    return replace(fresh, attempts=(replace(fresh.attempts[0], started=started),)) if started else fresh
+
+
+def test_a_nameless_run_is_dated_and_labelled(tmp_path):
+    run = create_run(tmp_path / "outputs", "cnn-digits-amp_dynamic")
+    inside = run.root.relative_to(tmp_path / "outputs")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-cnn-digits-amp_dynamic-[0-9a-f]{4}", str(inside))
+    assert run.root.is_dir()
+
+
+def test_two_processes_that_race_for_the_same_names_share_no_directory(tmp_path, python):
+    children = [python(CREATE, tmp_path) for _ in range(2)]
+    for child in children:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    made = []
+    for child in children:
+        out, err = child.communicate(timeout=60)
+        assert child.returncode == 0, err
+        made += out.split()
+    assert len(made) == len(set(made)) == 20
+    assert all(Path(path).is_dir() for path in made)
+
+
+def test_a_label_never_leads_out_of_the_root(tmp_path):
+    run = create_run(tmp_path, "../../etc/passwd-x\n")
+    assert run.root.parent.parent == tmp_path
+
+
+def test_names_that_are_all_taken_end_in_an_error_and_not_in_a_loop(tmp_path, monkeypatch):
+    monkeypatch.setattr(naming.secrets, "token_hex", lambda size: "ab" * size)
+    moment = naming.datetime(2026, 1, 1)
+    monkeypatch.setattr(naming, "datetime", type("Clock", (), {"now": staticmethod(lambda: moment)}))
+    create_run(tmp_path, "x")
+    with pytest.raises(StorageError, match="all taken"):
+        create_run(tmp_path, "x")
+
+
+def test_a_name_is_made_once(tmp_path):
+    assert create_run(tmp_path, "x", "a/b").root == tmp_path / "a" / "b"
+    with pytest.raises(StorageError, match="exists") as caught:
+        create_run(tmp_path, "x", "a/b")
+    assert "run.resume=auto" in caught.value.hint
+
+
+def test_a_name_inside_another_run_is_refused(tmp_path):
+    create_run(tmp_path, "x", "a").write_state(state())
+    with pytest.raises(StorageError, match="lies inside the run"):
+        create_run(tmp_path, "x", "a/checkpoints")
+
+
+def test_an_escaping_name_creates_nothing(tmp_path):
+    root = tmp_path / "outputs"
+    for name in ("../x", "/abs", "a/../../x", ""):
+        with pytest.raises(ConfigError):
+            create_run(root, "x", name)
+        with pytest.raises(ConfigError):
+            existing_run(root, name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC])
+@pytest.mark.parametrize("name", [None, "a"])
+def test_a_root_that_cannot_be_written_is_a_storage_error(tmp_path, monkeypatch, number, name):
+    def refuse(path, *_):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(StorageError, match="cannot create") as caught:
+        create_run(tmp_path / "outputs", "x", name)
+    assert "run.root" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", [None, "a"])
+def test_a_root_that_is_a_file_is_a_storage_error(tmp_path, name):
+    (tmp_path / "outputs").write_text("")
+    with pytest.raises(StorageError, match="outputs"):
+        create_run(tmp_path / "outputs", "x", name)
+
+
+def test_an_existing_run_is_found_and_a_missing_one_is_none(tmp_path):
+    assert existing_run(tmp_path, "a") is None
+    create_run(tmp_path, "x", "a").write_state(state())
+    assert existing_run(tmp_path, "a").read_state() is not None
+
+
+def test_a_directory_whose_maker_was_killed_at_once_is_a_run_without_a_state(tmp_path):
+    run = create_run(tmp_path, "x", "a")
+    with run.lock():
+        run.write_config("seed: 0\n", [])
+    found = existing_run(tmp_path, "a")
+    assert found.read_state() is None
+    assert found.is_dead()
+
+
+def test_a_foreign_directory_is_neither_a_run_nor_overwritten(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "thesis.tex").write_text("")
+    with pytest.raises(StorageError, match="is not a run"):
+        existing_run(tmp_path, "a")
+    with pytest.raises(StorageError, match="is not a run directory"):
+        open_run(tmp_path / "a")
+    with pytest.raises(StorageError, match="no run directory"):
+        open_run(tmp_path / "b")
+
+
+def test_running_without_a_process_is_dead_and_with_one_is_not(tmp_path, python):
+    run = create_run(tmp_path, "x", "a")
+    run.write_state(state())
+    child = python(HOLD, run.root)
+    assert child.stdout.readline() == "running\n"
+    assert not run.is_dead()
+    assert run.holder().pid == child.pid
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert run.is_dead()
+    run.write_state(run.read_state().end("done", "", 0, 5))
+    assert not run.is_dead()
+
+
+def test_the_last_run_is_the_one_started_last_wherever_it_lies(tmp_path):
+    create_run(tmp_path, "x").write_state(state("2026-01-01T00:00:00.000+00:00"))
+    newest = create_run(tmp_path, "x", "sweeps/lr/3")
+    newest.write_state(state("2026-01-03T00:00:00.000+00:00"))
+    create_run(tmp_path, "x", "named").write_state(state("2026-01-02T00:00:00.000+00:00"))
+    assert last_run(tmp_path).root == newest.root
+
+
+def test_the_last_run_passes_over_broken_hidden_and_nested_ones(tmp_path):
+    good = create_run(tmp_path, "x", "good")
+    good.write_state(state("2026-01-01T00:00:00.000+00:00"))
+    create_run(tmp_path, "x", "broken").paths.run_json.write_text("{")
+    create_run(tmp_path, "x", "unborn")
+    for folder in (tmp_path / ".trash", good.paths.failure):
+        folder.mkdir()
+        (folder / "run.json").write_text(state("2027-01-01T00:00:00.000+00:00").to_json())
+    assert last_run(tmp_path).root == good.root
+
+
+def test_a_relative_root_finds_its_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    create_run(Path("outputs"), "x", "a").write_state(state())
+    assert last_run(Path("outputs")).root == Path("outputs/a")
+
+
+@pytest.mark.parametrize("root", ["", "missing"])
+def test_no_run_at_all_is_an_error_with_a_hint(tmp_path, root):
+    with pytest.raises(StorageError, match="no run") as caught:
+        last_run(tmp_path / root)
+    assert "train" in caught.value.hint

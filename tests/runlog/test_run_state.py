@@ -1,0 +1,85 @@
+"""run.json: a life of a run in values, there and back, and refusals of what is damaged or newer."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from mptrain.errors import StorageError
+from mptrain.runlog import RunState
+from mptrain.runlog.state import parse_state
+
+FRESH = RunState(
+    id="2026-01-02/x",
+    argv=("precision=amp_dynamic", "run.name=a b"),
+    command="mptrain precision=amp_dynamic 'run.name=a b'",
+    git_sha=None,
+    versions={"torch": "2.15"},
+    device="CPU",
+    precision="parameters float32",
+)
+
+
+def test_a_state_with_two_attempts_comes_back_equal():
+    state = FRESH.begin().end("preempted", "SIGTERM", 75, to_step=40).begin(from_step=40)
+    assert parse_state(state.to_json(), Path("run.json")) == state
+    assert next(iter(json.loads(state.to_json()))) == "schema"
+
+
+def test_an_attempt_says_which_process_began_where_and_how_it_ended():
+    begun = FRESH.begin(from_step=3)
+    attempt = begun.attempts[0]
+    assert (attempt.pid, attempt.host, attempt.from_step) == (os.getpid(), socket.gethostname(), 3)
+    assert (attempt.ended, attempt.to_step, attempt.exit_code) == (None, None, None)
+    ended = begun.end("failed", "the loss diverged", 4, to_step=9)
+    assert (ended.status, ended.reason, ended.exit_code) == ("failed", "the loss diverged", 4)
+    assert (ended.attempts[0].to_step, ended.attempts[0].exit_code) == (9, 4)
+    assert ended.attempts[0].ended >= ended.attempts[0].started
+
+
+def test_beginning_again_forgets_how_the_last_attempt_ended_and_keeps_its_record():
+    again = FRESH.begin().end("failed", "why", 4, 1).begin(1)
+    assert (again.status, again.reason, again.exit_code) == ("running", "", None)
+    assert [attempt.exit_code for attempt in again.attempts] == [4, None]
+    assert again.started == again.attempts[1].started
+
+
+def test_a_killed_attempt_stays_without_an_end():
+    assert [attempt.ended is None for attempt in FRESH.begin().begin(5).end("done", "", 0, 9).attempts] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schema": 2}, "schema 2"),
+        ({"schema": None}, "no schema number"),
+        ({"status": "finished"}, "status 'finished'"),
+        ({"attempts": [{"pid": 1}]}, "damaged"),
+        ({"attempts": [{"started": 5, "ended": None, "pid": 1, "host": "h", "from_step": 0}]}, "start time"),
+        ({"attempts": 3}, "damaged"),
+        ({"argv": None}, "damaged"),
+    ],
+)
+def test_a_state_that_cannot_be_understood_is_refused_with_the_file_name(change, words):
+    text = json.dumps({**json.loads(FRESH.to_json()), **change})
+    with pytest.raises(StorageError, match=words) as caught:
+        parse_state(text, Path("outputs/x/run.json"))
+    assert "outputs/x/run.json" in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": NaN}'])
+def test_what_is_no_state_is_refused(text):
+    with pytest.raises(StorageError, match=r"run\.json"):
+        parse_state(text, Path("run.json"))
+
+
+def test_a_field_that_a_later_version_added_is_passed_over():
+    text = json.dumps({**json.loads(FRESH.to_json()), "colour": "blue"})
+    assert parse_state(text, Path("run.json")) == FRESH

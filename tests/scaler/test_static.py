@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import math
+import typing
+
+import pytest
+import torch
+
+from mptrain.config.checks import warnings_about
+from mptrain.config.ranges import UnfitError, fit
+from mptrain.config.targets import Target
+from mptrain.errors import ConfigError
+from mptrain.numerics.verdict import gradient_norms, judge
+from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("scaler", [StaticScaler(scale=128.0), NoScaler()])
+@pytest.mark.parametrize("value", [1.0, math.inf, math.nan])
+def test_a_static_scale_never_moves(scaler, value):
+    state = scaler.initial(CPU)
+    verdict = judge(torch.stack(gradient_norms([torch.tensor([value])])), state["scale"], torch.ones(1))
+    assert scaler.after(state, verdict) == state
+    assert state["scale"].dtype == torch.float32
+    assert state["scale"].shape == (1,)
+
+
+def test_no_scaler_is_scale_one():
+    assert NoScaler().initial(CPU)["scale"].item() == 1.0
+
+
+def test_trap_15_what_happens_on_overflow_is_declared_and_said():
+    assert "on overflow skip" in StaticScaler().in_words()
+    assert "on overflow apply" in NoScaler(on_overflow="apply").in_words()
+    for scaler in (StaticScaler, NoScaler, DynamicScaler):
+        assert scaler().on_overflow == "skip"
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf, "high", True])
+@pytest.mark.parametrize(("scaler", "field"), [(StaticScaler, "scale"), (DynamicScaler, "init_scale"),
+                                               (DynamicScaler, "min_scale"), (DynamicScaler, "max_scale")])
+def test_trap_40_a_scale_is_a_positive_finite_number(scaler, field, value):
+    annotation = typing.get_type_hints(scaler, include_extras=True)[field]
+    with pytest.raises(UnfitError):
+        fit(value, annotation)
+    assert fit(1024, annotation) == 1024.0
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "right"),
+    [
+        ("growth_factor", [1.0, 0.5, 0.0, -2.0, math.nan, math.inf], 2.0),
+        ("backoff_factor", [1.0, 2.0, 0.0, -0.5, math.nan], 0.5),
+        ("growth_interval", [0, -1, 1.5, math.nan], 2000),
+        ("hysteresis", [0, -1, 0.5], 2),
+        ("on_overflow", ["ignore", ""], "apply"),
+    ],
+)
+def test_trap_40_the_other_constants_have_ranges_as_well(field, wrong, right):
+    for value in wrong:
+        with pytest.raises(ConfigError, match=f"scaler.{field}="):
+            Target("mptrain.scaler.DynamicScaler", {field: value}).check("scaler")
+    Target("mptrain.scaler.DynamicScaler", {field: right}).check("scaler")
+
+
+def test_trap_05_a_scale_that_is_no_power_of_two_is_warned_about_with_the_nearest_one():
+    (sentence,) = warnings_about(Target("mptrain.scaler.StaticScaler", {"scale": 1000.0}))
+    assert "scaler.scale=1000" in sentence
+    assert "nearest 1024" in sentence
+    assert warnings_about(Target("mptrain.scaler.StaticScaler", {"scale": 1024.0})) == []

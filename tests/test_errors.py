@@ -1,0 +1,73 @@
+"""Errors: the exit codes that scripts rely on, and messages made for people."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from mptrain import errors
+from mptrain.errors import ConfigError, MptrainError, Preempted, Problem, StorageError, did_you_mean
+
+EXIT_CODES = {
+    "MptrainError": 1,
+    "UsageError": 2,
+    "ConfigError": 2,
+    "EnvironmentRefused": 3,
+    "NumericsError": 4,
+    "DataError": 6,
+    "StorageError": 6,
+    "CheckpointError": 6,
+}
+
+
+@pytest.mark.parametrize(("name", "code"), EXIT_CODES.items())
+def test_each_error_class_has_its_documented_exit_code(name, code):
+    assert getattr(errors, name).exit_code == code
+
+
+def test_the_drawn_tree_names_every_class_with_its_base_and_code():
+    classes = [
+        kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MptrainError)
+    ]
+    drawing = {line.strip("│├└─ ").split(" ")[0]: line for line in errors.__doc__.splitlines()}
+    for kind in classes:
+        assert kind.__name__ in drawing
+        if kind is not Preempted:
+            assert f"({kind.exit_code})" in drawing[kind.__name__]
+        if kind is not MptrainError:
+            parent = kind.__base__.__name__
+            assert drawing[parent].index(parent) < drawing[kind.__name__].index(kind.__name__)
+    assert set(EXIT_CODES) | {"Preempted"} == {kind.__name__ for kind in classes}
+
+
+def test_message_and_hint_are_two_things():
+    error = StorageError("cannot write x", "free some space")
+    assert str(error) == "cannot write x"
+    assert error.hint == "free some space"
+    assert MptrainError("alone").hint == ""
+
+
+def test_a_config_error_keeps_every_problem_in_order():
+    error = ConfigError([Problem("a=1 is too small", "write 2"), Problem("b=x is no number")])
+    assert [problem.what for problem in error.problems] == ["a=1 is too small", "b=x is no number"]
+    assert str(error) == "a=1 is too small; b=x is no number"
+    assert error.hint == "write 2"
+
+
+@pytest.mark.parametrize("given", ["a is wrong", Problem("a is wrong", "mend it")])
+def test_a_config_error_takes_one_problem_in_short(given):
+    error = ConfigError(given, "mend it")
+    assert error.problems == (Problem("a is wrong", "mend it"),)
+
+
+@pytest.mark.parametrize("code", [75, 130])
+def test_a_preempted_run_carries_the_exit_code_of_its_signal(code):
+    assert Preempted("SIGTERM at step 3", "mptrain resume x", code).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("word", "answer"), [("trian", "train"), ("amp_dynamc", "amp_dynamic"), ("zzz", ""), ("", "")]
+)
+def test_a_close_word_is_suggested_and_a_far_one_is_not(word, answer):
+    assert did_you_mean(word, ["train", "resume", "amp_dynamic"]) == answer
