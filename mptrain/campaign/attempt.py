@@ -6,6 +6,7 @@ between is in `mptrain.engine`; what it looks like, in `mptrain.cli`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import shlex
@@ -242,10 +243,8 @@ def _attempt(
         _close_quietly(writer, sinks)
         failed = _how_it_failed(error, directory)
         step = loop.progress.step if loop else from_step
-        try:
+        with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
             directory.write_state(state.end(*failed, step))
-        except StorageError:
-            pass  # the disk refuses this too; the run stays "running" without a process, which is resumable
         if isinstance(error, torch.cuda.OutOfMemoryError):
             raise EnvironmentRefused(
                 f"the device is out of memory: {str(error).splitlines()[0]}",
@@ -276,10 +275,8 @@ def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
 def _close_quietly(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
     """Close everything on the way out of a failure, which is the one to be reported."""
     for sink in (*sinks, writer):
-        try:
+        with contextlib.suppress(Exception):
             sink.close()
-        except Exception:  # noqa: S110
-            pass
 
 
 def _how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
@@ -289,11 +286,9 @@ def _how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, 
         return "failed", str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return "preempted", "interrupted twice; what came after the last checkpoint will be done again", EXIT_INTERRUPTED
-    try:
+    with contextlib.suppress(OSError, StorageError):
         directory.paths.failure.mkdir(exist_ok=True)
         write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
-    except (OSError, StorageError):
-        pass
     return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
 
 

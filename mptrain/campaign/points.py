@@ -78,9 +78,7 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
     for axis in axes:
         count *= max(len(axis), 1)
     if count > MOST_POINTS:
-        problems.append(
-            Problem(f"the sweep has more than {MOST_POINTS:,} points", "check its ranges, or split it")
-        )
+        problems.append(Problem(f"the sweep has more than {MOST_POINTS:,} points", "check its ranges, or split it"))
     if problems:
         raise ConfigError(problems)
     points = []
@@ -136,18 +134,14 @@ def _values(word: str, override: Override, catalogue: Catalogue, problems: list[
                 return []
             values: Iterator[Any] = iter(value.filter(list(catalogue.groups[key])))
         elif not override.is_discrete_sweep():
-            problems.append(
-                Problem(f"{word}: interval() has no end of values", "write range(start,stop,step)")
-            )
+            problems.append(Problem(f"{word}: interval() has no end of values", "write range(start,stop,step)"))
             return []
         else:
             values = override.sweep_string_iterator()
         prefix = word.split("=", 1)[0]
         words = [f"{prefix}={item}" for item in itertools.islice(values, MOST_POINTS + 1)]
     except (HydraException, ValueError, TypeError, ArithmeticError) as error:
-        problems.append(
-            Problem(f"{word}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
-        )
+        problems.append(Problem(f"{word}: {str(error).splitlines()[0] if str(error) else type(error).__name__}"))
         return []
     if not words:
         problems.append(Problem(f"{word} has no values"))

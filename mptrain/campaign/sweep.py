@@ -155,8 +155,8 @@ def directory_name(point: Point) -> str:
 
 
 def quoted(text: str) -> str:
-    """A value in Hydra's quotes."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    """A value in Hydra's quotes, where a backslash counts only before a quote."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
 
 
 def exit_code_of(leaving: SystemExit) -> int:

@@ -121,9 +121,7 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
     """Prints the outcome of a run and the commands that go on from it."""
     rows = []
     if closing.metric is not None:
-        rows.append(
-            (closing.metric_name, f"{closing.metric:.4f} on {closing.metric_split or 'the last evaluation'}")
-        )
+        rows.append((closing.metric_name, f"{closing.metric:.4f} on {closing.metric_split or 'the last evaluation'}"))
     if closing.best_val is not None:
         rows.append(("best", f"{closing.best_val:.4f} on val"))
     rows += [
@@ -131,13 +129,15 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
         ("loss scale", _scale_path(closing.scale)),
         (
             "speed",
-            f"{wording.rate(closing.samples_per_second)} samples/s, "
-            f"{wording.duration(closing.seconds)} of training",
+            f"{wording.rate(closing.samples_per_second)} samples/s, {wording.duration(closing.seconds)} of training",
         ),
         ("memory", f"{readable_bytes(closing.peak_memory)} at most" if closing.peak_memory else ""),
         ("run", str(closing.run)),
         ("evaluate", f"mptrain eval {shlex.quote(str(closing.run))}"),
-        ("go on", f"mptrain resume {shlex.quote(str(closing.run))} train.epochs={2 * max(closing.epochs, 1)}"),
+        (
+            "go on",
+            f"mptrain resume {shlex.quote(str(closing.run))} train.epochs={2 * max(closing.epochs, 1)}",
+        ),
     ]
     print_rows("done", rows, stream)
 

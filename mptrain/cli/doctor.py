@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 #: What training cannot do without: module, and what to install.
 NEEDED = ("torch", "torchvision", "hydra", "omegaconf", "pydantic", "rich", "sklearn", "PIL")
 
+#: What the rest of this command needs itself.
+ASKED = ("torch", "omegaconf", "pydantic")
+
 _DISTRIBUTIONS = {"hydra": "hydra-core", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 
@@ -37,7 +40,7 @@ def doctor() -> int:
     """
     broken = [problem for name in NEEDED if (problem := try_import(name))]
     print_rows("environment", [*_versions(), *_machine()], sys.stdout)
-    if any(problem.what.startswith("torch:") for problem in broken):
+    if any(problem.what.startswith(f"{name}:") for problem in broken for name in ASKED):
         _print_broken(broken)
         return EXIT_ENVIRONMENT
     print()
@@ -115,9 +118,7 @@ def _devices() -> list[tuple[str, str, torch.device]]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     halves = ", ".join(f"{name} {_has(has_native_half(dtype))}" for name, dtype in _HALVES)
     capability = torch.backends.cpu.get_cpu_capability()
-    text = (
-        f"{_cpu_name()}, {cores} cores, {torch.get_num_threads()} threads, {capability}; arithmetic: {halves}"
-    )
+    text = f"{_cpu_name()}, {cores} cores, {torch.get_num_threads()} threads, {capability}; arithmetic: {halves}"
     found = [("cpu", text, torch.device("cpu"))]
     if not torch.cuda.is_available():
         return found

@@ -41,7 +41,8 @@ class Flags:
         multirun: Sweep over words with several values.
         config_dirs: Further folders of groups and options.
         config_name: The file at the top.
-        show: Hydra is asked to show something; it gets all words.
+        show: Hydra is asked to show something.
+        given: The flags with their values, as they were written.
     """
 
     overrides: tuple[str, ...]
@@ -49,6 +50,7 @@ class Flags:
     config_dirs: tuple[str, ...]
     config_name: str
     show: bool
+    given: tuple[str, ...]
 
 
 def read_flags(words: Sequence[str]) -> Flags:
@@ -58,15 +60,18 @@ def read_flags(words: Sequence[str]) -> Flags:
         UsageError: An unknown flag, or one without its value.
     """
     overrides: list[str] = []
+    given: list[str] = []
     folders: list[str] = []
     name, multirun, show = "train", False, False
     rest = list(words)
     while rest:
+        here = len(words) - len(rest)
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         if not word.startswith("-"):
             overrides.append(word)
-        elif word in ("-m", "--multirun"):
+            continue
+        if word in ("-m", "--multirun"):
             multirun = True
         elif word in ("-r", "--run"):
             multirun = False
@@ -78,18 +83,21 @@ def read_flags(words: Sequence[str]) -> Flags:
                 name = value
         elif flag in _SHOWING:
             show = True
-            if not equals:
-                _value(flag, rest)
+            value = value if equals else _value(flag, rest)
+            if flag in ("--cfg", "-c") and value not in _CFG:
+                raise UsageError(f"{flag} {value}: there is no such configuration", f"it shows {', '.join(_CFG)}")
         elif flag in _SHOWING_ALONE:
             show = True
             if flag in ("--info", "-i") and rest and rest[0] in _INFO:
                 rest.pop(0)
         else:
             raise UsageError(f"unknown option '{word}'", _hint(word))
-    return Flags(tuple(overrides), multirun, tuple(folders), name, show)
+        given += words[here : len(words) - len(rest)]
+    return Flags(tuple(overrides), multirun, tuple(folders), name, show, tuple(given))
 
 
-#: What ``--info`` can be asked for.
+#: What ``--cfg`` and ``--info`` can be asked for.
+_CFG = ("job", "hydra", "all")
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
@@ -106,6 +114,4 @@ def _hint(word: str) -> str:
     if word.startswith(("--config-path", "-cp")):
         return "--config-dir adds a folder of groups and options"
     guess = did_you_mean(word.split("=")[0], _SUGGESTED)
-    return (
-        f"did you mean {guess}?" if guess else "configuration is KEY=VALUE; mptrain --help shows the options"
-    )
+    return f"did you mean {guess}?" if guess else "configuration is KEY=VALUE; mptrain --help shows the options"

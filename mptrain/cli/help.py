@@ -59,8 +59,7 @@ _COMMANDS = {
     "run.*, log.* and checkpoint.* keys may change, and train.epochs or train.max_steps to go on for longer.",
     "eval": "Evaluates the last checkpoint of a run, or with --best the best. RUN is its directory, or the "
     "word last. Keys such as device or precision.eval can be changed for it.",
-    "list": "Shows all groups and their options, or one group with every option's keys, defaults "
-    "and comments.",
+    "list": "Shows all groups and their options, or one group with every option's keys, defaults and comments.",
     "doctor": "Shows the environment, the devices, and which precision suits them. Ends with 3 when "
     "something that is needed is broken.",
     "help": "Shows how a command is used.",
@@ -118,6 +117,9 @@ def _columns(rows: tuple[tuple[str, str], ...] | list[tuple[str, str]], width: i
     lines: list[str] = []
     for name, text in rows:
         wrapped = textwrap.wrap(text, max(width - left, 30)) or [""]
-        lines.append(f"  {name}".ljust(left) + wrapped[0])
-        lines += [" " * left + more for more in wrapped[1:]]
+        if len(name) + 4 > left:  # too long for its column: the text goes below it
+            lines.append(f"  {name}")
+        else:
+            lines.append(f"  {name}".ljust(left) + wrapped.pop(0))
+        lines += [" " * left + more for more in wrapped]
     return [line.rstrip() for line in lines]

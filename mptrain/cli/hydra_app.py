@@ -5,6 +5,9 @@ Training never goes through here. Hydra's errors come out as ours.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,7 +18,7 @@ from mptrain.config import location
 from mptrain.config.assemble import first_line
 from mptrain.config.compose import COMPOSITION_ERRORS, Composer
 from mptrain.config.overrides import read
-from mptrain.errors import EXIT_CONFIG, EXIT_OK, ConfigError, UsageError
+from mptrain.errors import EXIT_OK, ConfigError, UsageError
 
 if TYPE_CHECKING:
     from mptrain.cli.flags import Flags
@@ -30,12 +33,11 @@ _QUIET = (
 )
 
 
-def show(words: list[str], flags: Flags) -> int:
+def show(flags: Flags) -> int:
     """Lets Hydra answer.
 
     Args:
-        words: All words of the command line, as Hydra is to see them.
-        flags: The same, sorted.
+        flags: The words of the command line, sorted.
 
     Raises:
         ConfigError: The overrides are wrong, or the files are.
@@ -44,24 +46,32 @@ def show(words: list[str], flags: Flags) -> int:
     if len(flags.config_dirs) > 1:
         raise UsageError("--cfg and --info take one --config-dir only")
     composer = Composer(flags.config_dirs, flags.config_name)
-    completing = any(word in ("-sc", "--shell-completion") for word in words)
+    completing = any(word in ("-sc", "--shell-completion") for word in flags.given)
     if not flags.multirun and not completing:
         problems = read(flags.overrides, composer.catalogue).problems
         if problems:
             raise ConfigError(problems)
     before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["mptrain", *words, *(() if completing else _QUIET)]
+    handlers, level = logging.root.handlers[:], logging.root.level
+    # Overrides stand together, before the flags: Hydra's parser takes one stretch of them only.
+    sys.argv = ["mptrain", *(() if completing else _QUIET), *flags.overrides, *flags.given]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing and leaving
+    said = io.StringIO()
     try:
-        hydra.main(version_base="1.3", config_path=str(location.configs()), config_name="train")(_nothing)()
+        with contextlib.redirect_stderr(said):
+            hydra.main(version_base="1.3", config_path=str(location.configs()), config_name="train")(_nothing)()
     except COMPOSITION_ERRORS as error:
         if isinstance(error, BrokenPipeError):
             raise
         raise ConfigError(first_line(error)) from error
     except SystemExit as leaving:
-        return EXIT_OK if leaving.code in (None, 0) else EXIT_CONFIG
+        if leaving.code not in (None, 0):
+            last = said.getvalue().strip().rpartition("\n")[2]
+            raise UsageError(last or "Hydra does not understand these words") from leaving
     finally:
         sys.argv = before
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
         if full_error is None:
             del os.environ["HYDRA_FULL_ERROR"]
     return EXIT_OK

@@ -32,9 +32,7 @@ class PlainLines:
         """Note the record, and print what is due."""
         self._seen.take(record)
         if isinstance(record, EvalRecord):
-            self._print(
-                {"eval": record.split, "step": record.step, "epoch": record.epoch, **_metrics(record.metrics)}
-            )
+            self._print({"eval": record.split, "step": record.step, "epoch": record.epoch, **_metrics(record.metrics)})
         elif isinstance(record, EpochRecord):
             self._print(_epoch(record))
         elif isinstance(record, ProgressRecord) and time.monotonic() - self._printed >= self._seconds:

@@ -11,7 +11,7 @@ from mptrain.config.catalogue import Catalogue, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
 
 #: A value that the model may choose, with the one that holds otherwise.
-_SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\.[\w.]+,\s*(?P<default>[^}]*)\}")
+_SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\..*,\s*(?P<default>[^,{}]*)\}")
 
 
 def list_groups(words: list[str]) -> int:
@@ -36,9 +36,7 @@ def list_groups(words: list[str]) -> int:
             raise ConfigError(f"--config-dir {folder}: there is no such folder")
     catalogue = Catalogue([location.configs(), *folders])
     if len(names) > 1:
-        raise UsageError(
-            f"list shows one group at a time, but there is '{names[1]}' too", "write mptrain list GROUP"
-        )
+        raise UsageError(f"list shows one group at a time, but there is '{names[1]}' too", "write mptrain list GROUP")
     if not names:
         _print_all(catalogue)
         return EXIT_OK

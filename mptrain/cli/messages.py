@@ -7,10 +7,13 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from mptrain.errors import EXIT_BUG, ConfigError, MptrainError
+from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+#: Characters of one line; a word of the user's may be of any length.
+LONGEST = 1000
 
 _COLOURS = {"error": "31", "warning": "33", "hint": "36"}
 
@@ -34,10 +37,20 @@ def report(error: BaseException) -> int:
         if error.hint:
             _say("hint", error.hint)
         return error.exit_code
+    if _broken_installation(error):
+        _say("error", f"the installation is broken: {error}")
+        _say("hint", "mptrain doctor says what is missing and how to mend it")
+        return EXIT_ENVIRONMENT
     _say("error", f"this is a bug in mptrain: {type(error).__name__}: {error}")
     if not wants_traceback():
         _say("hint", "MPTRAIN_TRACEBACK=1 or --traceback shows where; please report it")
     return EXIT_BUG
+
+
+def _broken_installation(error: BaseException) -> bool:
+    if isinstance(error, ModuleNotFoundError):
+        return not (error.name or "mptrain").startswith("mptrain")
+    return "torchvision::nms does not exist" in str(error)
 
 
 def warn(sentences: Iterable[str]) -> None:
@@ -60,10 +73,9 @@ def colourful(stream: object) -> bool:
 def printable(text: str) -> str:
     """One line without control characters and lone surrogates, whatever the user typed."""
     text = " ".join(text.split())
-    clean = "".join(
-        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
-    )
-    return clean.encode("utf-8", "backslashreplace").decode()
+    clean = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    clean = clean.encode("utf-8", "backslashreplace").decode()
+    return clean if len(clean) <= LONGEST else clean[:LONGEST] + "..."
 
 
 def _say(kind: str, text: str) -> None:

@@ -29,6 +29,13 @@ _PHASE_STYLES = {"calibrating": "cyan", "growth probe": "green", "abnormal": "bo
 _SPARKLINE = 24
 
 
+class _Terminal(Console):
+    """A console that falls silent, instead of ending the process, when its terminal has gone."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class LivePanel:
     """A sink that draws a panel, at most four times a second and only when records arrive.
 
@@ -41,7 +48,7 @@ class LivePanel:
     def __init__(self, stream: IO[str], title: str = "", *, colours: bool = True) -> None:
         self._title = title
         self._seen = RunProgress()
-        self._console = Console(file=stream, no_color=not colours)
+        self._console = _Terminal(file=stream, no_color=not colours)
         # No refreshing thread: it would draw while signals are handled and worker processes are forked.
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._drawn = 0.0
@@ -83,9 +90,7 @@ def render(seen: RunProgress, title: str = "") -> RenderableType:
         rows.append(_scale(learner))
     if seen.progress is not None:
         rows.append(_machine(seen.progress))
-    return Panel(
-        Group(*rows), title=escape(title) or None, title_align="left", border_style="dim", padding=(0, 1)
-    )
+    return Panel(Group(*rows), title=escape(title) or None, title_align="left", border_style="dim", padding=(0, 1))
 
 
 def _bar(progress: ProgressRecord) -> RenderableType:
@@ -138,7 +143,7 @@ def _scale(learner: LearnerProgress) -> RenderableType:
 
 
 def _machine(progress: ProgressRecord) -> RenderableType:
-    waiting = f"{wording.share(progress.data_wait)} [dim]waiting for data[/]"
+    waiting = f"{100 * progress.data_wait:.0f} % [dim]waiting for data[/]"
     if progress.data_wait >= 0.2:
         waiting = f"[yellow]{waiting}[/]"
     parts = [

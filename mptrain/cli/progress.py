@@ -58,9 +58,7 @@ class LearnerProgress:
         """Count a step."""
         self.last = record
         if math.isfinite(record.loss):
-            self.loss = (
-                record.loss if math.isnan(self.loss) else self.loss + SMOOTHING * (record.loss - self.loss)
-            )
+            self.loss = record.loss if math.isnan(self.loss) else self.loss + SMOOTHING * (record.loss - self.loss)
         if self.steps % self._stride == 0:
             self.scales.append(record.loss_scale)
             if len(self.scales) >= HISTORY:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.config.checks import check_section, check_together, fields_of, warnings_about
-from mptrain.config.overrides import OPEN, check_key
+from mptrain.config.overrides import check_key
 from mptrain.config.ranges import UNRESOLVED, show
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
 from mptrain.config.targets import Target
@@ -50,9 +50,7 @@ def assemble(
     _refuse_unknown(tree, problems)
     general_values = {name: tree[name] for name in _GENERAL if name in tree}
     general = check_section("", general_values, GeneralOptions, problems)
-    sections = {
-        name: check_section(name, tree.get(name, {}), schema, problems) for name, schema in SECTIONS.items()
-    }
+    sections = {name: check_section(name, tree.get(name, {}), schema, problems) for name, schema in SECTIONS.items()}
     defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
     targets = _read_targets(tree, sections["extensions"], problems)
     if not problems or _touches_targets(words):  # else a mistyped key would have to wait for torch
@@ -76,8 +74,7 @@ def resolve(node: Any, key: str, problems: list[Problem]) -> Any:
     """Plain containers of a tree with every interpolation resolved; those that cannot be become problems."""
     if isinstance(node, DictConfig):
         return {
-            str(name): _resolve_entry(node, name, f"{key}.{name!s}" if key else str(name), problems)
-            for name in node
+            str(name): _resolve_entry(node, name, f"{key}.{name!s}" if key else str(name), problems) for name in node
         }
     if isinstance(node, ListConfig):
         return [_resolve_entry(node, index, f"{key}[{index}]", problems) for index in range(len(node))]
@@ -158,7 +155,7 @@ def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[
 
 
 def _touches_targets(words: Words) -> bool:
-    return any(word.key_or_group.split(".")[0] in (*OPEN, "extensions") for word in words.values)
+    return any(word.key_or_group.split(".")[0] in (*TARGET_GROUPS, "extensions") for word in words.values)
 
 
 def _as_yaml(

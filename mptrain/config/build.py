@@ -49,7 +49,7 @@ def build(config: Config) -> tuple[Parts, Options]:
     model.to(device)
     kept = cast_model(model, policy)
     memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    model.to(memory_format=memory_format)  # type: ignore[call-overload]
+    model.to(memory_format=memory_format)
     loaders = build_loaders(config, dataset, device)
     _refuse_single_samples(config, model, dataset, loaders["train"])
     plan = Plan(

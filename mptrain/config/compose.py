@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError)
 
 
-def compose(
-    overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (), config_name: str = "train"
-) -> Config:
+def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> Config:
     """The configuration that the words of a command line stand for.
 
     Args:

@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from mptrain.config.ranges import show
+from mptrain.config.schema import TARGET_GROUPS
 from mptrain.errors import Problem, did_you_mean
 
 if TYPE_CHECKING:
@@ -24,10 +25,7 @@ if TYPE_CHECKING:
     from mptrain.config.catalogue import Catalogue
 
 #: Groups without which there is no run.
-REQUIRED = ("task", "dataset", "optimizer", "schedule", "scaler", "model", "precision")
-
-#: Groups whose node takes further keys: they become arguments of the target.
-OPEN = ("task", "dataset", "optimizer", "schedule", "scaler", "model")
+REQUIRED = (*TARGET_GROUPS, "precision")
 
 #: Keys that stand for each other in different options of a group.
 COUNTERPARTS = {"scaler.scale": "scaler.init_scale", "scaler.init_scale": "scaler.scale"}
@@ -71,13 +69,10 @@ def read(words: Sequence[str], catalogue: Catalogue) -> Words:
             continue
         key = override.key_or_group
         if key.split(".")[0] == "hydra" or key.startswith("hydra/"):
-            if key in _DIRECTORIES:
-                problems.append(
-                    Problem(
-                        f"'{key}' has no effect: mptrain makes run directories", "use run.root or run.name"
-                    )
-                )
-            hydra.append(word)
+            wrong_key = _hydra_key(key)
+            problems += wrong_key
+            if not wrong_key:
+                hydra.append(word)
         elif override.is_sweep_override():
             problems.append(_several_values(word, override))
         elif key in catalogue.groups and not isinstance(override.value(), dict):
@@ -93,18 +88,14 @@ def read(words: Sequence[str], catalogue: Catalogue) -> Words:
 def parse(word: str) -> tuple[Override | None, Problem | None]:
     """One word as an override, or the problem with it."""
     if "=" not in word and not word.startswith("~"):
-        return None, Problem(
-            f"'{show(word)}' is not of the form KEY=VALUE", "write for example train.epochs=3"
-        )
+        return None, Problem(f"'{show(word)}' is not of the form KEY=VALUE", "write for example train.epochs=3")
     try:
         override = OverridesParser.create().parse_override(word)
         override.value()  # functions such as int() are evaluated here
     except (HydraException, RecursionError, ValueError, TypeError, ArithmeticError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         key = word.split("=", 1)[0]
-        quoted = (
-            f"quote the value: '{key}=\"...\"'" if re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII) else ""
-        )
+        quoted = f"quote the value: '{key}=\"...\"'" if re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII) else ""
         return None, Problem(f"'{show(word)}' cannot be read: {reason}", quoted)
     if not override.key_or_group:
         return None, Problem(f"'{show(word)}' names no key", "write KEY=VALUE, for example train.epochs=3")
@@ -117,9 +108,7 @@ def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:
     options = catalogue.groups[group]
     listed = f"there is {', '.join(options)}"
     if override.package is not None:
-        yield Problem(
-            f"'{override.input_line}': {group} stands at one place only", f"write {group}={show(value)}"
-        )
+        yield Problem(f"'{override.input_line}': {group} stands at one place only", f"write {group}={show(value)}")
     elif override.is_delete():
         if group in REQUIRED:
             yield Problem(f"'{override.input_line}': a run needs one {group}", listed)
@@ -135,9 +124,7 @@ def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:
         yield Problem(f"no option '{show(value)}' in {group}", f"did you mean {guess}?" if guess else listed)
 
 
-def check_key(
-    override: Override, tree: dict[str, Any], catalogue: Catalogue, known: Sequence[str]
-) -> Problem | None:
+def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, known: Sequence[str]) -> Problem | None:
     """What is wrong with the key of an override, if anything.
 
     Args:
@@ -149,7 +136,7 @@ def check_key(
     key, text = override.key_or_group, override.input_line or ""
     exists = has_key(tree, key) or key in known
     section, _, rest = key.partition(".")
-    open_ended = section in OPEN and bool(rest) and isinstance(tree.get(section), dict)
+    open_ended = section in TARGET_GROUPS and bool(rest) and isinstance(tree.get(section), dict)
     if override.is_delete():
         return _check_deletion(key, text, exists, open_ended, tree)
     if exists:
@@ -176,7 +163,7 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
     if guess := _guess(key, tree, catalogue):
         return Problem(what, f"did you mean {guess}={show(value)}?")
     parent = lookup(tree, key.rpartition(".")[0])
-    if isinstance(parent, dict) and group in OPEN:
+    if isinstance(parent, dict) and group in TARGET_GROUPS:
         return Problem(what, f"write +{key}={show(value)} to pass it to {parent.get('_target_', group)}")
     if parent is not None and not isinstance(parent, (dict, list)):
         return Problem(what, f"{key.rpartition('.')[0]} is a single value")
@@ -202,6 +189,14 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
+def _hydra_key(key: str) -> list[Problem]:
+    if key in _DIRECTORIES:
+        return [Problem(f"'{key}' has no effect: mptrain makes run directories", "use run.root or run.name")]
+    if key == "hydra.searchpath":
+        return [Problem(f"'{key}' is set by mptrain", "add a folder with --config-dir DIR")]
+    return []
+
+
 def _walk(tree: Any, key: str) -> tuple[bool, Any]:
     for part in key.split("."):
         if isinstance(tree, dict) and part in tree:
@@ -213,9 +208,7 @@ def _walk(tree: Any, key: str) -> tuple[bool, Any]:
     return True, tree
 
 
-def _check_deletion(
-    key: str, text: str, exists: bool, open_ended: bool, tree: dict[str, Any]
-) -> Problem | None:
+def _check_deletion(key: str, text: str, exists: bool, open_ended: bool, tree: dict[str, Any]) -> Problem | None:
     if not exists:
         return Problem(f"'{text}': there is no key '{key}' to remove")
     if not open_ended or key.endswith("._target_") or not has_key(tree, key):
@@ -224,11 +217,7 @@ def _check_deletion(
 
 
 def _guess(key: str, tree: dict[str, Any], catalogue: Catalogue) -> str:
-    keys = [
-        name
-        for name in leaves(tree)
-        if not name.endswith("_target_") and not name.startswith("model.defaults.")
-    ]
+    keys = [name for name in leaves(tree) if not name.endswith("_target_") and not name.startswith("model.defaults.")]
     section, _, last = key.rpartition(".")
     if not section:
         tops = [*catalogue.groups, *(name for name in tree if not isinstance(tree[name], dict))]

@@ -24,9 +24,7 @@ Device = Annotated[
     StringConstraints(pattern=r"^(auto|cpu|cuda(:(0|[1-9][0-9]{0,2}))?)$"),
     Says("auto, cpu, cuda or cuda:N"),
 ]
-FolderPath = Annotated[
-    str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$"), Says("the path of a folder")
-]
+FolderPath = Annotated[str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$"), Says("the path of a folder")]
 TargetPattern = Annotated[
     str,
     StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(\.\*)?$"),

@@ -108,15 +108,9 @@ class Target:
             except UnfitError as unfit:
                 problems.append(Problem(f"{group}.{name}={show(value)}: {unfit}"))
         facts = FACTS.get(group, ())
-        missing = [
-            name
-            for name, known in accepted.items()
-            if known.required and name not in {*self.arguments, *facts}
-        ]
+        missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         for name in missing:
-            problems.append(
-                Problem(f"{group}.{name} is required by {self.path}", f"write +{group}.{name}=VALUE")
-            )
+            problems.append(Problem(f"{group}.{name} is required by {self.path}", f"write +{group}.{name}=VALUE"))
         checked = dataclasses.replace(self, arguments=converted)
         if not problems and dataclasses.is_dataclass(target) and group not in ("model", "dataset"):
             checked._try_construction(target, group)
@@ -214,9 +208,10 @@ def _annotation(target: Callable[..., Any], name: str) -> Any:
     One by one, because one annotation that cannot be had (a return type imported for checkers only) must not
     leave the others unchecked.
     """
-    sources = [*target.__mro__, *(base.__init__ for base in target.__mro__)] if inspect.isclass(target) else [target]
+    sources: list[Any] = [inspect.unwrap(target)]
+    if inspect.isclass(target):
+        sources = [*target.__mro__, *(vars(base).get("__init__") for base in target.__mro__)]
     for source in sources:
-        source = inspect.unwrap(source)
         annotation = getattr(source, "__annotations__", {}).get(name)
         if annotation is None:
             continue
@@ -244,13 +239,7 @@ def _import(module_name: str, path: str) -> Any:
         raise ConfigError(f"_target_ '{path}': importing {module_name} failed: {what}") from error
 
 
-def _unknown_argument(
-    group: str, name: str, value: Any, accepted: Mapping[str, Parameter], path: str
-) -> Problem:
+def _unknown_argument(group: str, name: str, value: Any, accepted: Mapping[str, Parameter], path: str) -> Problem:
     guess = did_you_mean(name, accepted)
-    hint = (
-        f"did you mean {group}.{guess}={show(value)}?"
-        if guess
-        else f"it takes {', '.join(accepted) or 'nothing'}"
-    )
+    hint = f"did you mean {group}.{guess}={show(value)}?" if guess else f"it takes {', '.join(accepted) or 'nothing'}"
     return Problem(f"unknown key '{group}.{name}': {path} has no such argument", hint)

@@ -55,9 +55,7 @@ def class_folders(root: Path) -> tuple[str, ...]:
         DataError: There are none.
     """
     try:
-        names = sorted(
-            entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-        )
+        names = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     except OSError as error:
         raise DataError(
             f"image folder {root} cannot be read: {error.strerror}",
@@ -88,9 +86,7 @@ def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Lis
             paths += files
             targets += [numbers[name]] * len(files)
         else:
-            faults.report(
-                {file: f"its folder '{name}' is not among the {len(class_names)} classes" for file in files}
-            )
+            faults.report({file: f"its folder '{name}' is not among the {len(class_names)} classes" for file in files})
     if not paths:
         raise DataError(f"no images found below {root}", f"known endings: {' '.join(sorted(EXTENSIONS))}")
     return Listing(tuple(paths), torch.tensor(targets, dtype=torch.int64))
@@ -117,9 +113,7 @@ class FolderSplit:
 
     in_memory = False
 
-    def __init__(
-        self, listing: Listing, image_size: int, channels: Channels, augment: bool, faults: Faults
-    ) -> None:
+    def __init__(self, listing: Listing, image_size: int, channels: Channels, augment: bool, faults: Faults) -> None:
         self.listing = listing
         self.image_size = image_size
         self.channels = channels

@@ -56,9 +56,7 @@ def load_digits(
         std=(STD,),
         augmentation=Augmentation(shift=1, flip=False),
     )
-    return in_memory(
-        stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error)
-    )
+    return in_memory(stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error))
 
 
 def digits_path() -> Path:
@@ -89,9 +87,7 @@ def read_digits(path: Path) -> tuple[Tensor, Tensor]:
     """
     try:
         text = gzip.decompress(path.read_bytes()).decode()
-        table = torch.tensor([float(value) for value in text.replace("\n", ",").rstrip(",").split(",")]).view(
-            -1, 65
-        )
+        table = torch.tensor([float(value) for value in text.replace("\n", ",").rstrip(",").split(",")]).view(-1, 65)
     except (OSError, EOFError, zlib.error, ValueError, RuntimeError) as error:
         raise DataError(f"{path} is damaged: {error}", "reinstall scikit-learn") from error
     grey, labels = table[:, :64], table[:, 64]

@@ -96,9 +96,7 @@ def load_fashion_mnist(
         std=(0.3530,),
         augmentation=Augmentation(shift=2, flip=True),
     )
-    return in_memory(
-        stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error)
-    )
+    return in_memory(stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error))
 
 
 def find_files(root: Path, debian: Path) -> list[Path] | None:

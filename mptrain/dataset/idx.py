@@ -45,7 +45,5 @@ def read_idx(path: Path) -> Tensor:
         raise DataError(f"{path} is cut short within its header", hint)
     shape = struct.unpack(f">{dimensions}I", content[4:start])
     if len(content) != start + math.prod(shape):
-        raise DataError(
-            f"{path} holds {len(content) - start} values, but its header says {math.prod(shape)}", hint
-        )
+        raise DataError(f"{path} holds {len(content) - start} values, but its header says {math.prod(shape)}", hint)
     return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).view(shape)

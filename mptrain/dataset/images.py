@@ -101,33 +101,30 @@ def in_memory(stored: Stored, choices: Choices) -> ImageDataset:
         DataError: A sample is unusable and ``choices.on_error`` is ``stop``.
         ConfigError: More samples are asked for than there are.
     """
+    classes = len(stored.class_names)
     images, targets = stored.train
     # Faults are looked for before dividing, so that a bad sample keeps the index it has in the file.
-    pool = MemorySplit(
-        f"{stored.name} train", images, targets, classes=len(stored.class_names), on_error=choices.on_error
-    )
+    pool = MemorySplit(f"{stored.name} train", images, targets, classes=classes, on_error=choices.on_error)
     trained, held = hold_out(pool.targets, choices.val_samples, choices.train_samples)
-    classes = len(stored.class_names)
-    train = MemorySplit(
-        f"{stored.name} train",
-        pool.images[trained],
-        pool.targets[trained],
-        classes=classes,
-        augmentation=stored.augmentation if choices.augment else None,
-    )
+
+    def part(name: str, indices: Tensor, augmentation: Augmentation | None = None) -> MemorySplit:
+        chosen = pool.images[indices], pool.targets[indices]
+        return MemorySplit(f"{stored.name} {name}", *chosen, classes=classes, augmentation=augmentation)
+
+    train = part("train", trained, stored.augmentation if choices.augment else None)
     train.faults = pool.faults
-    val = (
-        MemorySplit(f"{stored.name} val", pool.images[held], pool.targets[held], classes=classes)
-        if len(held)
-        else None
-    )
-    test = MemorySplit(f"{stored.name} test", *stored.test, classes=classes, on_error=choices.on_error)
-    preparation = Preparation(
-        mean=stored.mean,
-        std=stored.std,
-        image_size=choices.image_size or images.shape[-1],
-        channels=choices.channels or images.shape[1],
-    )
     return ImageDataset(
-        stored.name, stored.class_names, preparation, choices.augment, choices.workers, train, val, test
+        name=stored.name,
+        class_names=stored.class_names,
+        preparation=Preparation(
+            mean=stored.mean,
+            std=stored.std,
+            image_size=choices.image_size or images.shape[-1],
+            channels=choices.channels or images.shape[1],
+        ),
+        augment=choices.augment,
+        workers=choices.workers,
+        train=train,
+        val=part("val", held) if len(held) else None,
+        test=MemorySplit(f"{stored.name} test", *stored.test, classes=classes, on_error=choices.on_error),
     )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from mptrain.dataset.source import Split
 
+_GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
 _Key = tuple[int, list[int]]
 _Fetched = tuple[Batch | None, dict[str, str], DataError | None]
 
@@ -64,9 +66,8 @@ class Loader:
         Raises:
             DataError: A sample cannot be used (see `Split.fetch`).
         """
-        order = (
-            permutation(len(self.split), self.seed, epoch) if self.shuffle else torch.arange(len(self.split))
-        )
+        count = len(self.split)
+        order = permutation(count, self.seed, epoch) if self.shuffle else torch.arange(count)
         indices = [chunk.tolist() for chunk in torch.split(order, self.batch_size)[start:]]
         if self.workers == 0:
             for chunk in indices:
@@ -89,11 +90,15 @@ class Loader:
         """What the worker processes fetch, in the planned order. They outlive the epoch."""
         if self._processes is None:
             self._processes = self._start()
-        with warnings.catch_warnings():
-            # Python 3.12 and later warn of a fork beside torch's threads; the workers touch neither those nor
-            # a device.
-            warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
-            return iter(self._processes)
+        # The workers inherit the mask, so that no signal finds them before `_leave_signals_to_the_parent` has run.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 and later warn of a fork beside torch's threads, which the workers do not touch.
+                warnings.filterwarnings("ignore", message=".*multi-threaded.*fork", category=DeprecationWarning)
+                return iter(self._processes)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _start(self) -> DataLoader[_Fetched]:
         from torch.utils.data import DataLoader
@@ -136,9 +141,8 @@ class _Fetcher:
         known = set(self.split.faults.found)
         try:
             batch = self.split.fetch(indices, epoch, self.seed)
-        except (
-            DataError
-        ) as error:  # torch would re-raise it with a traceback for a message and without its hint
+        except DataError as error:
+            # Raised here, it would arrive with a traceback for a message and without its hint.
             return None, self._news(known), error
         return batch, self._news(known), None
 
@@ -155,11 +159,9 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 
     Only a SIGTERM from the parent itself ends the worker: so `multiprocessing` does it at the very end.
     """
+    # They arrive blocked. SIGTERM stays so, here and in the thread, which waits for it and sees who sent it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.pthread_sigmask(
-        signal.SIG_BLOCK, {signal.SIGTERM}
-    )  # for the threads to come too, so that one can wait
     threading.Thread(target=_leave_when_the_parent_says, daemon=True).start()
 
 

@@ -13,6 +13,7 @@ import torch
 
 from mptrain.diagnostics.overflow import offenders
 from mptrain.engine.snapshot import random_state
+from mptrain.numerics.formats import scale_in_words
 from mptrain.runlog.storage import storing, write_atomically
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Diagnosis:
         more = f" and {self.count - 3} more" if self.count > 3 else ""
         return (
             f"{self.refused} steps in a row overflowed, the last at step {self.step} with loss scale "
-            f"{self.loss_scale:g}; first non-finite, {self.cause}: {named}{more}"
+            f"{scale_in_words(self.loss_scale)}; first non-finite, {self.cause}: {named}{more}"
         )
 
 

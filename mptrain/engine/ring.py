@@ -131,7 +131,9 @@ class Ring:
 
 def _rows(block: Tensor) -> list[Row]:
     """Rows of a block in host memory, so that no device is waited for."""
-    return [
-        Row(*scalars[:2], bool(scalars[2]), *scalars[3:], block[index, _SCALARS:].tolist() if scalars[2] else [])
-        for index, scalars in enumerate(block[:, :_SCALARS].tolist())
-    ]
+    rows = []
+    for index, scalars in enumerate(block[:, :_SCALARS].tolist()):
+        loss, scale, overflow, grad_norm, lr, next_scale = scalars
+        norms = block[index, _SCALARS:].tolist() if overflow else []
+        rows.append(Row(loss, scale, bool(overflow), grad_norm, lr, next_scale, norms))
+    return rows

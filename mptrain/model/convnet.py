@@ -7,9 +7,7 @@ from torch import nn
 from mptrain.fields import PositiveInt  # noqa: TC001 - checked at run time
 
 
-def cnn(
-    *, num_classes: int, in_channels: int, widths: tuple[PositiveInt, ...] = (32, 64, 128)
-) -> nn.Sequential:
+def cnn(*, num_classes: int, in_channels: int, widths: tuple[PositiveInt, ...] = (32, 64, 128)) -> nn.Sequential:
     """Stages of 3x3 convolution, BatchNorm and ReLU with 2x2 max-pools between them, then a linear layer.
 
     Works at any image size that the pools leave a pixel of: 8 pixels and more for three stages. The first

@@ -42,7 +42,5 @@ def plain16(
             layers.append(nn.MaxPool2d(2))
             side //= 2
     if side == 0:
-        raise ConfigError(
-            f"dataset.image_size={image_size}: the pools leave nothing of it", "choose 4 pixels or more"
-        )
+        raise ConfigError(f"dataset.image_size={image_size}: the pools leave nothing of it", "choose 4 pixels or more")
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(width * side * side, num_classes))

@@ -27,7 +27,7 @@ class Format:
     @property
     def bias(self) -> int:
         """Exponent of the largest power of two below which half the exponents lie; 15 for FP16."""
-        return 2 ** (self.exponent_bits - 1) - 1
+        return (1 << (self.exponent_bits - 1)) - 1
 
     @property
     def max(self) -> float:
@@ -59,3 +59,10 @@ FORMATS = {fmt.name: fmt for fmt in (FLOAT32, FLOAT16, BFLOAT16)}
 def is_power_of_two(value: float) -> bool:
     """Whether multiplying by a value changes exponents only, so that scaling is exact."""
     return math.isfinite(value) and value > 0 and math.frexp(value)[0] == 0.5
+
+
+def scale_in_words(scale: float) -> str:
+    """A loss scale for people: ``8``, ``1000``, and from 1024 on powers of two as ``2^16``."""
+    if scale >= 1024 and is_power_of_two(scale):
+        return f"2^{math.frexp(scale)[1] - 1}"
+    return f"{scale:g}"

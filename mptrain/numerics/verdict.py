@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 
@@ -37,7 +35,7 @@ class Verdict:
     norms: Tensor
 
 
-def gradient_norms(grads: Sequence[Tensor]) -> list[Tensor]:
+def gradient_norms(grads: list[Tensor]) -> list[Tensor]:
     """The L2 norm of each gradient in FP64.
 
     Args:

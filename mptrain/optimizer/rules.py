@@ -21,8 +21,6 @@ from mptrain.errors import ConfigError
 from mptrain.fields import Momentum, NonNegativeFloat
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 Epsilon = Annotated[float, Gt(0), Lt(1)]
@@ -79,7 +77,7 @@ class Rule(Protocol):
     def state(self, weight: Tensor) -> dict[str, Tensor]:
         """The state of one weight before its first update, shaped and typed like it."""
 
-    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
         """Update a group in place unless the stride is refused; gradients have the weights' dtype."""
 
 
@@ -109,7 +107,7 @@ class SGD:
         """A zeroed momentum buffer, if there is momentum."""
         return {"momentum_buffer": torch.zeros_like(weight)} if self.momentum else {}
 
-    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
         """One fused call."""
         torch._fused_sgd_(
             group.weights,
@@ -150,7 +148,7 @@ class _AdamConstants:
         return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
 
 
-def _adam_call(rule: _AdamConstants, kernel: object, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+def _adam_call(rule: _AdamConstants, kernel: object, group: Group, grads: list[Tensor], stride: Stride) -> None:
     kernel(  # type: ignore[operator]
         group.weights,
         grads,
@@ -174,7 +172,7 @@ def _adam_call(rule: _AdamConstants, kernel: object, group: Group, grads: Sequen
 class Adam(_AdamConstants):
     """Adam (Kingma and Ba 2015; `torch.optim.Adam`); weight decay is added to the gradient."""
 
-    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
         """One fused call."""
         _adam_call(self, torch._fused_adam_, group, grads, stride)
 
@@ -185,7 +183,7 @@ class AdamW(_AdamConstants):
 
     weight_decay: NonNegativeFloat = 0.01
 
-    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
         """One fused call."""
         _adam_call(self, torch._fused_adamw_, group, grads, stride)
 
@@ -212,7 +210,7 @@ class Adagrad:
         """The sum of squared gradients."""
         return {"sum": torch.full_like(weight, self.initial_accumulator)}
 
-    def apply(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
         """One fused call where torch has the kernel, else the same arithmetic tensor by tensor."""
         if group.weights[0].is_cuda and not _CUDA_ADAGRAD:
             return self._unfused(group, grads, stride)
@@ -231,7 +229,7 @@ class Adagrad:
         )
         return None
 
-    def _unfused(self, group: Group, grads: Sequence[Tensor], stride: Stride) -> None:
+    def _unfused(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
         lr, grad_scale, refused = stride.lr[0], stride.grad_scale[0], stride.skip[0] == 1
         for weight, grad, total in zip(group.weights, grads, group.state["sum"], strict=True):
             step = grad / grad_scale

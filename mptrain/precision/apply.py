@@ -76,11 +76,14 @@ def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
         The modules kept in FP32, by qualified name.
     """
     kept = kept_modules(model, policy.keep_fp32)
-    model.to(DTYPES[policy.parameters])
+    inside = {id(part) for module in kept.values() for part in module.modules()}
+    for module in model.modules():
+        if id(module) not in inside:  # there and back again would round what is to stay FP32
+            module._apply(lambda tensor: _cast(tensor, DTYPES[policy.parameters]), recurse=False)
     for module in kept.values():
         module.float()
         if not (isinstance(module, _MIXED_KERNELS) and not policy.autocast):
-            module.__class__ = _in_float32(type(module))
+            module.__class__ = _in_float32(type(module))  # type: ignore[arg-type]
     return kept
 
 

@@ -30,7 +30,7 @@ class ProductCensus(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counts: dict[str, dict[torch.dtype, int]] = defaultdict(lambda: defaultdict(int))
 
     def __torch_dispatch__(

@@ -22,7 +22,7 @@ import torch
 
 from mptrain.errors import ConfigError, Problem
 from mptrain.fields import AboveOne, BelowOne, PositiveFloat, PositiveInt
-from mptrain.numerics.formats import FLOAT32
+from mptrain.numerics.formats import FLOAT32, scale_in_words
 from mptrain.scaler.base import OnOverflow
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ class DynamicScaler:
         """The rule in one line."""
         patience = "" if self.hysteresis == 1 else f" after {self.hysteresis} overflows"
         return (
-            f"dynamic from {self.init_scale:g}, x{self.growth_factor:g} every {self.growth_interval} clean steps, "
-            f"x{self.backoff_factor:g} on overflow{patience}, within {self.min_scale:g} to {self.max_scale:g}"
+            f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} clean steps, "
+            f"x{self.backoff_factor:g} on overflow{patience}, within {scale_in_words(self.min_scale)} to "
+            f"{scale_in_words(self.max_scale)}"
         )

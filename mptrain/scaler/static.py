@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.fields import PositiveFloat
+from mptrain.numerics.formats import scale_in_words
 from mptrain.scaler.base import OnOverflow
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class StaticScaler:
 
     def in_words(self) -> str:
         """The rule in one line."""
-        return f"static {self.scale:g}, on overflow {self.on_overflow}"
+        return f"static {scale_in_words(self.scale)}, on overflow {self.on_overflow}"
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def terminal(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("mptrain.cli.train.train", found.train)
     monkeypatch.setattr("mptrain.cli.train.resume", lambda run, words: found.resumed.append((run, words)) or 0)
     monkeypatch.setattr(
-        "mptrain.cli.train.evaluate", lambda run, words, which="last": found.evaluated.append((run, words, which)) or 0
+        "mptrain.cli.train.evaluate",
+        lambda run, words, which="last": found.evaluated.append((run, words, which)) or 0,
     )
     return found

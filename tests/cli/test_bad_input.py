@@ -5,15 +5,24 @@ import random
 import pytest
 
 ROWS = [
-    (["precision=amp_dynamc"], ["error: no option 'amp_dynamc' in precision", "hint: did you mean amp_dynamic?"]),
-    (["precison=amp_dynamic"], ["error: unknown key 'precison'", "hint: did you mean precision=amp_dynamic?"]),
+    (
+        ["precision=amp_dynamc"],
+        ["error: no option 'amp_dynamc' in precision", "hint: did you mean amp_dynamic?"],
+    ),
+    (
+        ["precison=amp_dynamic"],
+        ["error: unknown key 'precison'", "hint: did you mean precision=amp_dynamic?"],
+    ),
     (["trian", "model=resnet50"], ["error: 'trian' is not a command", "hint: did you mean train?"]),
     (["train.epochs=1.5"], ["error: train.epochs=1.5: must be a whole number, at least 1"]),
     (["scaler.growth_factor=0.5"], ["error: scaler.growth_factor=0.5: must be a number above 1"]),
     (["precision=amp_static", "scaler.scale=-1"], ["error: scaler.scale=-1: must be a number above 0"]),
     (["scaler.init_scale=nan"], ["error: scaler.init_scale=nan: must be a number above 0"]),
     (["scaler.scale=1,128"], ["error: scaler.scale=1,128: two values for one key: add -m to sweep"]),
-    (["--epochs=3"], ["error: unknown option '--epochs=3'", "hint: configuration is written without dashes: epochs=3"]),
+    (
+        ["--epochs=3"],
+        ["error: unknown option '--epochs=3'", "hint: configuration is written without dashes: epochs=3"],
+    ),
     (["--multirum"], ["error: unknown option '--multirum'", "hint: did you mean --multirun?"]),
     (["--config-dir"], ["error: --config-dir needs a value"]),
     (["--config-dir", "/nowhere"], ["error: --config-dir /nowhere: there is no such folder"]),
@@ -31,7 +40,8 @@ def test_bad_input_gets_its_answer_and_exit_code_2(terminal, words, expected):
     assert terminal(*words) == 2
     for text in expected:
         assert text in terminal.err
-    assert terminal.err.startswith("error: ") and "Traceback" not in terminal.err
+    assert terminal.err.startswith("error: ")
+    assert "Traceback" not in terminal.err
     assert not terminal.trained
 
 
@@ -64,7 +74,18 @@ WORDS = [
     "device=cuda:0",
     "hydra.verbose=true",
 ]
-PIECES = [*"=.,+~-@:/\\'\"(){}[]$#%&*!?<>| \t\n\0é漢𝄞", "${", "}", "${oc.env:X}", "???", "null", "nan", "1e999", "-1", "\ud800"]
+PIECES = [
+    *"=.,+~-@:/\\'\"(){}[]$#%&*!?<>| \t\n\0é漢𝄞",
+    "${",
+    "}",
+    "${oc.env:X}",
+    "???",
+    "null",
+    "nan",
+    "1e999",
+    "-1",
+    "\ud800",
+]
 
 
 def malformed(random_source):
@@ -92,11 +113,15 @@ def test_a_random_malformed_command_line_never_shows_a_traceback(terminal, seed)
     words = malformed(random.Random(seed))
     code = terminal(*words)
     assert code in (0, 2), (words, terminal.err)
-    assert "Traceback" not in terminal.err and "this is a bug" not in terminal.err
+    assert "Traceback" not in terminal.err
+    assert "this is a bug" not in terminal.err
     assert code == 0 or terminal.err.startswith("error: "), (words, terminal.err)
 
 
-@pytest.mark.parametrize("word", ["train.epochs=" + "[" * 3000, "x" * 100_000 + "=1", "a." * 3000 + "b=1", "seed=" + "9" * 9000])
+@pytest.mark.parametrize(
+    "word", ["train.epochs=" + "[" * 3000, "x" * 100_000 + "=1", "a." * 3000 + "b=1", "seed=" + "9" * 9000]
+)
 def test_an_enormous_word_is_refused_in_words(terminal, word):
     assert terminal(word) == 2
-    assert "this is a bug" not in terminal.err and len(terminal.err) < 2000
+    assert "this is a bug" not in terminal.err
+    assert len(terminal.err) < 2000

@@ -18,7 +18,8 @@ def test_words_with_an_equals_sign_train(terminal):
 def test_a_mistyped_command_is_answered_with_the_nearest(terminal):
     assert terminal("trian", "model=resnet50") == 2
     assert terminal.err == "error: 'trian' is not a command\nhint: did you mean train?\n"
-    assert terminal("compose") == 2 and "'compose' is not a command" in terminal.err
+    assert terminal("compose") == 2
+    assert "'compose' is not a command" in terminal.err
     assert terminal("") == 2
     assert not terminal.trained
 
@@ -33,16 +34,20 @@ def test_resume_and_eval_pass_the_run_and_the_overrides(terminal):
 
 @pytest.mark.parametrize("words", [("resume",), ("eval",), ("resume", "train.epochs=3"), ("eval", "--all")])
 def test_a_run_is_needed(terminal, words):
-    assert terminal(*words) == 2 and "needs a run directory" in terminal.err
+    assert terminal(*words) == 2
+    assert "needs a run directory" in terminal.err
 
 
 @pytest.mark.parametrize("words", [("resume", "last", "x"), ("doctor", "x"), ("--version", "x"), ("list", "a", "b")])
 def test_a_word_too_many_is_refused(terminal, words):
-    assert terminal(*words) == 2 and terminal.err.startswith("error: ") and not terminal.resumed
+    assert terminal(*words) == 2
+    assert terminal.err.startswith("error: ")
+    assert not terminal.resumed
 
 
 def test_the_version_is_printed(terminal):
-    assert terminal("--version") == 0 and terminal.out == f"mptrain {__version__}\n"
+    assert terminal("--version") == 0
+    assert terminal.out == f"mptrain {__version__}\n"
 
 
 def test_warnings_are_printed_once_and_training_goes_on(terminal):
@@ -54,18 +59,38 @@ def test_warnings_are_printed_once_and_training_goes_on(terminal):
 @pytest.mark.parametrize(
     ("raised", "code", "text"),
     [
-        (errors.NumericsError("only overflows", "lower the scale"), 4, "error: only overflows\nhint: lower the scale\n"),
+        (
+            errors.NumericsError("only overflows", "lower the scale"),
+            4,
+            "error: only overflows\nhint: lower the scale\n",
+        ),
         (errors.DataError("no data"), 6, "error: no data\n"),
         (errors.EnvironmentRefused("no bf16", "use fp32"), 3, "error: no bf16\nhint: use fp32\n"),
-        (errors.Preempted("SIGTERM at step 3", "mptrain resume x", 75), 75, "error: SIGTERM at step 3\nhint: mptrain"),
+        (
+            errors.Preempted("SIGTERM at step 3", "mptrain resume x", 75),
+            75,
+            "error: SIGTERM at step 3\nhint: mptrain",
+        ),
         (KeyboardInterrupt(), 130, ""),
-        (ZeroDivisionError("oh"), 1, "error: this is a bug in mptrain: ZeroDivisionError: oh\nhint: MPTRAIN_TRACEBACK=1"),
+        (
+            ModuleNotFoundError("No module named 'hydra'", name="hydra"),
+            3,
+            "error: the installation is broken: No module",
+        ),
+        (ModuleNotFoundError("No module named 'mptrain.x'", name="mptrain.x"), 1, "error: this is a bug"),
+        (RuntimeError("operator torchvision::nms does not exist"), 3, "error: the installation is broken: operator"),
+        (
+            ZeroDivisionError("oh"),
+            1,
+            "error: this is a bug in mptrain: ZeroDivisionError: oh\nhint: MPTRAIN_TRACEBACK=1",
+        ),
     ],
 )
 def test_what_training_raises_becomes_lines_and_an_exit_code(terminal, raised, code, text):
     terminal.codes = [raised]
     assert terminal() == code
-    assert terminal.err.startswith(text) and "Traceback" not in terminal.err
+    assert terminal.err.startswith(text)
+    assert "Traceback" not in terminal.err
 
 
 def test_the_exit_code_of_training_is_that_of_the_process(terminal):
@@ -76,9 +101,11 @@ def test_the_exit_code_of_training_is_that_of_the_process(terminal):
 def test_a_traceback_is_shown_when_asked_for(terminal, monkeypatch):
     terminal.codes = [ZeroDivisionError("oh")] * 2
     monkeypatch.setenv("MPTRAIN_TRACEBACK", "0")  # so that what --traceback sets is undone after the test
-    assert terminal("--traceback") == 1 and "Traceback (most recent call last)" in terminal.err
+    assert terminal("--traceback") == 1
+    assert "Traceback (most recent call last)" in terminal.err
     monkeypatch.setenv("MPTRAIN_TRACEBACK", "1")
-    assert terminal() == 1 and "Traceback (most recent call last)" in terminal.err
+    assert terminal() == 1
+    assert "Traceback (most recent call last)" in terminal.err
 
 
 def test_control_characters_of_the_user_do_not_reach_the_terminal(terminal):
@@ -91,9 +118,10 @@ def test_help_version_and_usage_errors_import_neither_torch_nor_hydra():
     code = """
 import sys
 from mptrain.cli.main import main
-for words in (["--help"], ["--version"], ["list"], ["list", "precision"], ["trian"], ["--oops"], ["train", "-h"]):
-    main(words)
-print([name for name in ("torch", "hydra", "omegaconf", "pydantic", "rich") if name in sys.modules], file=sys.stderr)
+for line in ("--help", "--version", "list", "list precision", "trian", "--oops", "train -h"):
+    main(line.split())
+heavy = ("torch", "hydra", "omegaconf", "pydantic", "rich")
+print([name for name in heavy if name in sys.modules], file=sys.stderr)
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stderr.splitlines()[-1] == "[]"
@@ -102,4 +130,5 @@ print([name for name in ("torch", "hydra", "omegaconf", "pydantic", "rich") if n
 def test_output_into_a_closed_pipe_ends_quietly():
     command = f"{sys.executable} -m mptrain list | head -n 1"
     found = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
-    assert found.stderr == "" and found.returncode == 0
+    assert found.stderr == ""
+    assert found.returncode == 0

@@ -49,7 +49,11 @@ def test_a_hash_inside_quotes_starts_no_comment():
 
 def test_nested_keys_get_dotted_paths_and_the_defaults_list_is_left_out():
     lines = ["defaults:", "  - _self_", "a:", "  b: 1  # one", "  c:", "    d: [1, 2]", "e: 2"]
-    assert [(entry.key, entry.value) for entry in read_entries(lines)] == [("a.b", "1"), ("a.c.d", "[1, 2]"), ("e", "2")]
+    assert [(entry.key, entry.value) for entry in read_entries(lines)] == [
+        ("a.b", "1"),
+        ("a.c.d", "[1, 2]"),
+        ("e", "2"),
+    ]
 
 
 def test_a_second_folder_adds_options_and_groups(tmp_path):
@@ -71,4 +75,5 @@ def test_an_unreadable_file_is_an_option_without_keys(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "bytes.yaml").write_bytes(b"\xff\xfe: \x00")
     option = Catalogue([tmp_path]).groups["model"]["bytes"]
-    assert option.entries == () and option.summary == ""
+    assert option.entries == ()
+    assert option.summary == ""

@@ -5,7 +5,8 @@ from mptrain.config.differences import config_digest, diff
 def test_where_and_how_often_to_write_is_no_difference():
     old = compose([]).yaml
     new = compose(["run.name=x", "log.ring=7", "checkpoint.keep=5", "run.root=elsewhere"]).yaml
-    assert diff(old, new) == [] and config_digest(old) == config_digest(new)
+    assert diff(old, new) == []
+    assert config_digest(old) == config_digest(new)
 
 
 def test_a_changed_number_is_named_with_both_values():

@@ -19,11 +19,13 @@ def test_the_copy_inside_a_wheel_comes_first(tmp_path, monkeypatch):
         (folder / "train.yaml").write_text("seed: 0\n")
     monkeypatch.setattr(location, "_PACKAGE", tmp_path / "mptrain")
     assert location.configs() == tmp_path / "mptrain" / "_data" / "configs"
+    (tmp_path / "mptrain" / "_data" / "recipes").mkdir()
+    assert location.recipes() == tmp_path / "mptrain" / "_data" / "recipes"
 
 
 def test_a_missing_folder_is_an_error_that_says_where_was_looked(tmp_path, monkeypatch):
     monkeypatch.setattr(location, "_PACKAGE", tmp_path / "mptrain")
-    with pytest.raises(EnvironmentRefused, match="looked at .*_data"):
+    with pytest.raises(EnvironmentRefused, match=r"looked at .*_data"):
         location.configs()
 
 
@@ -31,6 +33,11 @@ def test_configs_are_found_from_another_directory(tmp_path):
     root = str(Path(location.__file__).parents[2])
     code = "from mptrain.config import location; print(location.configs())"
     found = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": root}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert found.stdout.strip() == str(location.configs())

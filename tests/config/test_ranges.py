@@ -43,7 +43,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("value", "annotation"), REFUSED)
 def test_a_value_outside_its_annotation_is_refused_with_words(value, annotation):
-    with pytest.raises(UnfitError, match="^must be "):
+    with pytest.raises(UnfitError, match=r"^must be "):
         fit(value, annotation)
 
 
@@ -68,7 +68,8 @@ ACCEPTED = [
 @pytest.mark.parametrize(("value", "annotation", "expected"), ACCEPTED)
 def test_a_value_inside_is_converted_to_what_the_field_wants(value, annotation, expected):
     found = fit(value, annotation)
-    assert found == expected and type(found) is type(expected)
+    assert found == expected
+    assert type(found) is type(expected)
 
 
 WORDS = [

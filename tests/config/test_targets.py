@@ -7,7 +7,7 @@ from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import FACTS, Target, parameters, resolve
 from mptrain.errors import ConfigError
 
-MODULE = '''
+MODULE = """
 from __future__ import annotations
 import dataclasses, functools, os, subprocess
 from os import system
@@ -40,7 +40,7 @@ class Grumpy:
 
 shortcut = functools.partial(net, 3)
 _hidden = net
-'''
+"""
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def extension(tmp_path, monkeypatch):
     ],
 )
 def test_a_target_outside_the_allow_list_is_refused_and_not_imported(path):
-    with pytest.raises(ConfigError, match="not in an allowed package") as caught:
+    with pytest.raises(ConfigError, match=r"not in an allowed package") as caught:
         resolve(path)
     assert f"extensions.allow=[{path.split('.')[0]}.*]" in caught.value.hint
     assert "mptrainevil" not in sys.modules
@@ -99,39 +99,39 @@ def test_no_attribute_leads_out_of_the_allowed_packages(path):
 
 
 def test_what_an_extension_imported_from_elsewhere_is_refused(extension):
-    with pytest.raises(ConfigError, match="is really dataclasses.replace") as caught:
+    with pytest.raises(ConfigError, match=r"is really dataclasses.replace") as caught:
         resolve("extension_parts.imported", extension)
     assert "not in an allowed package" in str(caught.value)
-    with pytest.raises(ConfigError, match="is a builtin_function_or_method"):
+    with pytest.raises(ConfigError, match=r"is a builtin_function_or_method"):
         resolve("extension_parts.system", extension)
 
 
 def test_only_classes_and_functions_are_targets(extension):
-    with pytest.raises(ConfigError, match="is a partial, not a class or function"):
+    with pytest.raises(ConfigError, match=r"is a partial, not a class or function"):
         resolve("extension_parts.shortcut", extension)
-    with pytest.raises(ConfigError, match="private"):
+    with pytest.raises(ConfigError, match=r"private"):
         resolve("extension_parts._hidden", extension)
 
 
 def test_an_extension_is_allowed_by_name_or_pattern(extension):
     assert resolve("extension_parts.net", ("extension_parts",)) is resolve("extension_parts.net", extension)
-    with pytest.raises(ConfigError, match="not in an allowed package"):
+    with pytest.raises(ConfigError, match=r"not in an allowed package"):
         resolve("extension_parts.net", ("extension_part.*",))
 
 
 def test_a_misspelt_target_is_answered_with_the_nearest_name():
-    with pytest.raises(ConfigError, match="has no 'DynamicScalr'") as caught:
+    with pytest.raises(ConfigError, match=r"has no 'DynamicScalr'") as caught:
         resolve("mptrain.scaler.DynamicScalr")
     assert caught.value.hint == "did you mean mptrain.scaler.DynamicScaler?"
 
 
 def test_what_was_tried_is_said_when_an_import_fails(extension):
-    with pytest.raises(ConfigError, match="tried to import mptrain.nowhere"):
+    with pytest.raises(ConfigError, match=r"tried to import mptrain.nowhere"):
         resolve("mptrain.nowhere.Thing")
     with pytest.raises(ConfigError) as caught:
         resolve("extension_broken.Thing", extension)
     assert caught.value.hint == "install package_that_nobody_has, which extension_broken needs"
-    with pytest.raises(ConfigError, match="importing extension_raising failed: RuntimeError: no luck"):
+    with pytest.raises(ConfigError, match=r"importing extension_raising failed: RuntimeError: no luck"):
         resolve("extension_raising.Thing", extension)
 
 
@@ -147,7 +147,7 @@ def test_all_wrong_arguments_are_reported_together(extension):
 
 
 def test_a_missing_argument_is_a_problem_unless_the_program_knows_it(extension):
-    with pytest.raises(ConfigError, match="model.width is required"):
+    with pytest.raises(ConfigError, match=r"model.width is required"):
         Target("extension_parts.net", {}, extension).check("model")
     assert "num_classes" in FACTS["model"]
 
@@ -161,14 +161,14 @@ def test_build_passes_the_facts_that_are_accepted_and_not_given(extension):
 
 
 def test_a_value_error_while_building_is_a_configuration_error(extension):
-    with pytest.raises(ConfigError, match="width must suit the moon"):
+    with pytest.raises(ConfigError, match=r"width must suit the moon"):
         Target("extension_parts.picky", {"width": 1}, extension).build()
 
 
 def test_what_a_dataclass_says_about_its_fields_together_is_reported(extension):
-    with pytest.raises(ConfigError, match="low is above high"):
+    with pytest.raises(ConfigError, match=r"low is above high"):
         Target("extension_parts.Rule", {"low": 3}, extension).check("scaler")
-    with pytest.raises(ConfigError, match="scaler: not today"):
+    with pytest.raises(ConfigError, match=r"scaler: not today"):
         Target("extension_parts.Grumpy", {}, extension).check("scaler")
     assert Target("extension_parts.Rule", {"low": 2}, extension).check("scaler").arguments == {"low": 2}
 

@@ -35,9 +35,7 @@ def test_shares_add_up_to_one_and_weigh_by_terms(samples, parts):
     batch = numbered(samples)
     pieces = batch.split(parts)
     assert sum(batch.share(piece) for piece in pieces) == pytest.approx(1.0, abs=1e-12)
-    assert [batch.share(piece) * samples for piece in pieces] == pytest.approx(
-        [piece.terms for piece in pieces]
-    )
+    assert [batch.share(piece) * samples for piece in pieces] == pytest.approx([piece.terms for piece in pieces])
 
 
 def test_shares_of_an_uneven_split_are_exact():

@@ -80,9 +80,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(root, workers):
     assert not torch.equal(epoch_of(4, workers, seed=6), images)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"GIF89a", truncated_jpeg(), b"text"], ids=["empty", "header", "cut", "text"]
-)
+@pytest.mark.parametrize("content", [b"", b"GIF89a", truncated_jpeg(), b"text"], ids=["empty", "header", "cut", "text"])
 def test_a_bad_image_stops_and_is_named(root, content):
     bad = root / "train" / "bee" / "bad.jpg"
     bad.write_bytes(content)

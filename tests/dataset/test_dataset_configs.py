@@ -26,9 +26,7 @@ def target_of(keys):
 
 
 def test_these_data_sets_are_offered():
-    assert {"digits", "fashion_mnist", "cifar10", "cifar100", "imagenet", "image_folder", "synthetic"} == set(
-        NAMES
-    )
+    assert {"digits", "fashion_mnist", "cifar10", "cifar100", "imagenet", "image_folder", "synthetic"} == set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -50,9 +48,7 @@ def test_values_in_the_file_are_the_targets_defaults(name):
 def test_annotations_can_be_resolved_at_run_time(name):
     _, keys = read(name)
     target = target_of(keys)
-    assert set(inspect.signature(target).parameters) <= set(
-        typing.get_type_hints(target, include_extras=True)
-    )
+    assert set(inspect.signature(target).parameters) <= set(typing.get_type_hints(target, include_extras=True))
 
 
 @pytest.mark.parametrize("name", NAMES)

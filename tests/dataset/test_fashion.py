@@ -80,9 +80,7 @@ def test_a_failed_download_is_a_data_error(tmp_path, monkeypatch):
 
 def test_a_label_outside_the_ten_classes_is_named_by_its_place_in_the_file(tmp_path):
     write_set(tmp_path / "bad", zipped=False, label=10)
-    with pytest.raises(
-        DataError, match="fashion_mnist train sample 3: label 10 is outside the classes 0 to 9"
-    ):
+    with pytest.raises(DataError, match="fashion_mnist train sample 3: label 10 is outside the classes 0 to 9"):
         load_fashion_mnist(root=tmp_path / "bad", val_samples=10)
     data = load_fashion_mnist(root=tmp_path / "bad", val_samples=10, on_error="skip")
     assert (len(data.train), data.train.skipped) == (29, 1)

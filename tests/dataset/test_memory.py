@@ -18,9 +18,7 @@ def images_of(count, size=6, channels=1):
 def test_a_label_outside_the_classes_stops_and_is_named():
     with pytest.raises(DataError) as caught:
         MemorySplit("toys train", images_of(5), torch.tensor([0, 1, 7, 2, -1]), classes=3)
-    assert "toys train sample 2: label 7 is outside the classes 0 to 2 (and 1 more like it)" in str(
-        caught.value
-    )
+    assert "toys train sample 2: label 7 is outside the classes 0 to 2 (and 1 more like it)" in str(caught.value)
     assert "dataset.on_error=skip" in caught.value.hint
 
 

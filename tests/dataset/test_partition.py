@@ -19,9 +19,7 @@ def test_every_prefix_of_the_order_is_balanced(labels):
     counts = torch.bincount(targets, minlength=5)
     for length in range(1, len(labels) + 1):
         got = torch.bincount(targets[order[:length]], minlength=5)
-        assert (
-            got - counts * length / len(labels)
-        ).abs().max() <= 2.5  # half a sample for each of five classes
+        assert (got - counts * length / len(labels)).abs().max() <= 2.5  # half a sample for each of five classes
 
 
 def test_held_out_samples_are_disjoint_and_do_not_depend_on_how_many_are_trained_on():

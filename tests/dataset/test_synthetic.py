@@ -13,10 +13,7 @@ def nearest_mean_accuracy(data):
     """Accuracy on the test split of the class whose mean training image is nearest."""
     train, test = data.train, data.test
     means = torch.stack(
-        [
-            train.images[train.targets == number].float().mean(0).flatten()
-            for number in range(len(data.class_names))
-        ]
+        [train.images[train.targets == number].float().mean(0).flatten() for number in range(len(data.class_names))]
     )
     guesses = torch.cdist(test.images.float().flatten(1), means).argmin(1)
     return (guesses == test.targets).float().mean().item()

@@ -53,9 +53,7 @@ def test_the_model_of_a_file_gives_finite_logits_in_both_modes(name):
 
 
 def test_every_file_says_what_it_is_and_what_others_may_take_up():
-    assert {"cnn", "mlp", "plain16", "alexnet", "vgg16", "googlenet", "inception_v3", "resnet18"} <= set(
-        NAMES
-    )
+    assert {"cnn", "mlp", "plain16", "alexnet", "vgg16", "googlenet", "inception_v3", "resnet18"} <= set(NAMES)
     for name in NAMES:
         lines = (CONFIGS / f"{name}.yaml").read_text().splitlines()
         assert lines[0] == "# @package _global_"
@@ -123,9 +121,7 @@ def test_an_argument_that_torchvision_does_not_take_is_refused():
 
 
 def test_arguments_reach_torchvision():
-    model = torchvision_classifier(
-        name="squeezenet1_1", num_classes=10, image_size=32, arguments={"dropout": 0.25}
-    )
+    model = torchvision_classifier(name="squeezenet1_1", num_classes=10, image_size=32, arguments={"dropout": 0.25})
     assert [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)] == [0.25]
 
 
@@ -137,9 +133,7 @@ def test_grey_input_is_refused_with_the_key_to_change():
 
 @pytest.mark.parametrize(("name", "size"), [("alexnet", 62), ("inception_v3", 74)])
 def test_images_too_small_for_the_network_are_refused_before_training(name, size):
-    with pytest.raises(
-        ConfigError, match=rf"dataset.image_size={size}: {name} cannot take images of that size"
-    ):
+    with pytest.raises(ConfigError, match=rf"dataset.image_size={size}: {name} cannot take images of that size"):
         torchvision_classifier(name=name, num_classes=10, image_size=size)
 
 

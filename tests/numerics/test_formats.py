@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mptrain.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, is_power_of_two
+from mptrain.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, is_power_of_two, scale_in_words
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda fmt: fmt.name)
@@ -99,7 +99,7 @@ def test_these_are_no_powers_of_two(value):
     assert not is_power_of_two(value)
 
 
-@pytest.mark.parametrize("exponent", range(0, 127))
+@pytest.mark.parametrize("exponent", range(127))
 def test_trap_06_the_reciprocal_of_a_scale_is_exact_and_undoes_it(exponent):
     scale = torch.tensor([2.0**exponent])
     assert scale.reciprocal().item() * 2.0**exponent == 1.0
@@ -108,3 +108,11 @@ def test_trap_06_the_reciprocal_of_a_scale_is_exact_and_undoes_it(exponent):
     normal = gradient.abs() >= FLOAT32.smallest_normal
     assert torch.equal((scaled / scale)[normal], gradient[normal])
     assert torch.equal(scaled / scale, scaled * scale.reciprocal())
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [(1.0, "1"), (8.0, "8"), (512.0, "512"), (1024.0, "2^10"), (65536.0, "2^16"), (1000.0, "1000"), (0.5, "0.5")],
+)
+def test_large_powers_of_two_are_written_as_such(scale, words):
+    assert scale_in_words(scale) == words

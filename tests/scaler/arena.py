@@ -153,7 +153,9 @@ def train_as_torch_does(course, make, *, accumulate=1, clip_norm=None):
 def distance(ours, theirs) -> float:
     """The largest L2 distance over all steps, relative to the norm of all weights at that step."""
     mine, other = (
-        torch.stack([torch.cat([value.flatten() for value in weights.values()]) for weights in outcome.weights]).double()
+        torch.stack(
+            [torch.cat([value.flatten() for value in weights.values()]) for weights in outcome.weights]
+        ).double()
         for outcome in (ours, theirs)
     )
     return ((mine - other).norm(dim=1) / other.norm(dim=1)).max().item()

@@ -155,7 +155,8 @@ def test_trap_08_the_rule_is_megatrons_on_every_sequence_of_ten_steps():
 
 
 @pytest.mark.parametrize(
-    ("init", "growth", "backoff"), [(65536.0, 2.0, 0.5), (1000.0, 1.3, 0.7), (3.7, 2 ** (1 / 10), 0.8), (1e5, 10.0, 1 / 3)]
+    ("init", "growth", "backoff"),
+    [(65536.0, 2.0, 0.5), (1000.0, 1.3, 0.7), (3.7, 2 ** (1 / 10), 0.8), (1e5, 10.0, 1 / 3)],
 )
 def test_the_scale_sequence_is_torchs_kernels_whatever_the_constants(init, growth, backoff):
     """torch multiplies in FP64 and rounds once; an FP32 product with a rounded factor drifts away from it."""
@@ -203,6 +204,47 @@ def test_trap_37_a_sequence_taken_up_from_any_saved_state_goes_on_as_if_nothing_
             assert state["scale"].item() == expected
 
 
+def saved_state(scale, clean, tolerance):
+    return {
+        "scale": torch.tensor([scale]),
+        "clean": torch.tensor([clean], dtype=torch.int32),
+        "tolerance": torch.tensor([tolerance], dtype=torch.int32),
+    }
+
+
+def test_trap_38_a_state_that_fits_is_resumed_bit_for_bit_and_without_a_word():
+    saved = saved_state(512.0, 6, 1)
+    state, notes = DynamicScaler(growth_interval=7, hysteresis=2).resume(saved, CPU)
+    assert notes == []
+    assert all(torch.equal(state[key], saved[key]) and state[key].dtype == saved[key].dtype for key in saved)
+
+
+@pytest.mark.parametrize(
+    ("saved", "constants", "expected", "named"),
+    [
+        ((2.0**30, 0, 1), {}, (2.0**24, 0, 1), "scale goes on at 1.67772e+07; it was 1.07374e+09"),
+        ((0.25, 0, 1), {}, (1.0, 0, 1), "scale goes on at 1; it was 0.25"),
+        ((8.0, 900, 1), {"growth_interval": 10}, (8.0, 9, 1), "clean goes on at 9; it was 900"),
+        ((8.0, 0, 4), {"hysteresis": 2}, (8.0, 0, 2), "tolerance goes on at 2; it was 4"),
+    ],
+)
+def test_trap_38_a_saved_value_beyond_the_new_constants_is_brought_within_them_and_said(
+    saved, constants, expected, named
+):
+    scaler = DynamicScaler(**constants)
+    state, (note,) = scaler.resume(saved_state(*saved), CPU)
+    assert tuple(value.item() for value in state.values()) == expected
+    assert named in note
+    state = scaler.after(state, CLEAN)  # a count beyond the window would never meet it again
+    assert state["clean"].item() < scaler.growth_interval
+
+
+def test_trap_39_the_state_of_another_rule_starts_afresh_and_says_so():
+    state, (note,) = DynamicScaler(init_scale=64.0).resume({"scale": torch.tensor([8.0])}, CPU)
+    assert state["scale"].item() == 64.0
+    assert "starts afresh at 64" in note
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -232,6 +274,6 @@ def test_trap_40_a_start_that_is_nan_is_refused():
 
 def test_the_rule_in_words_names_every_constant():
     words = DynamicScaler(hysteresis=3).in_words()
-    for part in ("65536", "x2 every 2000", "x0.5 on overflow after 3 overflows", "1 to 1.67772e+07"):
+    for part in ("from 2^16", "x2 every 2000", "x0.5 on overflow after 3 overflows", "1 to 2^24"):
         assert part in words
     assert "after" not in DynamicScaler().in_words()

@@ -30,6 +30,15 @@ def test_no_scaler_is_scale_one():
     assert NoScaler().initial(CPU)["scale"].item() == 1.0
 
 
+@pytest.mark.parametrize("scaler", [StaticScaler(scale=128.0), NoScaler()])
+def test_trap_38_a_saved_scale_never_replaces_a_constant_one_and_the_difference_is_said(scaler):
+    own = scaler.initial(CPU)["scale"]
+    state, notes = scaler.resume({"scale": torch.tensor([4096.0])}, CPU)
+    assert torch.equal(state["scale"], own)
+    assert notes == [f"the loss scale goes on at {own.item():g}; it was 4096 in the checkpoint"]
+    assert scaler.resume({"scale": own}, CPU)[1] == []
+
+
 def test_trap_15_what_happens_on_overflow_is_declared_and_said():
     assert "on overflow skip" in StaticScaler().in_words()
     assert "on overflow apply" in NoScaler(on_overflow="apply").in_words()
@@ -38,8 +47,15 @@ def test_trap_15_what_happens_on_overflow_is_declared_and_said():
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf, "high", True])
-@pytest.mark.parametrize(("scaler", "field"), [(StaticScaler, "scale"), (DynamicScaler, "init_scale"),
-                                               (DynamicScaler, "min_scale"), (DynamicScaler, "max_scale")])
+@pytest.mark.parametrize(
+    ("scaler", "field"),
+    [
+        (StaticScaler, "scale"),
+        (DynamicScaler, "init_scale"),
+        (DynamicScaler, "min_scale"),
+        (DynamicScaler, "max_scale"),
+    ],
+)
 def test_trap_40_a_scale_is_a_positive_finite_number(scaler, field, value):
     annotation = typing.get_type_hints(scaler, include_extras=True)[field]
     with pytest.raises(UnfitError):

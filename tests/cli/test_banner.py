@@ -1,0 +1,88 @@
+import io
+from pathlib import Path
+
+from mptrain.cli.banner import Banner, Closing, print_banner, print_closing
+
+
+def banner(**changes):
+    fields = {
+        "model": "cnn, 103,466 parameters",
+        "dataset": "digits, 1,200 train",
+        "mode": "amp_dynamic",
+        "precision": "parameters float32, compute autocast float16",
+        "scaler": "dynamic from 65536",
+        "device": "cpu",
+        "support": "FP32 is native",
+        "run": Path("outputs/x"),
+        "planned": 1000,
+    }
+    stream = io.StringIO()
+    print_banner(Banner(**{**fields, **changes}), stream)
+    return stream.getvalue()
+
+
+SUMMARY = {
+    "metric_name": "top1",
+    "metric": 0.9673,
+    "metric_split": "test",
+    "best_val": 0.97,
+    "steps": 380,
+    "updates": 376,
+    "skipped": 4,
+    "overflows": {"calibrating": 3, "growth probe": 1, "abnormal": 0},
+    "scale": {"first": 65536.0, "min": 8192.0, "max": 65536.0, "last": 16384.0},
+    "samples_per_second": 4215.0,
+    "train_seconds": 61.0,
+    "peak_memory": 512_000_000,
+    "epochs": 10,
+}
+
+
+def closing(**changes):
+    stream = io.StringIO()
+    print_closing(Closing.from_summary(Path("outputs/a b"), {**SUMMARY, **changes}), stream)
+    return stream.getvalue()
+
+
+def test_the_start_names_model_data_precision_scaler_device_and_directory():
+    text = banner()
+    for part in (
+        "cnn, 103,466",
+        "digits",
+        "amp_dynamic: parameters float32",
+        "dynamic from",
+        "FP32 is native",
+        "outputs/x",
+    ):
+        assert part in text
+    assert "note" not in text
+    assert "checkpoint was damaged" in banner(notes=("a checkpoint was damaged",))
+
+
+def test_long_facts_are_wrapped_not_cut():
+    text = banner(precision="word " * 60)
+    assert text.count("word") == 60
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_end_names_metric_counts_scale_path_and_the_next_commands():
+    text = closing()
+    assert "0.9673 on test" in text
+    assert "0.9700 on val" in text
+    assert "380 attempted, 376 updates, 4 skipped (1.1 %); overflows: 3 calibrating, 1 growth probe" in text
+    assert "65536 (2^16) to 16384 (2^14), between 8192 and 65536" in text
+    assert "mptrain eval 'outputs/a b'" in text
+    assert "mptrain resume 'outputs/a b' train.epochs=20" in text
+
+
+def test_a_quiet_run_says_so():
+    text = closing(skipped=0, overflows={}, scale={"first": 1024.0, "min": 1024.0, "max": 1024.0, "last": 1024.0})
+    assert "none skipped" in text
+    assert "1024 (2^10) throughout" in text
+
+
+def test_a_run_without_evaluation_or_steps_is_closed_too():
+    text = closing(metric=None, best_val=None, steps=0, scale={}, peak_memory=None)
+    assert "on val" not in text
+    assert "loss scale" not in text
+    assert "0 attempted" in text

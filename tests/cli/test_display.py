@@ -1,0 +1,200 @@
+"""What is shown of a run: a panel on a terminal, lines elsewhere; cheap, and silent when nobody reads."""
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from mptrain.cli.display import make_display
+from mptrain.cli.lines import PlainLines
+from mptrain.cli.panel import LivePanel, render
+from mptrain.cli.progress import HISTORY, RunProgress
+from mptrain.engine.options import LogOptions
+from mptrain.records import EpochRecord, EvalRecord, EventRecord, OverflowRecord, ProgressRecord, StepRecord
+
+
+class Tty(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Gone(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError
+
+
+def step(number, *, loss=1.0, scale=1024.0, overflow=False, learner="main", refused=0):
+    updates = number - refused - overflow
+    return StepRecord(learner, number, updates, 0, loss, scale, overflow, overflow, 2.0, 0.1)
+
+
+def overflow(number, phase="calibrating"):
+    return OverflowRecord("main", number, 1024.0, phase, "finite", (), 1, True, 0)
+
+
+PROGRESS = ProgressRecord(3, 40, 0, 10, 4215.2, 0.25, 512_000_000, 32.0, "training")
+EVALUATION = EvalRecord("val", 3, 1, 200, {"loss": 0.1, "top1": 0.95})
+EPOCH = EpochRecord(1, 38, 36, 2, 0.5, 512.0, 0.05, {"top1": 0.95}, 2.0, 600.0)
+RECORDS = [
+    step(1),
+    step(2, overflow=True),
+    overflow(2),
+    step(3, scale=512.0, refused=1),
+    EVALUATION,
+    EPOCH,
+    PROGRESS,
+]
+
+
+def shown(records):
+    seen = RunProgress()
+    for record in records:
+        seen.take(record)
+    console = Console(width=110, file=io.StringIO())
+    console.print(render(seen, "cnn [amp]"))
+    return console.file.getvalue()
+
+
+def test_a_terminal_gets_the_panel_and_a_file_gets_lines(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(make_display(LogOptions(), Tty()), LivePanel)
+    assert isinstance(make_display(LogOptions(), io.StringIO()), PlainLines)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_display(LogOptions(), Tty()), PlainLines)
+
+
+def test_the_panel_shows_everything_a_run_is_watched_for():
+    text = shown(RECORDS)
+    for part in (
+        "cnn [amp]",
+        "step 3/40",
+        "epoch 1/10",
+        "training",
+        "left 0:32",
+        "loss 1.0000",
+        "lr 0.1",
+        "val top1 0.9500",
+    ):
+        assert part in text
+    for part in (
+        "loss scale 512",
+        "1 overflow",
+        "(33 % of steps)",
+        "calibrating",
+        "4,215 samples/s",
+        "25 % waiting",
+        "512.0 MB",
+    ):
+        assert part in text
+
+
+def test_the_panel_names_the_phase_of_the_last_overflow():
+    assert "growth probe" in shown([*RECORDS, overflow(4, "growth probe")])
+    assert "abnormal" in shown([*RECORDS, overflow(4, "abnormal")])
+    assert "no overflow" in shown([step(1)])
+
+
+def test_the_panel_has_a_row_for_each_learner():
+    text = shown([step(1, learner="generator"), step(1, learner="discriminator", scale=8.0)])
+    assert "generator" in text
+    assert "discriminator" in text
+    assert text.count("loss scale") == 2
+
+
+def test_no_colour_is_obeyed(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Tty()
+    panel = make_display(LogOptions(), stream)
+    for record in RECORDS:
+        panel.take(record)
+    panel.close()
+    assert "loss scale" in stream.getvalue()
+    colours = {code for codes in re.findall(r"\x1b\[([\d;]*)m", stream.getvalue()) for code in codes.split(";")}
+    assert not colours & {str(number) for number in (*range(30, 38), *range(90, 98))}
+
+
+def test_the_panel_is_drawn_at_most_four_times_a_second(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("mptrain.cli.panel.time.monotonic", lambda: clock[0])
+    panel = LivePanel(Tty())
+    drawn = []
+    monkeypatch.setattr(panel._live, "update", lambda *args, **kwargs: drawn.append(clock[0]))
+    for number in range(1, 1001):
+        clock[0] += 0.01
+        panel.take(step(number))
+    panel.close()
+    assert 30 <= len(drawn) <= 42  # 10 seconds
+
+
+def test_a_record_costs_the_display_little():
+    panel = LivePanel(Tty())
+    record = step(1)
+    panel.take(record)
+    started = time.perf_counter()
+    for _ in range(10_000):
+        panel.take(record)
+    cost = (time.perf_counter() - started) / 10_000
+    panel.close()
+    assert cost < 50e-6  # measured 0.5 microseconds; the rest is for a busy machine
+
+
+def test_lines_are_key_value_pairs_without_control_characters():
+    stream = io.StringIO()
+    lines = PlainLines(stream, 0.0)
+    for record in [*RECORDS, EventRecord("checkpoint", 3, {})]:
+        lines.take(record)
+    lines.close()
+    text = stream.getvalue()
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+    evaluation, epoch, progress = text.splitlines()
+    assert evaluation == "eval=val step=3 epoch=1 loss=0.1000 top1=0.9500"
+    assert epoch.startswith("epoch=1 step=38 updates=36 skipped=2 train_loss=0.5000 loss_scale=512 lr=0.05")
+    fields = dict(field.split("=") for field in progress.split(" "))
+    assert fields["step"] == "3/40"
+    assert fields["overflows"] == "1"
+    assert fields["last_overflow"] == "calibrating"
+    assert fields["loss_scale"] == "512"
+    assert fields["data_wait"] == "0.25"
+    assert fields["eta"] == "0:32"
+
+
+def test_lines_about_progress_keep_their_distance(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("mptrain.cli.lines.time.monotonic", lambda: clock[0])
+    stream = io.StringIO()
+    lines = PlainLines(stream, 10.0)
+    lines.take(step(1))
+    for _ in range(60):
+        clock[0] += 1.0
+        lines.take(PROGRESS)
+    assert len(stream.getvalue().splitlines()) == 6
+
+
+@pytest.mark.parametrize("make", [lambda: PlainLines(Gone(), 0.0), lambda: LivePanel(Gone())])
+def test_training_goes_on_when_nobody_reads_any_more(make):
+    display = make()
+    for record in RECORDS * 2:
+        display.take(record)
+    display.close()
+    display.close()
+
+
+def test_the_history_of_the_scale_covers_the_run_in_bounded_space():
+    seen = RunProgress()
+    for number in range(1, 10_001):
+        seen.take(step(number, scale=float(number)))
+    scales = seen.learners["main"].scales
+    assert len(scales) < HISTORY
+    assert scales[0] == 1.0
+    assert scales[-1] > 9000
+    assert scales == sorted(scales)
+
+
+def test_a_loss_that_is_not_finite_does_not_spoil_the_shown_one():
+    seen = RunProgress()
+    for loss in (2.0, float("nan"), float("inf"), 2.0):
+        seen.take(step(1, loss=loss))
+    assert seen.learners["main"].loss == 2.0

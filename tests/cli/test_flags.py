@@ -1,0 +1,48 @@
+import pytest
+
+from mptrain.cli.flags import read_flags
+from mptrain.errors import UsageError
+
+
+def test_flags_and_overrides_are_told_apart_in_any_order():
+    flags = read_flags(["a=1", "-m", "--config-dir", "x", "b=2", "-cd=y", "--config-name=z"])
+    assert flags.overrides == ("a=1", "b=2")
+    assert flags.multirun
+    assert flags.config_dirs == ("x", "y")
+    assert flags.config_name == "z"
+    assert not flags.show
+
+
+def test_flags_that_ask_hydra_to_show_something_are_noticed():
+    assert read_flags(["--cfg", "job"]).show
+    assert read_flags(["-c=all"]).show
+    info = read_flags(["--info", "defaults", "a=1"])
+    assert info.show
+    assert info.overrides == ("a=1",)
+    assert read_flags(["--info", "a=1"]).overrides == ("a=1",)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "hint"),
+    [
+        (["--multi-run"], "unknown option '--multi-run'", "did you mean --multirun?"),
+        (
+            ["--train.epochs=3"],
+            "unknown option '--train.epochs=3'",
+            "configuration is written without dashes: train.epochs=3",
+        ),
+        (["-x"], "unknown option '-x'", "configuration is KEY=VALUE; mptrain --help shows the options"),
+        (
+            ["--config-path", "x"],
+            "unknown option '--config-path'",
+            "--config-dir adds a folder of groups and options",
+        ),
+        (["--config-dir"], "--config-dir needs a value", "write --config-dir VALUE"),
+        (["--config-name", "-m"], "--config-name needs a value", "write --config-name VALUE"),
+        (["--cfg", "jobs"], "--cfg jobs: there is no such configuration", "it shows job, hydra, all"),
+    ],
+)
+def test_an_unknown_or_incomplete_flag_is_refused(words, message, hint):
+    with pytest.raises(UsageError) as caught:
+        read_flags(words)
+    assert (str(caught.value), caught.value.hint) == (message, hint)

@@ -1,0 +1,40 @@
+import pytest
+
+from mptrain.cli import main as main_module
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
+
+
+def test_help_names_every_command_group_option_key_and_exit_code(terminal):
+    assert terminal("--help") == 0
+    catalogue = Catalogue([location.configs()])
+    for group, options in catalogue.groups.items():
+        assert f"\n  {group} " in terminal.out
+        for name in options:
+            assert name in terminal.out
+    for entry in catalogue.root_entries():
+        assert f"{entry.key}={entry.value}" in terminal.out
+    for name in ("resume", "eval", "list", "doctor", "-m KEY=A,B"):
+        assert f"mptrain {name}" in terminal.out
+    for code in (0, 1, 2, 3, 4, 6, 7, 75, 130):
+        assert f"\n  {code} " in terminal.out
+
+
+def test_help_fits_the_terminal(terminal, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    terminal("--help")
+    assert max(map(len, terminal.out.splitlines())) <= 90
+
+
+@pytest.mark.parametrize("name", sorted(main_module.COMMANDS))
+def test_every_command_explains_itself(terminal, name):
+    assert terminal(name, "--help") == 0
+    assert terminal.out.startswith("usage: mptrain")
+    by_flag = terminal.out
+    assert terminal("help", name) == 0
+    assert terminal.out == by_flag
+
+
+def test_help_has_no_control_characters_when_piped(terminal):
+    terminal("--help")
+    assert all(letter.isprintable() or letter == "\n" for letter in terminal.out)

@@ -1,0 +1,62 @@
+"""Hydra's own abilities keep working, and its errors come out as ours."""
+
+import os
+import sys
+
+import yaml
+
+
+def test_the_composed_configuration_is_shown(terminal, tmp_path):
+    assert terminal("--cfg", "job", "model=plain16", "train.epochs=7") == 0
+    tree = yaml.safe_load(terminal.out)
+    assert tree["train"]["epochs"] == 7
+    assert tree["optimizer"]["_target_"] == "mptrain.optimizer.Adam"
+    assert list(tmp_path.iterdir()) == []
+    assert not terminal.trained
+
+
+def test_interpolations_and_packages_are_shown_on_request(terminal):
+    assert terminal("--cfg", "job", "--resolve", "--package", "optimizer") == 0
+    assert "lr: 0.05" in terminal.out
+    assert "epochs" not in terminal.out
+
+
+def test_hydra_makes_no_directories_of_its_own(terminal, tmp_path):
+    assert terminal("--cfg", "hydra") == 0
+    assert "output_subdir: null" in terminal.out
+    assert "dir: ." in terminal.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_defaults_tree_is_shown(terminal):
+    assert terminal("--info", "defaults-tree") == 0
+    assert "precision: amp_dynamic" in terminal.out
+
+
+def test_completion_can_be_installed_and_asked(terminal, monkeypatch):
+    assert terminal("-sc", "install=bash") == 0
+    assert "hydra_bash_completion" in terminal.out
+    monkeypatch.setenv("COMP_LINE", "mptrain precision=fp16_")
+    assert terminal("-sc", "query=bash") == 0
+    assert "precision=fp16_static" in terminal.out
+
+
+def test_errors_inside_hydra_are_two_lines_and_exit_code_2(terminal):
+    for words in (["train.nothing=3"], ["precision=fp33"], ["--package", "nowhere"]):
+        assert terminal("--cfg", "job", *words) == 2
+        assert terminal.err.startswith("error: ")
+        assert "Traceback" not in terminal.err
+
+
+def test_a_folder_of_ones_own_is_handed_over(terminal, tmp_path):
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own" / "model" / "mine.yaml").write_text("_target_: mine.Net\n")
+    assert terminal("--cfg", "job", "model=mine", "--config-dir", str(tmp_path / "own")) == 0
+    assert "mine.Net" in terminal.out
+    assert terminal("--cfg", "job", "-cd", "a", "-cd", "b") == 2
+
+
+def test_the_process_is_left_as_it_was(terminal):
+    before = list(sys.argv), os.environ.get("HYDRA_FULL_ERROR")
+    terminal("--cfg", "job")
+    assert (list(sys.argv), os.environ.get("HYDRA_FULL_ERROR")) == before

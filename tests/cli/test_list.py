@@ -1,0 +1,34 @@
+def test_all_groups_are_listed_with_a_line_for_each_option(terminal):
+    assert terminal("list") == 0
+    lines = terminal.out.splitlines()
+    assert any(line.startswith("precision   which dtype") for line in lines)
+    assert any(line.startswith("  * amp_dynamic") and "autocast to FP16" in line for line in lines)
+    assert any(line.startswith("    fp16_static ") for line in lines)
+
+
+def test_one_group_is_listed_with_keys_defaults_and_comments(terminal):
+    assert terminal("list", "scaler") == 0
+    assert "scaler=dynamic  (default)" in terminal.out
+    line = next(line for line in terminal.out.splitlines() if "scaler.growth_interval=2000" in line)
+    assert line.endswith("clean steps before the scale grows")
+    assert "_target_" not in terminal.out
+
+
+def test_a_rate_that_the_model_may_choose_says_so(terminal):
+    terminal("list", "optimizer")
+    line = next(line for line in terminal.out.splitlines() if "optimizer.lr=" in line)
+    assert "${" not in line
+    assert "where the model says nothing else" in line
+
+
+def test_a_group_that_does_not_exist_is_named(terminal):
+    assert terminal("list", "optimiser") == 2
+    assert terminal.err == "error: there is no group 'optimiser'\nhint: did you mean optimizer?\n"
+
+
+def test_a_folder_of_ones_own_is_listed_too(terminal, tmp_path):
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own" / "model" / "mine.yaml").write_text("# My network.\n_target_: mine.Net\n")
+    assert terminal("list", "model", "--config-dir", str(tmp_path / "own")) == 0
+    assert "model=mine\n  My network." in terminal.out
+    assert terminal("list", "--config-dir", str(tmp_path / "nowhere")) == 2

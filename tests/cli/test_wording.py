@@ -1,0 +1,46 @@
+import math
+
+import pytest
+
+from mptrain.cli import wording
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00"), (59.6, "1:00"), (725, "12:05"), (10810, "3:00:10"), (math.inf, "-"), (-1, "-")],
+)
+def test_durations(seconds, text):
+    assert wording.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "plain", "power"),
+    [
+        (65536.0, "65536", "65536 (2^16)"),
+        (1000.0, "1000", "1000"),
+        (0.5, "0.5", "0.5 (2^-1)"),
+        (1.0, "1", "1 (2^0)"),
+    ],
+)
+def test_scales(value, plain, power):
+    assert wording.scale(value) == plain
+    assert wording.scale_with_power(value) == power
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0 %"), (0.0009, "0.09 %"), (0.004, "0.4 %"), (0.5, "50 %")])
+def test_shares(value, text):
+    assert wording.share(value) == text
+
+
+def test_rates_and_metrics():
+    assert wording.rate(4215.2) == "4,215"
+    assert wording.rate(3.14159) == "3.14"
+    assert wording.metrics({"loss": 0.1, "top1": 0.9}) == "top1 0.9000  loss 0.1000"
+
+
+def test_a_sparkline_shows_the_whole_history_on_a_logarithmic_axis():
+    assert wording.sparkline([1, 2, 4, 8], 10) == "▁▃▆█"
+    assert wording.sparkline([4.0] * 100, 8) == "▁" * 8
+    assert wording.sparkline([1.0] * 50 + [1024.0] * 50, 4) == "▁▁██"
+    assert wording.sparkline([], 8) == ""
+    assert wording.sparkline([math.nan, 0.0], 8) == ""

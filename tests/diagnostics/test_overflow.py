@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from mptrain.diagnostics import OverflowHistory
+from mptrain.diagnostics.overflow import SETTLED, offenders
+from mptrain.records import MAX_TENSORS
+
+
+def phases_of(trace, history=None):
+    """Phases along a trace of (overflow, scale, next scale)."""
+    history = history or OverflowHistory()
+    return [history.observe(overflow=overflow, scale=scale, next_scale=after) for overflow, scale, after in trace]
+
+
+def clean(scale, steps):
+    return [(False, scale, scale)] * steps
+
+
+def test_the_first_overflows_calibrate_until_a_scale_has_settled():
+    trace = [
+        (True, 64.0, 32.0),
+        *clean(32.0, SETTLED - 1),
+        (True, 32.0, 16.0),
+        *clean(16.0, SETTLED),
+        (True, 16.0, 8.0),
+    ]
+    phases = phases_of(trace)
+    assert phases[0] == "calibrating"
+    assert phases[SETTLED] == "calibrating"
+    assert phases[-1] == "abnormal"
+
+
+def test_an_overflow_after_growth_is_a_probe_and_the_next_at_the_old_scale_is_not():
+    settled = clean(16.0, SETTLED)
+    trace = [*settled, (False, 16.0, 32.0), (True, 32.0, 16.0), *clean(16.0, 3), (True, 16.0, 8.0)]
+    phases = phases_of(trace)
+    assert [phase for phase in phases if phase] == ["growth probe", "abnormal"]
+
+
+def test_a_grown_scale_stays_a_probe_until_it_falls():
+    trace = [*clean(16.0, SETTLED), (False, 16.0, 32.0), *clean(32.0, 10), (True, 32.0, 16.0), (True, 16.0, 8.0)]
+    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "abnormal"]
+
+
+def test_hysteresis_leaves_a_probe_a_probe():
+    trace = [*clean(16.0, SETTLED), (False, 16.0, 32.0), (True, 32.0, 32.0), (True, 32.0, 16.0), (True, 16.0, 16.0)]
+    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "growth probe", "abnormal"]
+
+
+def test_trap_26_overflows_at_a_constant_scale_are_seen_and_counted():
+    history = OverflowHistory()
+    phases_of([*clean(128.0, SETTLED), *[(True, 128.0, 128.0)] * 3], history)
+    assert history.counts == {"abnormal": 3}
+    assert history.consecutive == 3
+    assert history.clean == 0
+
+
+def test_trap_01_overflows_in_a_row_are_counted_and_one_clean_step_ends_the_row():
+    history = OverflowHistory()
+    phases_of([(True, 1.0, 1.0)] * 7, history)
+    assert history.consecutive == 7
+    phases_of(clean(1.0, 1), history)
+    assert history.consecutive == 0
+    assert history.clean == 1
+
+
+def test_clean_steps_have_no_phase():
+    assert phases_of(clean(8.0, 3)) == [None, None, None]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, SETTLED, SETTLED + 1, SETTLED + 2])
+def test_trap_37_a_history_survives_json_at_any_place(cut):
+    trace = [(True, 64.0, 32.0), *clean(32.0, SETTLED), (False, 32.0, 64.0), (True, 64.0, 32.0), (True, 32.0, 16.0)]
+    whole = OverflowHistory()
+    expected = phases_of(trace, whole)
+    first = OverflowHistory()
+    head = phases_of(trace[:cut], first)
+    second = OverflowHistory.from_state(json.loads(json.dumps(first.state_dict())))
+    assert head + phases_of(trace[cut:], second) == expected
+    assert second == whole
+
+
+def test_offenders_are_named_with_their_kind_in_order():
+    names = ["a", "b", "c", "d", "e"]
+    count, found = offenders(names, [1.0, math.inf, -1.0, math.nan, 0.0])
+    assert count == 2
+    assert found == (("b", "inf"), ("d", "nan"))
+
+
+def test_trap_14_a_parameter_without_a_gradient_is_no_offender():
+    assert offenders(["a"], [-1.0]) == (0, ())
+
+
+def test_of_many_offenders_the_first_are_named_and_all_counted():
+    names = [f"p{index}" for index in range(MAX_TENSORS + 5)]
+    count, found = offenders(names, [math.nan] * len(names))
+    assert count == MAX_TENSORS + 5
+    assert [name for name, _ in found] == names[:MAX_TENSORS]

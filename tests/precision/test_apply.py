@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from precision.modes import NAMES, Named, images, mode
+from torch import nn
+
+from mptrain.errors import ConfigError
+from mptrain.precision.apply import DTYPES, autocast, cast_model, input_dtype, kept_modules, set_float32_products
+from mptrain.precision.policy import NORMS
+from mptrain.precision.widened import products
+
+CPU = torch.device("cpu")
+
+
+class Derived(nn.BatchNorm2d):
+    """A user's own normalisation."""
+
+
+@pytest.mark.parametrize(
+    ("entry", "found"),
+    [
+        ("Conv2d", ["0", "4"]),
+        ("LayerNorm", ["8"]),
+        ("9", ["9"]),
+        ("[049]", ["0", "4", "9"]),
+        ("norms", ["1", "5", "8"]),
+        ("Identity", ["3"]),
+        ("_BatchNorm", ["1"]),
+        ("InstanceNorm3d", []),
+    ],
+)
+def test_modules_are_kept_by_class_base_class_name_and_pattern(entry, found):
+    assert sorted(kept_modules(Named(), (entry,))) == found
+
+
+def test_a_derived_class_is_kept_by_its_own_name_by_its_base_and_as_a_norm():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ModuleDict({"inner": Derived(2)}))
+    for entry in ("Derived", "BatchNorm2d", "norms", "1.inner", "1.*"):
+        assert list(kept_modules(model, (entry,))) == ["1.inner"], entry
+
+
+def test_every_normalisation_layer_of_torch_counts_as_a_norm():
+    layers = [name for name, value in vars(nn).items() if isinstance(value, type) and issubclass(value, nn.Module)]
+    classes = {name for name in layers if "Norm" in name and not name.startswith("Lazy")}
+    assert classes - {"LocalResponseNorm"} == set(NORMS)
+
+
+def test_entries_that_match_nothing_are_all_reported_with_the_nearest_name():
+    with pytest.raises(ConfigError) as refusal:
+        kept_modules(nn.Sequential(nn.Linear(2, 2), Derived(2)), ("Derved", "layer9.*", "norms"))
+    first, second = refusal.value.problems
+    assert "precision.keep_fp32: 'Derved' matches no module" in first.what
+    assert first.hint == "did you mean Derived?"
+    assert "'layer9.*'" in second.what
+    assert "qualified name" in second.hint
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_mode_gives_parameters_and_buffers_its_dtypes(name):
+    policy, model = mode(name), Named()
+    kept = cast_model(model, policy)
+    promised = DTYPES[policy.parameters]
+    for path, module in model.named_modules():
+        for tensor in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
+            if tensor.is_floating_point():
+                assert tensor.dtype == (torch.float32 if path in kept else promised), path
+    assert model[1].num_batches_tracked.dtype == torch.int64
+    assert bool(kept) == bool(policy.keep_fp32)
+    assert input_dtype(policy) == promised
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_mode_runs_forward_and_backward_and_gives_gradients_the_parameters_dtype(name):
+    policy, model = mode(name), Named()
+    cast_model(model, policy)
+    seen = {}
+    for index, module in enumerate(model):
+        module.register_forward_hook(lambda _, __, output, index=index: seen.__setitem__(index, output.dtype))
+    with products(policy, CPU)():
+        with autocast(policy, CPU):
+            loss = F.cross_entropy(model(images(input_dtype(policy))).float(), torch.tensor([0, 1, 2, 3]))
+        (loss * 256).backward()
+    assert loss.dtype == torch.float32
+    assert loss.isfinite()
+    assert seen[0] == seen[4] == seen[9] == DTYPES[policy.compute]
+    for path, parameter in model.named_parameters():
+        assert parameter.grad.dtype == parameter.dtype, path
+        assert parameter.grad.isfinite().all(), path
+
+
+@pytest.mark.parametrize("kept", [nn.LayerNorm(64), nn.LocalResponseNorm(3), nn.GroupNorm(2, 64), nn.Linear(64, 64)])
+@pytest.mark.parametrize("name", ["fp16_dynamic", "bf16", "amp_dynamic"])
+def test_a_kept_module_computes_in_fp32_and_answers_in_the_dtype_it_was_given(kept, name):
+    kept = copy.deepcopy(kept)
+    reference = copy.deepcopy(kept)
+    policy = mode(name, keep_fp32=[type(kept).__name__])
+    model = nn.Sequential(kept)
+    cast_model(model, policy)
+    given = (torch.randn(5, 64, 3) if not isinstance(kept, (nn.LayerNorm, nn.Linear)) else torch.randn(5, 64)).to(
+        DTYPES[policy.compute]
+    )
+    with autocast(policy, CPU):
+        output = model(given)
+    assert output.dtype == given.dtype
+    assert all(parameter.dtype == torch.float32 for parameter in kept.parameters())
+    assert torch.equal(output, reference(given.float()).to(given.dtype))
+
+
+def test_a_kept_local_response_norm_survives_where_half_precision_loses_its_squares():
+    """Squares of 2^-12 are zero in FP16 and those of 300 are inf; a kept layer squares in FP32."""
+    values = torch.full((1, 4, 2, 2), 300.0, dtype=torch.float16)
+    assert (values * values).isinf().all()
+    model = nn.Sequential(nn.LocalResponseNorm(2, alpha=1.0, k=0.0, beta=0.5))
+    cast_model(model, mode("fp16_dynamic"))
+    assert model(values).isfinite().all()
+    assert (model(values) > 0).all()
+
+
+@pytest.mark.parametrize("name", ["fp16_dynamic", "amp_dynamic"])
+def test_a_deep_copy_of_a_kept_module_still_computes_in_fp32(name):
+    policy = mode(name, keep_fp32=["LayerNorm", "BatchNorm2d", "Linear"])
+    model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16))
+    cast_model(model, policy)
+    twin = copy.deepcopy(model)
+    given = (torch.randn(4, 16) * 100).half()
+    assert type(twin[0]) is type(model[0])
+    assert isinstance(twin[0], nn.LayerNorm)
+    assert type(twin[0]).__name__ == "LayerNorm"
+    with autocast(policy, CPU):
+        assert torch.equal(twin(given), model(given))
+    twin[1].weight.data.zero_()
+    assert model[1].weight.any()
+
+
+@pytest.mark.parametrize("name", ["fp16_dynamic", "bf16"])
+def test_kept_weights_and_statistics_are_not_rounded_on_the_way(name):
+    model = nn.Sequential(nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)), nn.Linear(16, 16))
+    model[1][1].running_var.fill_(1e6)
+    before = copy.deepcopy(model)
+    cast_model(model, mode(name, keep_fp32=["1"]))
+    for key, value in model[1].state_dict().items():
+        assert torch.equal(value, before[1].state_dict()[key]), key
+    assert torch.equal(model[0].weight, before[0].weight.to(model[0].weight.dtype))
+    assert not torch.equal(model[0].weight.float(), before[0].weight)
+    assert isinstance(model[0].weight, nn.Parameter)
+
+
+def test_casting_twice_wraps_once():
+    model = nn.Sequential(nn.LayerNorm(4))
+    cast_model(model, mode("fp16_dynamic"))
+    once = type(model[0])
+    cast_model(model, mode("fp16_dynamic"))
+    assert type(model[0]) is once
+
+
+def test_a_kept_sequential_computes_its_children_in_fp32():
+    policy = mode("fp16_dynamic", keep_fp32=["1"])
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), nn.Linear(8, 2))
+    cast_model(model, policy)
+    dtypes = []
+    model[1][2].register_forward_hook(lambda _, given, output: dtypes.append((given[0].dtype, output.dtype)))
+    with products(policy, CPU)():
+        assert model(torch.randn(3, 8).half()).dtype == torch.float16
+    assert dtypes == [(torch.float32, torch.float32)]
+
+
+def test_batch_norm_takes_half_and_keeps_its_statistics_in_fp32():
+    model = nn.Sequential(nn.BatchNorm2d(3))
+    cast_model(model, mode("fp16_dynamic"))
+    given = (torch.randn(16, 3, 4, 4) * 100 + 1000).half()
+    assert model(given).dtype == torch.float16
+    assert model[0].running_var.dtype == torch.float32
+    expected = 0.9 + 0.1 * given.float().transpose(0, 1).flatten(1).var(dim=1)
+    assert torch.allclose(model[0].running_var, expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_trap_34_35_autocast_is_a_region_that_ends_and_is_never_shared(name):
+    policy = mode(name)
+    with autocast(policy, CPU) as _:
+        inside = torch.is_autocast_enabled("cpu")
+        dtype = torch.get_autocast_dtype("cpu")
+    assert inside is policy.autocast
+    assert not policy.autocast or dtype == DTYPES[policy.compute]
+    assert not torch.is_autocast_enabled("cpu")
+    assert not policy.autocast or autocast(policy, CPU) is not autocast(policy, CPU)
+
+
+def test_trap_34_a_weight_changed_between_two_regions_is_not_remembered_from_the_first():
+    layer, given = nn.Linear(4, 4, bias=False), torch.ones(1, 4)
+    policy = mode("amp_dynamic")
+    with autocast(policy, CPU):
+        layer(given)
+    with torch.no_grad():
+        layer.weight.fill_(1.0)
+    with autocast(policy, CPU):
+        assert torch.equal(layer(given), torch.full((1, 4), 4.0, dtype=torch.float16))
+
+
+def test_trap_34_no_update_happens_within_an_autocast_region():
+    import contextlib
+    import functools
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.engine.guard import BufferGuard
+    from mptrain.engine.learner import Learner, Plan
+    from mptrain.engine.ring import Ring
+    from mptrain.engine.step import train_step
+    from mptrain.optimizer import SGD, Weights
+    from mptrain.scaler import DynamicScaler
+    from mptrain.task import Classify
+
+    seen = []
+
+    class Looking(SGD):
+        def apply(self, group, grads, stride):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            super().apply(group, grads, stride)
+
+    policy, model = mode("amp_dynamic"), nn.Linear(4, 3)
+    weights = Weights(dict(model.named_parameters()), Looking(), master_weights=False)
+    (objective,) = Classify().objectives()
+    learner = Learner(objective, weights, DynamicScaler(), torch.full((5,), 0.1), CPU)
+    region = functools.partial(autocast, policy, CPU)
+    plan = Plan(2, contextlib.nullcontext, region, BufferGuard(model))
+    batch = Batch(torch.randn(8, 4), torch.zeros(8, dtype=torch.int64), 8)
+    train_step(learner, model, batch, plan, Ring(4, 2, CPU))
+    assert seen
+    assert not any(seen)
+
+
+def precisions():
+    backends = torch.backends
+    return [backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision, backends.cudnn.rnn.fp32_precision]
+
+
+@pytest.fixture
+def _products_as_they_were():
+    backends = torch.backends
+    places = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    before = precisions()
+    yield
+    for place, value in zip(places, before, strict=True):
+        place.fp32_precision = value
+
+
+@pytest.mark.usefixtures("_products_as_they_were")
+@pytest.mark.parametrize("name", NAMES)
+def test_trap_41_fp32_products_use_tf32_in_the_mode_of_that_name_and_in_no_other(name):
+    for earlier in ("tf32", "fp32"):
+        set_float32_products(mode(earlier))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            set_float32_products(mode(name))
+        assert precisions() == (["tf32"] * 3 if name == "tf32" else ["ieee"] * 3)

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from precision.modes import NAMES, Named, images, mode
+from torch import nn
+
+from mptrain.errors import EnvironmentRefused
+from mptrain.precision.apply import autocast, cast_model, input_dtype
+from mptrain.precision.check import ProductCensus, check_step
+from mptrain.precision.widened import products
+
+CPU = torch.device("cpu")
+
+
+def one_step(policy, model, given=None):
+    """A forward and backward pass under a census, as the engine's first step is."""
+    kept, census = cast_model(model, policy), ProductCensus()
+    given = (images() if given is None else given).to(input_dtype(policy))
+    with census.inside(products(policy, CPU))():
+        with autocast(policy, CPU):
+            loss = F.cross_entropy(model(given).float(), torch.tensor([0, 1, 2, 3]))
+        loss.backward()
+    return kept, census
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kernels", ["native", "widened"])
+def test_an_honest_model_passes_in_every_mode(name, kernels):
+    policy, model = mode(name, cpu_kernels=kernels), Named()
+    kept, census = one_step(policy, model)
+    check_step(policy, model, kept, census)
+    assert set().union(*census.counts.values()) == {getattr(torch, policy.compute)}
+    assert {"convolution", "convolution_backward", "mm"} <= census.counts.keys()
+
+
+class CastsInside(nn.Module):
+    """A model that computes one of its products in FP32 behind the policy's back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.front = nn.Linear(8, 8)
+        self.back = nn.Linear(8, 5)
+
+    def forward(self, given):
+        hidden = self.front(given)
+        with torch.autocast("cpu", enabled=False):
+            return F.linear(hidden.float(), self.back.weight.float(), self.back.bias.float())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
+@pytest.mark.parametrize("kernels", ["native", "widened"])
+def test_a_model_that_casts_to_float_inside_is_caught_with_operator_and_dtype(name, kernels):
+    policy, model = mode(name, cpu_kernels=kernels, keep_fp32=[]), CastsInside()
+    kept, census = one_step(policy, model, torch.randn(4, 8))
+    with pytest.raises(EnvironmentRefused) as refusal:
+        check_step(policy, model, kept, census)
+    assert f"precision={name} promises" in str(refusal.value)
+    assert "1 addmm products were torch.float32" in str(refusal.value)
+    assert "precision.keep_fp32" in refusal.value.hint
+
+
+def test_the_same_model_is_honest_in_fp32():
+    policy, model = mode("fp32"), CastsInside()
+    check_step(policy, model, *one_step(policy, model, torch.randn(4, 8)))
+
+
+def test_a_model_that_casts_to_half_in_an_fp32_run_is_caught():
+    class Halves(nn.Linear):
+        def forward(self, given):
+            return F.linear(given.half(), self.weight.half()).float()
+
+    policy, model = mode("fp32"), Halves(8, 5)
+    kept, census = one_step(policy, model, torch.randn(4, 8))
+    with pytest.raises(EnvironmentRefused, match=r"products were torch\.float16"):
+        check_step(policy, model, kept, census)
+
+
+def test_a_parameter_of_another_dtype_is_caught():
+    policy, model = mode("fp16_dynamic"), Named()
+    kept, census = one_step(policy, model)
+    model[9].bias.data = model[9].bias.data.float()
+    with pytest.raises(EnvironmentRefused, match=r"parameter 9\.bias is torch\.float32"):
+        check_step(policy, model, kept, census)
+
+
+def test_a_kept_parameter_that_became_half_is_caught():
+    policy, model = mode("fp16_dynamic"), Named()
+    kept, census = one_step(policy, model)
+    model[8].half()
+    with pytest.raises(EnvironmentRefused, match=r"parameter 8\.weight is torch\.float16"):
+        check_step(policy, model, kept, census)
+
+
+@pytest.mark.parametrize("name", ["fp16_dynamic", "amp_dynamic"])
+def test_a_kept_layer_with_a_matrix_multiplies_in_fp32_by_request(name):
+    policy, model = mode(name, keep_fp32=["9"]), Named()
+    kept, census = one_step(policy, model)
+    check_step(policy, model, kept, census)
+    assert census.counts["addmm"] == {torch.float32: 1}
+
+
+def test_a_census_changes_nothing():
+    model, given = nn.Linear(8, 5).half(), torch.randn(4, 8).half()
+    plain = model(given)
+    with ProductCensus():
+        assert torch.equal(model(given), plain)

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+from precision.modes import NAMES, mode
+
+from mptrain.errors import ConfigError
+from mptrain.precision.policy import NORMS, Policy
+
+
+def test_every_row_of_the_table_of_modes_is_shipped():
+    table = {
+        # name: parameters, compute, autocast, master weights
+        "fp32": ("float32", "float32", False, False),
+        "tf32": ("float32", "float32", False, False),
+        "amp_static": ("float32", "float16", True, False),
+        "amp_dynamic": ("float32", "float16", True, False),
+        "amp_bf16": ("float32", "bfloat16", True, False),
+        "fp16_static": ("float16", "float16", False, True),
+        "fp16_dynamic": ("float16", "float16", False, True),
+        "fp16_noscale": ("float16", "float16", False, True),
+        "fp16_pure": ("float16", "float16", False, False),
+        "bf16": ("bfloat16", "bfloat16", False, True),
+        "bf16_pure": ("bfloat16", "bfloat16", False, False),
+    }
+    assert set(NAMES) == set(table)
+    for name, facts in table.items():
+        policy = mode(name)
+        assert policy.name == name
+        assert (policy.parameters, policy.compute, policy.autocast, policy.master_weights) == facts
+        assert policy.tf32 == (name == "tf32")
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (
+            {"parameters": "float16", "compute": "float16", "autocast": True},
+            "autocast=true with precision.parameters=float16",
+        ),
+        ({"compute": "float16"}, "compute=float16 with precision.parameters=float32 and no autocast"),
+        ({"parameters": "float16"}, "compute=float32 with precision.parameters=float16 and no autocast"),
+        ({"master_weights": True}, "master_weights=true with FP32 parameters"),
+        (
+            {"parameters": "float16", "compute": "float16", "master_weights": True, "optimizer_state": "parameters"},
+            "optimizer_state=parameters with master weights",
+        ),
+    ],
+)
+def test_an_inconsistent_row_is_refused_with_what_to_change(facts, words):
+    base = {"name": "x", "parameters": "float32", "compute": "float32", "autocast": False, "master_weights": False}
+    with pytest.raises(ConfigError) as refusal:
+        Policy(**{**base, **facts})
+    (problem,) = refusal.value.problems
+    assert words in problem.what
+    assert "precision." in problem.hint or "choose" in problem.hint
+
+
+def test_all_inconsistencies_are_reported_together():
+    with pytest.raises(ConfigError) as refusal:
+        Policy("x", "float16", "float32", autocast=True, master_weights=True, optimizer_state="parameters")
+    assert len(refusal.value.problems) == 2
+    with pytest.raises(ConfigError) as refusal:
+        Policy("x", "float32", "float16", autocast=False, master_weights=True, optimizer_state="parameters")
+    assert len(refusal.value.problems) == 3
+
+
+WORDS = {
+    "fp32": "parameters float32, compute float32 (TF32 off), gradients float32, master weights the parameters "
+    "themselves, reductions float32, loss float32",
+    "tf32": "parameters float32, compute float32 with TF32 products, gradients float32, master weights the parameters "
+    "themselves, reductions float32, loss float32",
+    "amp": "parameters float32, compute autocast float16, gradients float32, master weights the parameters themselves, "
+    "reductions float32, loss float32",
+    "amp_bf16": "parameters float32, compute autocast bfloat16, gradients float32, master weights the parameters "
+    "themselves, reductions float32, loss float32",
+    "fp16": "parameters float16, compute float16, gradients float16, master weights float32, reductions float32, "
+    "loss float32, kept in float32: norms, LocalResponseNorm",
+    "fp16_pure": "parameters float16, compute float16, gradients float16, master weights none, reductions float16, "
+    "loss float32",
+    "bf16": "parameters bfloat16, compute bfloat16, gradients bfloat16, master weights float32, reductions float32, "
+    "loss float32, kept in float32: norms, LocalResponseNorm",
+    "bf16_pure": "parameters bfloat16, compute bfloat16, gradients bfloat16, master weights none, reductions bfloat16, "
+    "loss float32",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_mode_in_words(name):
+    key = name if name in WORDS else name.split("_")[0]
+    assert mode(name).in_words() == WORDS[key]
+
+
+def test_without_kept_norms_reductions_are_said_to_be_half():
+    assert mode("fp16_dynamic", keep_fp32=[]).reductions == "float16"
+    assert mode("fp16_dynamic", keep_fp32=list(NORMS)).reductions == "float32"
+    assert mode("amp_dynamic", keep_fp32=[]).reductions == "float32"
+    assert mode("fp32").reductions == "float32"

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from precision.modes import NAMES, mode
+
+from mptrain.errors import EnvironmentRefused
+from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
+
+CPU = torch.device("cpu")
+FP16 = {"amp_dynamic", "amp_static", "fp16_dynamic", "fp16_static", "fp16_noscale", "fp16_pure"}
+BF16 = {"amp_bf16", "bf16", "bf16_pure"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "able"),
+    [
+        ((6, 0), {"fp32"}),
+        ((6, 1), {"fp32"}),
+        ((7, 0), {"fp32"} | FP16),
+        ((7, 5), {"fp32"} | FP16),
+        ((8, 0), set(NAMES)),
+        ((8, 6), set(NAMES)),
+        ((9, 0), set(NAMES)),
+        ((10, 0), set(NAMES)),
+    ],
+)
+def test_what_each_generation_of_devices_can_do(capability, able):
+    assert {name for name in NAMES if cuda_support(mode(name), capability).ok} == able
+    for name in NAMES:
+        support = cuda_support(mode(name), capability)
+        assert f"compute capability {capability[0]}.{capability[1]}" in support.reason
+        assert support.ok or support.advice.startswith("use precision=")
+
+
+@pytest.mark.parametrize("name", sorted(BF16))
+def test_the_advice_is_a_mode_that_the_device_can_do(name):
+    for capability in ((6, 1), (7, 0), (7, 5)):
+        advised = cuda_support(mode(name), capability).advice.removeprefix("use precision=")
+        assert cuda_support(mode(advised), capability).ok
+
+
+def test_bf16_on_a_turing_card_is_refused_with_the_mode_that_works_and_the_way_to_force_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    device = torch.device("cuda", 0)
+    with pytest.raises(EnvironmentRefused) as refusal:
+        require_support(mode("bf16"), device)
+    assert str(refusal.value) == (
+        "precision=bf16 on cuda:0: compute capability 7.5 has no BF16 arithmetic (8.0 and later have)"
+    )
+    assert refusal.value.hint == "use precision=amp_dynamic, or precision.force=true to run it all the same"
+    assert refusal.value.exit_code == 3
+    forced = require_support(mode("bf16", force=True), device)
+    assert not forced.ok
+
+
+def test_a_cpu_has_no_tf32():
+    with pytest.raises(EnvironmentRefused, match="a CPU has no TF32"):
+        require_support(mode("tf32"), CPU)
+    assert require_support(mode("tf32", force=True), CPU).advice == "use precision=fp32"
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "tf32"])
+def test_a_cpu_runs_every_other_mode_and_says_how(name, monkeypatch):
+    monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: False)
+    monkeypatch.setattr("mptrain.precision.support.has_native_half", lambda dtype: False)
+    policy = mode(name)
+    support = supports(policy, CPU)
+    assert support.ok
+    assert ("compute in FP32 and round once" in support.reason) == policy.half
+    if policy.half:
+        native = supports(mode(name, cpu_kernels="native"), CPU)
+        assert native.ok
+        assert "native kernels were asked for" in native.reason
+        assert "cpu_kernels=auto" in native.advice
+
+
+def test_a_cpu_with_half_arithmetic_says_so(monkeypatch):
+    monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: True)
+    monkeypatch.setattr("mptrain.precision.support.has_native_half", lambda dtype: True)
+    assert supports(mode("fp16_dynamic"), CPU).reason == "float16 is native"
+
+
+def test_devices_resolve_by_name(monkeypatch):
+    assert resolve_device("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == CPU
+    with pytest.raises(EnvironmentRefused, match="device=cuda: torch sees no CUDA device"):
+        resolve_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("cuda") == torch.device("cuda", 0)
+    assert resolve_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(EnvironmentRefused, match="device=cuda:2: there are 2 CUDA devices"):
+        resolve_device("cuda:2")

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from precision.modes import NAMES, Named, images, mode
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mptrain.precision.apply import cast_model
+from mptrain.precision.widened import Widened, has_native_half, products, widens
+
+CPU = torch.device("cpu")
+HALF = [torch.float16, torch.bfloat16]
+
+
+def draw(*shape, dtype):
+    return torch.randn(*shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_matrix_products_are_fp32_products_rounded_once(dtype):
+    a, b, c, v = draw(9, 33, dtype=dtype), draw(33, 7, dtype=dtype), draw(9, 7, dtype=dtype), draw(33, dtype=dtype)
+    batch_a, batch_b, batch_c = (draw(3, *shape, dtype=dtype) for shape in ((4, 5), (5, 6), (4, 6)))
+    with Widened():
+        results = {
+            "mm": torch.mm(a, b),
+            "addmm": torch.addmm(c, a, b),
+            "addmm scaled": torch.addmm(c, a, b, beta=0.5, alpha=2.0),
+            "bmm": torch.bmm(batch_a, batch_b),
+            "baddbmm": torch.baddbmm(batch_c, batch_a, batch_b),
+            "mv": torch.mv(a, v),
+            "dot": torch.dot(v, v),
+            "linear": F.linear(a, b.t(), c[0]),
+        }
+    wide_a, wide_b, wide_c = a.float(), b.float(), c.float()
+    expected = {
+        "mm": wide_a @ wide_b,
+        "addmm": torch.addmm(wide_c, wide_a, wide_b),
+        "addmm scaled": torch.addmm(wide_c, wide_a, wide_b, beta=0.5, alpha=2.0),
+        "bmm": torch.bmm(batch_a.float(), batch_b.float()),
+        "baddbmm": torch.baddbmm(batch_c.float(), batch_a.float(), batch_b.float()),
+        "mv": torch.mv(wide_a, v.float()),
+        "dot": torch.dot(v.float(), v.float()),
+        "linear": torch.addmm(wide_c[0], wide_a, wide_b),
+    }
+    for name, result in results.items():
+        assert result.dtype == dtype, name
+        assert torch.equal(result, expected[name].to(dtype)), name
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_accumulation_is_in_fp32_where_half_would_stop_counting(dtype):
+    """A sum of 4,097 ones: FP16 counts to 2048, BF16 to 256."""
+    ones = torch.ones(1, 4097, dtype=dtype)
+    with Widened():
+        assert (ones @ ones.t()).float().item() == torch.tensor(4097.0).to(dtype).float().item()
+
+
+def test_a_product_too_large_for_half_is_inf_and_one_that_only_passes_through_is_not():
+    with Widened():
+        too_large = torch.full((1, 2), 300.0).half() @ torch.full((2, 1), 300.0).half()
+        passing = torch.tensor([[300.0, 300.0, 1.0]]).half() @ torch.tensor([[300.0], [-300.0], [5.0]]).half()
+    assert too_large.isinf().all()
+    assert passing.item() == 5.0
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"padding": 1}, {"stride": 2, "padding": 1}, {"groups": 2}, {"dilation": 2}, {"bias": False}],
+    ids=str,
+)
+def test_convolutions_are_fp32_convolutions_rounded_once_forward_and_backward(dtype, arguments):
+    given = draw(2, 4, 9, 9, dtype=dtype).requires_grad_()
+    layer = nn.Conv2d(4, 6, 3, **arguments).to(dtype)
+    wide_given = given.detach().float().requires_grad_()
+    wide_layer = nn.Conv2d(4, 6, 3, **arguments)
+    wide_layer.load_state_dict(layer.state_dict())
+    with Widened():
+        output = layer(given)
+        upstream = draw(*output.shape, dtype=dtype)
+        output.backward(upstream)
+    wide_output = wide_layer(wide_given)
+    wide_output.backward(upstream.float())
+    assert output.dtype == dtype
+    assert torch.equal(output, wide_output.to(dtype))
+    assert torch.equal(given.grad, wide_given.grad.to(dtype))
+    for half, wide in zip(layer.parameters(), wide_layer.parameters(), strict=True):
+        assert half.grad.dtype == dtype
+        assert torch.equal(half.grad, wide.grad.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_linear_layer_has_fp32_products_in_its_backward_too(dtype):
+    given, layer = draw(5, 40, dtype=dtype).requires_grad_(), nn.Linear(40, 3).to(dtype)
+    upstream = draw(5, 3, dtype=dtype)
+    with Widened():
+        layer(given).backward(upstream)
+    assert torch.equal(given.grad, (upstream.float() @ layer.weight.detach().float()).to(dtype))
+    assert torch.equal(layer.weight.grad, (upstream.float().t() @ given.detach().float()).to(dtype))
+
+
+class Outputs(TorchDispatchMode):
+    """Remembers the dtype of every floating-point tensor that an operator put out, by operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, set] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for part in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(part, torch.Tensor) and part.is_floating_point():
+                self.seen.setdefault(func.overloadpacket.__name__, set()).add(part.dtype)
+        return result
+
+
+def test_to_the_program_every_product_is_half_forward_and_backward():
+    model, given = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).half(), images().half()
+    with Widened(), Outputs() as outputs:
+        model(given).sum().backward()
+    assert {"convolution", "convolution_backward", "addmm", "mm"} <= outputs.seen.keys()
+    assert set().union(*outputs.seen.values()) == {torch.float16}
+
+
+def test_nothing_else_is_touched():
+    wide, half, counts = torch.randn(4, 4), torch.randn(4, 4).half(), torch.arange(6).reshape(2, 3)
+    operations = {
+        "fp32 mm": lambda: wide @ wide,
+        "fp64 mm": lambda: wide.double() @ wide.double(),
+        "half add": lambda: half + half,
+        "half exp": half.exp,
+        "half sum": half.sum,
+        "softmax": lambda: half.softmax(1),
+        "integers": lambda: counts @ counts.t(),
+        "half batch norm": lambda: F.batch_norm(half, torch.zeros(4), torch.ones(4), training=True),
+    }
+    for name, operation in operations.items():
+        plain = operation()
+        with Widened():
+            inside = operation()
+        assert inside.dtype == plain.dtype, name
+        assert torch.equal(inside, plain), name
+
+
+def test_operands_and_their_versions_are_left_alone():
+    a, b = torch.randn(3, 4).half(), torch.randn(4, 2).half()
+    before = a.clone(), b.clone(), a._version, b._version
+    with Widened():
+        torch.mm(a, b)
+    assert torch.equal(a, before[0])
+    assert torch.equal(b, before[1])
+    assert (a._version, b._version) == before[2:]
+
+
+def test_channels_last_is_preserved_forward_and_backward():
+    given = images().half().to(memory_format=torch.channels_last).requires_grad_()
+    layer = nn.Conv2d(3, 8, 3).half().to(memory_format=torch.channels_last)
+    with Widened():
+        output = layer(given)
+        output.backward(torch.ones_like(output))
+    for tensor in (output, given.grad, layer.weight.grad):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_backward_without_an_input_gradient_leaves_it_out():
+    layer, given = nn.Conv2d(3, 4, 3).half(), images().half()
+    with Widened():
+        layer(given).sum().backward()
+    assert given.grad is None
+    assert layer.weight.grad.dtype == torch.float16
+
+
+def test_a_whole_network_agrees_with_native_half_kernels_up_to_the_order_of_sums():
+    model, given = Named().train(), images()
+    cast_model(model, mode("fp16_dynamic"))
+    native = model(given.half())
+    with Widened():
+        widened = model(given.half())
+    assert torch.allclose(native.float(), widened.float(), atol=0.02)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("has_it", [False, True])
+def test_products_are_widened_where_a_cpu_lacks_the_arithmetic_and_as_asked(name, has_it, monkeypatch):
+    monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: has_it)
+    half = mode(name).half
+    assert widens(mode(name), CPU) == (half and not has_it)
+    assert widens(mode(name, cpu_kernels="widened"), CPU) == half
+    assert not widens(mode(name, cpu_kernels="native"), CPU)
+    assert not widens(mode(name, cpu_kernels="widened"), torch.device("cuda", 0))
+    assert isinstance(products(mode(name, cpu_kernels="widened"), CPU)(), Widened) == half
+
+
+def test_the_probe_answers_for_each_half_format():
+    assert has_native_half("float16") in (True, False)
+    if not torch.backends.mkldnn.is_available():
+        assert not has_native_half("bfloat16")
+    else:
+        assert has_native_half("bfloat16") == torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import itertools
+import math
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mptrain.config.targets import Target
+from mptrain.errors import ConfigError
+from mptrain.schedule import Constant, Cosine, Linear, Step
+
+
+def factors(schedule, planned):
+    return [schedule.factor(update, planned) for update in range(planned + 1)]
+
+
+def test_constant_is_one():
+    assert factors(Constant(), 5) == [1.0] * 6
+
+
+@pytest.mark.parametrize("schedule", [Constant(warmup=4), Step(milestones=(), warmup=4), Linear(final=1.0, warmup=4)])
+def test_warm_up_rises_in_equal_steps_and_is_over_with_its_last_update(schedule):
+    assert factors(schedule, 6)[:6] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_linear_by_hand():
+    assert factors(Linear(), 4) == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert factors(Linear(final=0.5), 4) == [1.0, 0.875, 0.75, 0.625, 0.5]
+    assert factors(Linear(warmup=2), 6) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]
+
+
+def test_cosine_by_hand():
+    assert factors(Cosine(), 4) == pytest.approx([1.0, (2 + math.sqrt(2)) / 4, 0.5, (2 - math.sqrt(2)) / 4, 0.0])
+    assert factors(Cosine(final=0.2), 2) == pytest.approx([1.0, 0.6, 0.2])
+    assert factors(Cosine(warmup=2), 4) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0])
+
+
+def test_step_by_hand():
+    assert factors(Step(milestones=(0.5, 0.75), gamma=0.5), 8) == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
+
+
+def test_the_default_milestones_are_within_a_thousandth_of_a_third_two_thirds_and_eight_ninths():
+    default = factors(Step(), 90_000)
+    fallen = [update for update in range(1, 90_001) if default[update] != default[update - 1]]
+    assert fallen == [29_970, 60_030, 80_010]
+    assert default[-1] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("planned", [10, 100, 1000, 12345])
+def test_a_milestone_in_hundredths_falls_on_its_update_whatever_floating_point_makes_of_the_product(planned):
+    for percent in range(1, 100):
+        if percent * planned % 100:
+            continue
+        schedule, update = Step(milestones=(percent / 100,)), percent * planned // 100
+        assert schedule.factor(update - 1, planned) == 1.0
+        assert schedule.factor(update, planned) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("schedule", [Cosine(), Linear(), Cosine(warmup=3), Linear(warmup=3)])
+def test_the_end_is_reached_after_the_last_planned_update_and_not_before(schedule):
+    *used, after = factors(schedule, 10)
+    assert all(factor > 0 for factor in used)
+    assert after == 0.0
+
+
+@pytest.mark.parametrize("schedule", [Cosine(final=0.1), Linear(final=0.1), Step(), Constant()])
+def test_beyond_the_plan_the_last_factor_holds(schedule):
+    assert schedule.factor(15, 10) == schedule.factor(10, 10) == schedule.factor(10**9, 10)
+
+
+shapes = st.one_of(
+    st.builds(Constant, warmup=st.integers(0, 50)),
+    st.builds(Cosine, final=st.floats(0, 1), warmup=st.integers(0, 50)),
+    st.builds(Linear, final=st.floats(0, 1), warmup=st.integers(0, 50)),
+    st.builds(
+        Step,
+        milestones=st.lists(st.floats(0, 1), max_size=4).map(tuple),
+        gamma=st.floats(0.01, 1),
+        warmup=st.integers(0, 50),
+    ),
+)
+
+
+@given(schedule=shapes, planned=st.integers(1, 60), update=st.integers(0, 80))
+def test_every_factor_lies_between_zero_and_one(schedule, planned, update):
+    factor = schedule.factor(update, planned)
+    assert 0.0 <= factor <= 1.0
+
+
+@given(schedule=shapes, planned=st.integers(1, 60))
+def test_after_the_warm_up_no_factor_rises(schedule, planned):
+    after = factors(schedule, planned)[schedule.warmup :]
+    assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(after))
+
+
+@given(final=st.floats(0, 1), warmup=st.integers(0, 20), planned=st.integers(1, 60))
+def test_nothing_falls_below_its_final_fraction_once_warm(final, warmup, planned):
+    for kind in (Cosine, Linear):
+        assert min(factors(kind(final=final, warmup=warmup), planned)[warmup:], default=1.0) >= final - 1e-12
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        (Cosine, "final", -0.1),
+        (Linear, "final", 1.1),
+        (Cosine, "warmup", -1),
+        (Constant, "warmup", 1.5),
+        (Step, "gamma", 0.0),
+        (Step, "milestones", [0.5, 1.5]),
+        (Step, "gamma", math.nan),
+    ],
+)
+def test_constants_outside_their_ranges_are_refused(kind, key, value):
+    assert key in typing.get_type_hints(kind)
+    with pytest.raises(ConfigError, match=f"schedule.{key}="):
+        Target(f"mptrain.schedule.{kind.__name__}", {key: value}).check("schedule")

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from mptrain.engine.learner import Learner
+from mptrain.numerics.verdict import gradient_norms, judge
+from mptrain.optimizer import SGD, Weights
+from mptrain.scaler import DynamicScaler, NoScaler
+from mptrain.schedule import Constant, Cosine, Linear, Step, rate_table
+from mptrain.task.base import Objective
+
+CPU = torch.device("cpu")
+SCHEDULES = [Constant(warmup=3), Cosine(warmup=5), Linear(final=0.1), Step()]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_table_is_the_function_rounded_once_to_float32(schedule):
+    table = rate_table(schedule, 0.05, 30, CPU)
+    assert table.dtype == torch.float32
+    assert table.shape == (31,)
+    for update in range(31):
+        assert table[update] == torch.tensor(0.05 * schedule.factor(update, 30))
+
+
+def learner_with(schedule, scaler=None, planned=30):
+    parameter = nn.Parameter(torch.ones(2))
+    weights = Weights({"p": parameter}, SGD(lr=0.5), master_weights=False)
+    objective = Objective("main", ("",), lambda model, batch: torch.zeros(()))
+    return Learner(objective, weights, scaler or DynamicScaler(), rate_table(schedule, 0.5, planned, CPU), CPU)
+
+
+def verdict_of(value, refuse):
+    return judge(torch.stack(gradient_norms([torch.tensor([value])])), torch.ones(1), torch.tensor([refuse]))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_trap_22_refused_updates_do_not_move_the_schedule(schedule):
+    learner = learner_with(schedule)
+    rates = []
+    for overflow in [False, True, True, False, True, False, False]:
+        rates.append(learner.rate().item())
+        learner.advance(verdict_of(float("inf") if overflow else 1.0, 1.0))
+    table = learner.rates.tolist()
+    assert rates == [table[update] for update in (0, 1, 1, 1, 2, 2, 3)]
+    assert learner.updates.item() == 4
+
+
+@pytest.mark.parametrize("scaler", [NoScaler(), DynamicScaler(init_scale=1.0), DynamicScaler(hysteresis=5)])
+def test_trap_26_a_refusal_is_known_by_the_flag_also_where_the_scale_does_not_fall(scaler):
+    learner = learner_with(Cosine(), scaler)
+    before = learner.scale.clone()
+    learner.advance(verdict_of(float("nan"), 1.0))
+    assert torch.equal(learner.scale, before)
+    assert learner.updates.item() == 0
+
+
+def test_trap_26_an_overflow_that_is_applied_counts_as_an_update():
+    learner = learner_with(Cosine())
+    learner.advance(verdict_of(float("nan"), 0.0))
+    assert learner.updates.item() == 1
+
+
+def test_the_rate_can_be_asked_for_once_more_after_the_last_update():
+    learner = learner_with(Linear(), planned=3)
+    for _ in range(3):
+        learner.advance(verdict_of(1.0, 1.0))
+    assert learner.rate().item() == 0.0
