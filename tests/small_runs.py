@@ -85,5 +85,5 @@ def environment(**extra: str) -> dict[str, str]:
 
 def run_command(*words: str, cwd: Path, timeout: float = 240, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*words), cwd=cwd, env=environment(**extra), capture_output=True, text=True, timeout=timeout
+        command(*words), check=False, cwd=cwd, env=environment(**extra), capture_output=True, text=True, timeout=timeout
     )

@@ -27,9 +27,7 @@ def test_each_error_class_has_its_documented_exit_code(name, code):
 
 
 def test_the_drawn_tree_names_every_class_with_its_base_and_code():
-    classes = [
-        kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MptrainError)
-    ]
+    classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MptrainError)]
     drawing = {line.strip("│├└─ ").split(" ")[0]: line for line in errors.__doc__.splitlines()}
     for kind in classes:
         assert kind.__name__ in drawing
@@ -66,8 +64,6 @@ def test_a_preempted_run_carries_the_exit_code_of_its_signal(code):
     assert Preempted("SIGTERM at step 3", "mptrain resume x", code).exit_code == code
 
 
-@pytest.mark.parametrize(
-    ("word", "answer"), [("trian", "train"), ("amp_dynamc", "amp_dynamic"), ("zzz", ""), ("", "")]
-)
+@pytest.mark.parametrize(("word", "answer"), [("trian", "train"), ("amp_dynamc", "amp_dynamic"), ("zzz", ""), ("", "")])
 def test_a_close_word_is_suggested_and_a_far_one_is_not(word, answer):
     assert did_you_mean(word, ["train", "resume", "amp_dynamic"]) == answer

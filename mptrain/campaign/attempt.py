@@ -195,9 +195,7 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
 
 
 def _store(directory: RunDirectory, config: Config, *, higher_is_better: bool) -> CheckpointStore:
-    return CheckpointStore(
-        directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=higher_is_better
-    )
+    return CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=higher_is_better)
 
 
 def _attempt(
@@ -285,7 +283,11 @@ def _how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, 
     if isinstance(error, MptrainError):
         return "failed", str(error), error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        return "preempted", "interrupted twice; what came after the last checkpoint will be done again", EXIT_INTERRUPTED
+        return (
+            "preempted",
+            "interrupted twice; what came after the last checkpoint will be done again",
+            EXIT_INTERRUPTED,
+        )
     with contextlib.suppress(OSError, StorageError):
         directory.paths.failure.mkdir(exist_ok=True)
         write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))

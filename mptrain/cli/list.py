@@ -81,7 +81,7 @@ def _print_entries(option: Option) -> None:
         value, comment = entry.value, entry.comment
         if chosen := _SELECTED.fullmatch(value):
             value = chosen["default"]
-            comment = "; ".join(filter(None, [comment, "where the model says nothing else"]))
+            comment = "; ".join(filter(None, [comment, "unless the model says otherwise"]))
         rows.append((f"{entry.key}={value}", comment))
     width = min(max((len(key) for key, _ in rows), default=0), 60) + 4
     for key, comment in rows:

@@ -94,9 +94,7 @@ def build_loaders(config: Config, dataset: Dataset, device: torch.device) -> dic
     )
     loaders = {"train": make(dataset.train, shuffle=True)}
     loaders |= {
-        name: make(split, shuffle=False)
-        for name, split in (("val", dataset.val), ("test", dataset.test))
-        if split
+        name: make(split, shuffle=False) for name, split in (("val", dataset.val), ("test", dataset.test)) if split
     }
     return loaders
 

@@ -52,7 +52,8 @@ def reload(text: str, overrides: Sequence[str] = ()) -> Config:
 
     Args:
         text: The text that was saved.
-        overrides: Words that change single values; groups cannot be chosen again.
+        overrides: Words that change values, or choose another precision, scaler, optimizer or schedule. What a run
+            is about (model, dataset, task) stays.
 
     Raises:
         ConfigError: With all problems found.
@@ -63,14 +64,24 @@ def reload(text: str, overrides: Sequence[str] = ()) -> Config:
         raise ConfigError(f"the saved configuration cannot be read: {first_line(error)}") from error
     if not isinstance(node, DictConfig):
         raise ConfigError("the saved configuration is not a mapping")
-    catalogue = Catalogue([location.configs()])
-    words = read(overrides, catalogue)
-    again = [
-        Problem(f"{word.input_line}: the {word.key_or_group} of a saved run cannot be chosen again")
+    composer = Composer()
+    words = read(overrides, composer.catalogue)
+    problems = [
+        Problem(
+            f"{word.input_line}: the {word.key_or_group} of a saved run cannot be chosen again",
+            "start another run, perhaps from its weights",
+        )
         for word in words.groups
+        if word.key_or_group not in RECHOSEN
     ]
-    words = dataclasses.replace(words, problems=(*words.problems, *again))
-    return assemble(node, {}, words, catalogue, tuple(overrides))
+    words = dataclasses.replace(words, problems=(*words.problems, *problems))
+    if words.groups and not words.problems:
+        composer.choose_again(node, [str(word.input_line) for word in words.groups])
+    return assemble(node, {}, words, composer.catalogue, tuple(overrides))
+
+
+#: Groups that a run may go on with another option of, and what choosing one chooses besides.
+RECHOSEN: dict[str, tuple[str, ...]] = {"precision": ("scaler",), "scaler": (), "optimizer": (), "schedule": ()}
 
 
 class Composer:
@@ -108,6 +119,19 @@ class Composer:
             damaged = "a configuration file is damaged or missing" if isinstance(error, OSError) else ""
             raise ConfigError([*words.problems, Problem(first_line(error), damaged)]) from error
         return assemble(node, chosen, words, self.catalogue, tuple(overrides))
+
+    def choose_again(self, node: DictConfig, choices: Sequence[str]) -> None:
+        """Replace the groups of a saved tree by other options, in place.
+
+        Args:
+            node: The tree of a saved configuration.
+            choices: ``GROUP=OPTION`` for groups of `RECHOSEN`.
+        """
+        fresh, chosen = self._merge(choices)
+        asked = [word.split("=", 1)[0] for word in choices]
+        for group in dict.fromkeys([*asked, *(other for name in asked for other in RECHOSEN[name])]):
+            node[group] = fresh._get_node(group)
+            OmegaConf.update(node, f"chosen.{group}", chosen[group], force_add=True)
 
     def _merge(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
         """Hydra's merge of the chosen files, and group to option; both are the caller's to change."""

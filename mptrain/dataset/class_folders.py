@@ -12,7 +12,7 @@ from mptrain.dataset.images import Channels, ImageDataset
 from mptrain.dataset.partition import first_samples, hold_out, stratified_order
 from mptrain.dataset.preparation import Preparation
 from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt, PositiveInt  # noqa: TC001 - checked at run time
+from mptrain.fields import NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     import torch

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from mptrain.dataset.augment import Augmentation
-from mptrain.dataset.faults import OnError  # noqa: TC001 - checked at run time
+from mptrain.dataset.faults import OnError
 from mptrain.dataset.images import Channels, Choices, ImageDataset, Stored, in_memory
 from mptrain.dataset.partition import stratified_order
 from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt, PositiveInt  # noqa: TC001 - checked at run time
+from mptrain.fields import NonNegativeInt, PositiveInt
 
 TEST_SAMPLES = 397
 MEAN = 0.3046  # of the 1,200 default training images, as a fraction of full white

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from mptrain.dataset.augment import Augmentation
 from mptrain.dataset.download import fetching, missing
-from mptrain.dataset.faults import OnError  # noqa: TC001 - checked at run time
+from mptrain.dataset.faults import OnError
 from mptrain.dataset.idx import read_idx
 from mptrain.dataset.images import Channels, Choices, ImageDataset, Stored, in_memory
 from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt, PositiveInt  # noqa: TC001 - checked at run time
+from mptrain.fields import NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     from torch import Tensor

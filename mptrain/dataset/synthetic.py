@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from mptrain.dataset.augment import Augmentation
 from mptrain.dataset.draws import mix
-from mptrain.dataset.faults import OnError  # noqa: TC001 - checked at run time
+from mptrain.dataset.faults import OnError
 from mptrain.dataset.images import Channels, Choices, ImageDataset, Stored, in_memory
 from mptrain.errors import ConfigError
-from mptrain.fields import NonNegativeInt, PositiveInt  # noqa: TC001 - checked at run time
+from mptrain.fields import NonNegativeInt, PositiveInt
 
 _NATIVE_SIZE = 32
 _CELLS = 4  # a class' pattern is a grid of 4x4 grey values, enlarged to the image

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from mptrain.engine.job import Parts
 
 
-def evaluate(parts: Parts, loader: Loader, split: str, step: int, epoch: int, stop: Callable[[], bool]) -> EvalRecord | None:
+def evaluate(
+    parts: Parts, loader: Loader, split: str, step: int, epoch: int, stop: Callable[[], bool]
+) -> EvalRecord | None:
     """Metrics of the current weights on all samples of a split.
 
     The sums are kept on the device and read once, at the end.

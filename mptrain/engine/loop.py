@@ -149,7 +149,6 @@ class Loop:
         if progress.batch >= self.steps_per_epoch or progress.step >= self.planned:
             return
         self.parts.model.train()
-        self._watch.restart()
         batches = self.parts.loaders["train"].batches(progress.epoch, start=progress.batch)
         while progress.batch < self.steps_per_epoch and progress.step < self.planned:
             started = time.perf_counter()
@@ -295,13 +294,13 @@ class Loop:
         progress.samples += samples
         progress.epoch_seconds += seconds
         progress.epoch_samples += samples
-        self._watch.lap(samples, waited)
+        self._watch.lap(samples, waited, seconds)
         if self._watch.elapsed >= self.options.log.seconds:
-            self._watch.read()
             self._show("training")
             self.storage.writer.flush()  # so that a reader, or a kill, finds what is shown
 
     def _show(self, doing: str) -> None:
+        self._watch.read()
         progress, planned = self.progress, self.planned
         rate = progress.seconds / progress.step if progress.step else 0.0
         self._sink.take(

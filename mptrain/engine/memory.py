@@ -5,9 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-
 import torch
-
 
 
 def memory_now(device: torch.device) -> int:

@@ -43,31 +43,34 @@ class Tally:
 
 
 class Stopwatch:
-    """Measures recent throughput and how much of the time went into waiting for data."""
+    """Measures recent throughput, and how much of the time in training steps went into waiting for data.
+
+    Attributes:
+        rate: Samples a second at the last `read`; evaluating and saving do not count.
+        wait_share: Share of the time spent waiting for data at the last `read`, 0 to 1.
+    """
 
     def __init__(self) -> None:
-        self._since = time.perf_counter()
+        self._read_at = time.perf_counter()
         self._samples = 0
         self._waited = 0.0
+        self._seconds = 0.0
         self.rate = 0.0
         self.wait_share = 0.0
 
-    def lap(self, samples: int, waited: float) -> None:
-        """Count a step."""
+    def lap(self, samples: int, waited: float, seconds: float) -> None:
+        """Count a step that took ``seconds``, of which it waited for data for ``waited``."""
         self._samples += samples
         self._waited += waited
+        self._seconds += seconds
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the last `read`."""
-        return time.perf_counter() - self._since
+        """Wall time since the last `read`, seconds."""
+        return time.perf_counter() - self._read_at
 
     def read(self) -> None:
-        """Turn what was counted since the last call into `rate` (samples a second) and `wait_share` (0 to 1)."""
-        elapsed = max(self.elapsed, 1e-9)
-        self.rate, self.wait_share = self._samples / elapsed, min(1.0, self._waited / elapsed)
-        self._since, self._samples, self._waited = time.perf_counter(), 0, 0.0
-
-    def restart(self) -> None:
-        """Leave out the time since the last call, which went into something else than training."""
-        self._since, self._samples, self._waited = time.perf_counter(), 0, 0.0
+        """Turn what was counted since the last call into `rate` and `wait_share`."""
+        if self._seconds > 0:
+            self.rate, self.wait_share = self._samples / self._seconds, min(1.0, self._waited / self._seconds)
+        self._read_at, self._samples, self._waited, self._seconds = time.perf_counter(), 0, 0.0, 0.0

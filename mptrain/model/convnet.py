@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from mptrain.fields import PositiveInt  # noqa: TC001 - checked at run time
+from mptrain.fields import PositiveInt
 
 
 def cnn(*, num_classes: int, in_channels: int, widths: tuple[PositiveInt, ...] = (32, 64, 128)) -> nn.Sequential:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from mptrain.errors import ConfigError
-from mptrain.fields import PositiveInt  # noqa: TC001 - checked at run time
+from mptrain.fields import PositiveInt
 
 POOL_AFTER = (6, 11)  # near thirds of the depth, so that 16x16 images end as 4x4
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping  # noqa: TC003 - checked at run time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch

@@ -8,8 +8,8 @@ Each parameter has a *working* tensor that the update rule sees:
                                         rounding to half precision loses, is lost
     half parameter, state in half too   the parameter itself
 
-Gradients of half parameters are summed up in FP32 over the micro-batches of an update, except where the parameter itself
-is what the rule sees: there they are of its dtype, sum and all. Nothing here waits for the host.
+Gradients of half parameters are summed up in FP32 over the micro-batches of an update, except where the parameter
+itself is what the rule sees: there they are of its dtype, sum and all. Nothing here waits for the host.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ class Weights:
         ]
         if wrong:
             raise CheckpointError(
-                f"the saved weights do not fit the model: {'; '.join(wrong[:5])}", "resume with the model it was saved from"
+                f"the saved weights do not fit the model: {'; '.join(wrong[:5])}",
+                "resume with the model it was saved from",
             )
         for name, work in zip(self.names, self._work, strict=True):
             work.copy_(values[name])
@@ -190,16 +191,15 @@ class Weights:
         step, state = saved["step"], saved["state"]
         assert isinstance(step, torch.Tensor)
         assert isinstance(state, dict)
-        lost = []
-        for name, own in zip(self.names, self._state, strict=True):
-            if state.get(name, {}).keys() != own.keys():
-                lost.append(f"optimizer state of {name} starts afresh")
-                continue
-            for key, tensor in own.items():
+        own = dict(zip(self.names, self._state, strict=True))
+        lost = [name for name in own if state.get(name, {}).keys() != own[name].keys()]
+        if lost:  # moments without their count of steps would be corrected for the wrong bias
+            return [f"the optimizer starts afresh: the checkpoint has no such state of {lost[0]}"]
+        for name, tensors in own.items():
+            for key, tensor in tensors.items():
                 tensor.copy_(state[name][key])
-        if not lost:
-            self._step.copy_(step)
-        return lost
+        self._step.copy_(step)
+        return []
 
     def _grads(self) -> list[Tensor | None]:
         return [

@@ -97,8 +97,9 @@ def _in_float32(cls: type[nn.Module]) -> type[nn.Module]:
         return cls
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        given = next((a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()), torch.float32)
-        device = next((a.device.type for a in args if isinstance(a, torch.Tensor)), "cpu")
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+        given = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+        device = next((tensor.device.type for tensor in tensors), "cpu")
         with torch.autocast(device, enabled=False):
             wide_args = tree_map(lambda x: _cast(x, torch.float32), args)
             wide_kwargs = tree_map(lambda x: _cast(x, torch.float32), kwargs)

@@ -45,9 +45,13 @@ def resolve_device(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if count == 0:
-            raise EnvironmentRefused(f"device={name}: torch sees no CUDA device", "use device=cpu or run: mptrain doctor")
+            raise EnvironmentRefused(
+                f"device={name}: torch sees no CUDA device", "use device=cpu or run: mptrain doctor"
+            )
         if (device.index or 0) >= count:
-            raise EnvironmentRefused(f"device={name}: there are {count} CUDA devices", f"use cuda:0 to cuda:{count - 1}")
+            raise EnvironmentRefused(
+                f"device={name}: there are {count} CUDA devices", f"use cuda:0 to cuda:{count - 1}"
+            )
         return torch.device("cuda", device.index or 0)
     return device
 

@@ -62,7 +62,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 def has_native_half(dtype: str) -> bool:
     """Whether this CPU computes in ``float16`` or ``bfloat16`` (as oneDNN sees it, ONEDNN_MAX_CPU_ISA included)."""
-    probe = torch.ops.mkldnn._is_mkldnn_fp16_supported if dtype == "float16" else torch.ops.mkldnn._is_mkldnn_bf16_supported
+    probe = (
+        torch.ops.mkldnn._is_mkldnn_fp16_supported if dtype == "float16" else torch.ops.mkldnn._is_mkldnn_bf16_supported
+    )
     return torch.backends.mkldnn.is_available() and bool(probe())
 
 

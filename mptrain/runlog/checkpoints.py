@@ -162,9 +162,7 @@ class CheckpointStore:
         if path is None:
             raise CheckpointError(
                 f"{self.folder} has no {which} checkpoint",
-                "train first, or name another run"
-                if which == LAST
-                else "use the last one: nothing was evaluated",
+                "train first, or name another run" if which == LAST else "use the last one: nothing was evaluated",
             )
         return _load(path)
 

@@ -112,9 +112,7 @@ def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
     path = root / name
     for ancestor in path.relative_to(root).parents:
         if str(ancestor) != "." and (root / ancestor / RUN_JSON).exists():
-            raise StorageError(
-                f"run.name={name!r} lies inside the run {root / ancestor}", "choose another run.name"
-            )
+            raise StorageError(f"run.name={name!r} lies inside the run {root / ancestor}", "choose another run.name")
     with storing(path, "create"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -144,9 +142,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
         found = {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY}
         if RUN_JSON in found or found <= early:
             return RunDirectory(paths)
-    raise StorageError(
-        f"{paths.root} exists and is not a run: it has no {RUN_JSON}", "choose another run.name"
-    )
+    raise StorageError(f"{paths.root} exists and is not a run: it has no {RUN_JSON}", "choose another run.name")
 
 
 def open_run(path: Path) -> RunDirectory:
@@ -157,13 +153,9 @@ def open_run(path: Path) -> RunDirectory:
     """
     paths = RunPaths(path)
     if not path.is_dir():
-        raise StorageError(
-            f"no run directory {path}", "name a directory that holds a run.json, or write: last"
-        )
+        raise StorageError(f"no run directory {path}", "name a directory that holds a run.json, or write: last")
     if not paths.run_json.exists():
-        raise StorageError(
-            f"{path} is not a run directory: it has no {RUN_JSON}", "name the folder of one run"
-        )
+        raise StorageError(f"{path} is not a run directory: it has no {RUN_JSON}", "name the folder of one run")
     return RunDirectory(paths)
 
 

@@ -29,9 +29,7 @@ def check_run_name(name: str) -> str:
     if not name:
         why = "is empty"
     if why:
-        raise ConfigError(
-            f"run.name={name!r} {why}", "write a name like resnet50 or sweep/seed0, inside run.root"
-        )
+        raise ConfigError(f"run.name={name!r} {why}", "write a name like resnet50 or sweep/seed0, inside run.root")
     return name
 
 

@@ -38,15 +38,11 @@ def check_plain(value: Any, where: str = "state") -> int:
     if kind is dict or kind is OrderedDict:
         for key in value:
             if type(key) not in _KEYS:
-                raise TypeError(
-                    f"{where} has a key of type {_name(type(key))}; only str and int can be saved"
-                )
+                raise TypeError(f"{where} has a key of type {_name(type(key))}; only str and int can be saved")
         return sum(check_plain(item, f"{where}[{key!r}]") for key, item in value.items())
     if kind is list or kind is tuple:
         return sum(check_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
-    raise TypeError(
-        f"{where} is a {_name(kind)}; only plain containers, numbers, text, None and tensors can be saved"
-    )
+    raise TypeError(f"{where} is a {_name(kind)}; only plain containers, numbers, text, None and tensors can be saved")
 
 
 def _name(kind: type) -> str:

@@ -56,6 +56,4 @@ def read_summary(path: Path) -> dict[str, Any]:
     try:
         return restore_nonfinite(fields)
     except (KeyError, ValueError, AttributeError) as error:
-        raise StorageError(
-            f"{path} is damaged: its list of non-finite numbers", "restore it from a copy"
-        ) from error
+        raise StorageError(f"{path} is damaged: its list of non-finite numbers", "restore it from a copy") from error

@@ -103,9 +103,7 @@ class RecordWriter:
             self._columns = (*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER)
             self._files[EPOCHS].add(_csv_line(self._columns))
         if unknown := set(metrics) - set(self._columns):
-            raise ValueError(
-                f"epochs.csv has no column {sorted(unknown)}; the first epoch fixed {self._columns}"
-            )
+            raise ValueError(f"epochs.csv has no column {sorted(unknown)}; the first epoch fixed {self._columns}")
         row = {**values, **metrics}
         self._files[EPOCHS].add(_csv_line([row.get(column, "") for column in self._columns]))
 
@@ -143,9 +141,7 @@ def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> None:
     """
     files = paths.records()
     if unknown := set(lengths) - set(files):
-        raise StorageError(
-            f"{paths.root} has no record file {sorted(unknown)}", "use the mptrain that wrote it"
-        )
+        raise StorageError(f"{paths.root} has no record file {sorted(unknown)}", "use the mptrain that wrote it")
     for name, path in files.items():
         _check_length(path, lengths.get(name, 0))
     for name, path in files.items():

@@ -93,7 +93,9 @@ class DynamicScaler:
         """The saved state, brought within this rule's floor, ceiling, window and hysteresis."""
         own = self.initial(device)
         if own.keys() != saved.keys():
-            return own, [f"the checkpoint's scaler was another one: the loss scale starts afresh at {self.init_scale:g}"]
+            return own, [
+                f"the checkpoint's scaler was another one: the loss scale starts afresh at {self.init_scale:g}"
+            ]
         state = {key: saved[key].to(device, own[key].dtype) for key in own}
         state["clean"] = state["clean"].clamp(max=self.growth_interval - 1)
         state["tolerance"] = state["tolerance"].clamp(max=self.hysteresis)
@@ -114,7 +116,7 @@ class DynamicScaler:
         backs_off = (tolerance == 0).logical_and_(overflow)
         exact = scale.double()  # rounds once, as torch's kernel does; an FP32 product would round the factor as well
         lower = (exact * self.backoff_factor).clamp_(min=self.min_scale).to(scale.dtype)
-        higher = (exact * self.growth_factor).clamp_(max=self.max_scale).to(scale.dtype)  # before FP32 could make it inf
+        higher = (exact * self.growth_factor).clamp_(max=self.max_scale).to(scale.dtype)  # before FP32 makes it inf
         return {
             "scale": torch.where(backs_off, lower, torch.where(grows, higher, scale)),
             "clean": torch.where(overflow | grows, 0, clean),

@@ -18,7 +18,7 @@ def test_a_rate_that_the_model_may_choose_says_so(terminal):
     terminal("list", "optimizer")
     line = next(line for line in terminal.out.splitlines() if "optimizer.lr=" in line)
     assert "${" not in line
-    assert "where the model says nothing else" in line
+    assert "unless the model says otherwise" in line
 
 
 def test_a_group_that_does_not_exist_is_named(terminal):

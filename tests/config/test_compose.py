@@ -318,7 +318,19 @@ def test_the_saved_text_runs_as_a_configuration_file_too(tmp_path):
     assert again.chosen == config.chosen
 
 
-def test_reloading_changes_single_values_but_no_group():
+def test_reloading_can_choose_another_precision_and_with_it_its_scaler():
+    text = compose(["model=plain16", "precision=fp32"]).yaml
+    config = reload(text, ["precision=fp16_static", "scaler.scale=8"])
+    assert (config.precision.name, config.precision.master_weights) == ("fp16_static", True)
+    assert (config.scaler.path, config.scaler.arguments["scale"]) == ("mptrain.scaler.StaticScaler", 8.0)
+    assert config.chosen["scaler"] == "static"
+    assert config.optimizer == compose(["model=plain16"]).optimizer
+    both = reload(text, ["precision=amp_dynamic", "scaler=none", "optimizer=sgd"])
+    assert (both.scaler.path, both.optimizer.path) == ("mptrain.scaler.NoScaler", "mptrain.optimizer.SGD")
+    assert reload(both.yaml).yaml == both.yaml
+
+
+def test_reloading_changes_single_values_but_not_what_a_run_is_about():
     text = compose([]).yaml
     assert reload(text, ["train.epochs=12"]).train.epochs == 12
     with pytest.raises(ConfigError) as caught:

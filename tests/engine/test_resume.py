@@ -13,7 +13,7 @@ MODES = [
 
 
 def interrupt_after(loop, step):
-    loop._watch.lap = lambda samples, waited: (
+    loop._watch.lap = lambda *counted: (
         setattr(loop.interrupts, "received", "SIGTERM") if loop.progress.step == step else None
     )
     with pytest.raises(Preempted, match=f"after step {step} of"):

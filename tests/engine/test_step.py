@@ -77,7 +77,7 @@ def test_trap_22_the_learning_rate_does_not_move_on_a_refused_step():
     assert rates[0] > rates[1] == rates[2] == rates[3]
 
 
-def test_trap_2_the_scale_that_multiplied_the_loss_unscales_its_gradients_on_growth_steps_too():
+def test_trap_02_the_scale_that_multiplied_the_loss_unscales_its_gradients_on_growth_steps_too():
     def norms(*extra):
         parts, _ = parts_of(*TINY, "precision=fp32", *extra)
         ring = ring_for(parts)
@@ -91,9 +91,11 @@ def test_trap_2_the_scale_that_multiplied_the_loss_unscales_its_gradients_on_gro
     assert [row.grad_norm for row in growing] == [row.grad_norm for row in plain]
 
 
-@pytest.mark.parametrize("extra", [(), ("train.clip_norm=0.5",), ("train.accumulate=3",), ("train.clip_norm=0.5", "train.accumulate=4")])
+@pytest.mark.parametrize(
+    "extra", [(), ("train.clip_norm=0.5",), ("train.accumulate=3",), ("train.clip_norm=0.5", "train.accumulate=4")]
+)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adagrad"])
-def test_trap_5_fp32_with_scale_2_to_the_20_gives_bit_identical_losses(tmp_path, optimizer, extra):
+def test_trap_05_fp32_with_scale_2_to_the_20_gives_bit_identical_losses(tmp_path, optimizer, extra):
     words = (*TINY, "precision=fp32", f"optimizer={optimizer}", "dataset.train_samples=100", *extra)
     plain = loop_of(tmp_path, *words)
     scaled = loop_of(tmp_path, *words, "scaler=static", "scaler.scale=1048576")
@@ -130,7 +132,7 @@ def test_trap_20_the_scale_is_constant_within_an_accumulation_window():
     assert [row.loss_scale for row in ring.take(wait=True)] == [65536, 131072, 262144]
 
 
-def test_trap_4_a_loss_that_is_not_a_float32_scalar_is_refused():
+def test_trap_04_a_loss_that_is_not_a_float32_scalar_is_refused():
     parts, _ = parts_of(*TINY)
     learner = parts.learners[0]
     batch = batches(parts, 1)[0]
@@ -228,7 +230,9 @@ def fake_steps(objective=None, overrides=()):
         fake = Batch(torch.empty_like(batch.inputs), torch.empty_like(batch.targets), batch.terms)
         for _ in range(2):
             train_step(learner, parts.model, fake, parts.plan, ring)
-    assert isinstance(learner.scale, torch._subclasses.FakeTensor) or learner.scaler.in_words().startswith(("none", "st"))
+    assert isinstance(learner.scale, torch._subclasses.FakeTensor) or learner.scaler.in_words().startswith(
+        ("none", "st")
+    )
     assert isinstance(learner.updates, torch._subclasses.FakeTensor)
 
 
@@ -259,7 +263,7 @@ class TestWithoutTheHost:
             lambda loss: loss.item(),
             lambda loss: loss.tolist(),
             lambda loss: bool(loss > 0),
-            lambda loss: float(loss),
+            float,
             lambda loss: loss[loss > 0],
             lambda loss: loss.nonzero(),
             lambda loss: torch.full((2,), 1.0) if loss.isfinite() else loss,

@@ -31,7 +31,9 @@ def poison_inputs(loop, after):
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_static", "fp16_dynamic"])
 @pytest.mark.parametrize("ring", [1, 64])
-def test_trap_1_persistent_nan_ends_within_patience_with_finite_weights_in_the_last_checkpoint(tmp_path, precision, ring):
+def test_trap_01_persistent_nan_ends_within_patience_with_finite_weights_in_the_last_checkpoint(
+    tmp_path, precision, ring
+):
     kept = Kept()
     patience = 7
     loop = loop_of(
@@ -70,7 +72,12 @@ def test_gradients_that_overflow_are_told_from_a_loss_that_does(tmp_path):
 
 def test_applied_overflows_end_the_run_without_saving_broken_weights(tmp_path):
     loop = loop_of(
-        tmp_path, *TINY, "precision=fp16_static", "scaler.scale=16777216", "scaler.on_overflow=apply", "train.patience=4"
+        tmp_path,
+        *TINY,
+        "precision=fp16_static",
+        "scaler.scale=16777216",
+        "scaler.on_overflow=apply",
+        "train.patience=4",
     )
     with pytest.raises(NumericsError, match="first non-finite, weights"):
         loop.run()

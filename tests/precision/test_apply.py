@@ -111,6 +111,20 @@ def test_a_kept_module_computes_in_fp32_and_answers_in_the_dtype_it_was_given(ke
     assert torch.equal(output, reference(given.float()).to(given.dtype))
 
 
+def test_a_kept_module_called_by_keyword_answers_in_the_dtype_it_was_given_too():
+    model = nn.Sequential(nn.LayerNorm(4))
+    cast_model(model, mode("fp16_dynamic"))
+    assert model[0](input=torch.randn(2, 4).half()).dtype == torch.float16
+
+
+def test_a_kept_module_of_several_outputs_answers_all_of_them_in_that_dtype():
+    model = nn.Sequential(nn.LSTM(4, 3))
+    cast_model(model, mode("fp16_dynamic", keep_fp32=["LSTM"]))
+    output, (hidden, cell) = model[0](torch.randn(5, 2, 4).half())
+    assert {output.dtype, hidden.dtype, cell.dtype} == {torch.float16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
 def test_a_kept_local_response_norm_survives_where_half_precision_loses_its_squares():
     """Squares of 2^-12 are zero in FP16 and those of 300 are inf; a kept layer squares in FP32."""
     values = torch.full((1, 4, 2, 2), 300.0, dtype=torch.float16)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.precision.apply import cast_model
+from mptrain.precision.check import ProductCensus
 from mptrain.precision.widened import Widened, has_native_half, products, widens
 
 CPU = torch.device("cpu")
@@ -122,6 +123,27 @@ def test_to_the_program_every_product_is_half_forward_and_backward():
         model(given).sum().backward()
     assert {"convolution", "convolution_backward", "addmm", "mm"} <= outputs.seen.keys()
     assert set().union(*outputs.seen.values()) == {torch.float16}
+
+
+def test_to_the_machine_every_product_is_fp32():
+    half = torch.randn(4, 4).half()
+    batch, vector = half.expand(2, 4, 4), half[0]
+    image, kernel = images().half(), torch.randn(2, 3, 3, 3).half().requires_grad_()
+    operations = {
+        "mm": lambda: half @ half,
+        "addmm": lambda: torch.addmm(half, half, half),
+        "bmm": lambda: torch.bmm(batch, batch),
+        "baddbmm": lambda: torch.baddbmm(batch, batch, batch),
+        "mv": lambda: torch.mv(half, vector),
+        "addmv": lambda: torch.addmv(vector, half, vector),
+        "dot": lambda: torch.dot(vector, vector),
+        "convolution_backward": lambda: F.conv2d(image, kernel).sum().backward(),
+    }
+    for name, operation in operations.items():
+        with ProductCensus() as census, Widened():
+            operation()
+        assert census.counts[name] == {torch.float32: 1}, name
+        assert set().union(*census.counts.values()) == {torch.float32}, name
 
 
 def test_nothing_else_is_touched():

@@ -104,9 +104,7 @@ def some_records():
         EventRecord("start", 0, {"device": "cpu"}),
         make_step(1),
         make_step(2, loss=math.nan, grad_norm=math.inf),
-        OverflowRecord(
-            "main", 2, 1024.0, "calibrating", "nan", (("fc.weight", "inf"), ("fc.bias", "nan")), 2, True, 1
-        ),
+        OverflowRecord("main", 2, 1024.0, "calibrating", "nan", (("fc.weight", "inf"), ("fc.bias", "nan")), 2, True, 1),
         ScaleRecord("main", 2, 1024.0, 512.0, "overflow"),
         ProgressRecord(2, 10, 0, 1, 100.0, 0.1, 1 << 20, 3.0, "training"),
         make_step(3, loss=-math.inf),

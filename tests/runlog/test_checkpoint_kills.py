@@ -104,9 +104,7 @@ def test_sigkill_at_random_moments_of_saving_always_leaves_a_valid_checkpoint(tm
 
 
 @pytest.mark.parametrize("then", [6, 5], ids=["the next step", "the same step again"])
-def test_death_before_each_single_file_operation_of_a_save_leaves_the_old_or_the_new_checkpoint(
-    tmp_path, python, then
-):
+def test_death_before_each_single_file_operation_of_a_save_leaves_the_old_or_the_new_checkpoint(tmp_path, python, then):
     child = python(EVERY_OPERATION, tmp_path, then)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 0, err

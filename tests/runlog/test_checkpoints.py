@@ -25,9 +25,7 @@ def state_of(step):
 
 
 def save(store, step, metric=None, **more):
-    return store.save(
-        {**state_of(step), **more}, step=step, records=RECORDS, metric=metric, config_digest="abc"
-    )
+    return store.save({**state_of(step), **more}, step=step, records=RECORDS, metric=metric, config_digest="abc")
 
 
 def names(store):
@@ -274,9 +272,7 @@ def test_what_killed_writers_left_is_removed_by_the_next_save(store):
     ):
         (store.folder / leftover).write_bytes(b"half")
     save(store, 3)
-    assert names(store) == ["last"] + [
-        f"step-0000000{step}.{end}" for step in (1, 3) for end in ("json", "pt")
-    ]
+    assert names(store) == ["last"] + [f"step-0000000{step}.{end}" for step in (1, 3) for end in ("json", "pt")]
 
 
 def test_after_a_fallback_the_damaged_future_does_not_push_out_the_new_checkpoint(tmp_path):

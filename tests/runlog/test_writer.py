@@ -60,9 +60,7 @@ def test_epochs_have_the_documented_header_once_and_empty_cells_for_missing_metr
         writer.take(epoch_record(epoch, **val))
         writer.close()
     rows = list(csv.reader(paths.epochs.read_text().splitlines()))
-    header = (
-        "epoch,step,updates,skipped,train_loss,loss_scale,lr,val_loss,val_top1,seconds,samples_per_second"
-    )
+    header = "epoch,step,updates,skipped,train_loss,loss_scale,lr,val_loss,val_top1,seconds,samples_per_second"
     assert rows[0] == header.split(",")
     assert rows[1][7:9] == ["0.5", "0.1"]
     assert rows[2][7:9] == ["", "nan"]
@@ -89,9 +87,7 @@ def test_the_fields_of_an_event_cannot_hide_its_kind_or_step(paths, name):
 def test_records_cost_no_system_call_until_the_buffer_is_full(step_record, paths, monkeypatch):
     writes = []
     really = os.write
-    monkeypatch.setattr(
-        os, "write", lambda descriptor, data: writes.append(len(data)) or really(descriptor, data)
-    )
+    monkeypatch.setattr(os, "write", lambda descriptor, data: writes.append(len(data)) or really(descriptor, data))
     writer = RecordWriter(paths)
     for step in range(1, 201):
         writer.take(step_record(step))
@@ -191,9 +187,7 @@ def test_a_full_disk_is_a_storage_error_with_needed_and_free_bytes(step_record, 
         writer.flush()
     with pytest.raises(StorageError, match="the disk is full"):
         writer.close()
-    assert (
-        paths.events.read_text() == '{"event": "start", "step": 1}\n'
-    )  # the other files are closed in order
+    assert paths.events.read_text() == '{"event": "start", "step": 1}\n'  # the other files are closed in order
 
 
 def test_a_write_that_the_disk_cut_short_goes_on_where_it_stopped(step_record, paths, monkeypatch):

@@ -53,6 +53,7 @@ def test_trap_04_a_batch_of_8192_half_logits_has_a_finite_loss_and_finite_scaled
 def test_trap_04_the_largest_half_logits_have_a_finite_loss():
     logits = torch.tensor([[65504.0, -65504.0]]).half()
     assert Classify().loss(Says(logits), batch_of([1])).item() == 131008.0
+    assert Classify(aux_weight=1.0).loss(Says((logits, logits)), batch_of([1])).item() == 262016.0
 
 
 def test_the_loss_is_the_mean_negative_log_likelihood():
