@@ -61,7 +61,7 @@ def test_eval_gives_the_numbers_of_the_run(tmp_path):
     wide = run_command("eval", "outputs/run", "precision.eval=fp32", cwd=tmp_path)
     assert wide.returncode == 0, wide.stderr
     assert "split=test samples=397" in wide.stdout
-    best = run_command("eval", "outputs/run", "best", cwd=tmp_path)
+    best = run_command("eval", "outputs/run", "--best", cwd=tmp_path)
     assert best.returncode == 0, best.stderr
 
 

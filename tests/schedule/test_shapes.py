@@ -5,7 +5,7 @@ import math
 import typing
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mptrain.config.targets import Target
@@ -84,18 +84,21 @@ shapes = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(schedule=shapes, planned=st.integers(1, 60), update=st.integers(0, 80))
 def test_every_factor_lies_between_zero_and_one(schedule, planned, update):
     factor = schedule.factor(update, planned)
     assert 0.0 <= factor <= 1.0
 
 
+@settings(deadline=None)
 @given(schedule=shapes, planned=st.integers(1, 60))
 def test_after_the_warm_up_no_factor_rises(schedule, planned):
     after = factors(schedule, planned)[schedule.warmup :]
     assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(after))
 
 
+@settings(deadline=None)
 @given(final=st.floats(0, 1), warmup=st.integers(0, 20), planned=st.integers(1, 60))
 def test_nothing_falls_below_its_final_fraction_once_warm(final, warmup, planned):
     for kind in (Cosine, Linear):
