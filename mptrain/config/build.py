@@ -16,7 +16,7 @@ from mptrain.engine.job import Options, Parts
 from mptrain.engine.learner import Learner, Plan
 from mptrain.errors import ConfigError, Problem
 from mptrain.optimizer.weights import Weights
-from mptrain.precision.apply import autocast, cast_model, input_dtype, set_float32_products
+from mptrain.precision.apply import autocast, cast_model, input_dtype, set_products
 from mptrain.precision.support import require_support, resolve_device
 from mptrain.precision.widened import products
 from mptrain.schedule.table import rate_table
@@ -43,7 +43,7 @@ def build(config: Config) -> tuple[Parts, Options]:
         torch.set_num_threads(config.threads)
     policy, device = config.precision, resolve_device(config.device)
     require_support(policy, device)
-    set_float32_products(policy)
+    set_products(policy)
     dataset: Dataset = config.dataset.build(seed=config.seed)
     model, initial = build_model(config, dataset)
     model.to(device)

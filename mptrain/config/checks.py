@@ -72,13 +72,10 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
 
 def check_together(policy: Policy, optimizer: Target) -> list[Problem]:
     """Problems between parts: an eps that FP16 optimizer state cannot hold."""
-    eps = optimizer.arguments.get("eps")
-    if (
-        policy.optimizer_state == "parameters"
-        and policy.parameters == "float16"
-        and isinstance(eps, (int, float))
-        and eps < FP16_TINY
-    ):
+    if policy.optimizer_state != "parameters" or policy.parameters != "float16":
+        return []
+    eps = optimizer.arguments.get("eps", getattr(optimizer.resolve(), "eps", None))  # a dataclass's default
+    if isinstance(eps, (int, float)) and eps < FP16_TINY:
         return [
             Problem(
                 f"optimizer.eps={eps:g} with precision.optimizer_state=parameters in float16: "

@@ -125,11 +125,14 @@ def input_dtype(policy: Policy) -> torch.dtype:
     return DTYPES[policy.parameters]
 
 
-def set_float32_products(policy: Policy) -> None:
-    """Say whether FP32 products may use TF32, for the whole process.
+def set_products(policy: Policy) -> None:
+    """Say how CUDA's matrix products may take liberties, for the whole process.
 
-    ``fp32`` means FP32: torch's own default lets cuDNN convolutions use TF32.
+    ``fp32`` means FP32: torch's own default lets cuDNN convolutions use TF32. And sums of half-precision products stay
+    in FP32 (Micikevicius et al. 2018, section 3.3): torch's own default lets cuBLAS add up partial sums in half.
     """
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     products = "tf32" if policy.tf32 else "ieee"
     torch.backends.cuda.matmul.fp32_precision = products
     torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]

@@ -54,14 +54,14 @@ class Step:
         warmup: Updates of linear warm-up.
     """
 
-    milestones: tuple[Fraction, ...] = (0.333, 0.667, 0.889)
+    milestones: tuple[Fraction, ...] = (0.333333, 0.666667, 0.888889)
     gamma: PositiveFloat = 0.1
     warmup: NonNegativeInt = 0
 
     def factor(self, update: int, planned: int) -> float:
         """``gamma`` to the power of the number of milestones passed."""
         # 0.55 * 100 is 55.00000000000001 in floating point, and means 55.
-        passed = sum(update >= round(milestone * planned, 6) for milestone in self.milestones)
+        passed = sum(update >= round(milestone * planned) for milestone in self.milestones)
         return warm(update, self.warmup) * self.gamma**passed
 
 

@@ -226,6 +226,14 @@ def test_start_floor_and_ceiling_of_the_scale_must_be_in_order():
     assert "scaler.min_scale" in what
 
 
+def test_trap_30_an_eps_that_is_not_written_counts_with_its_default(tmp_path):
+    (tmp_path / "optimizer").mkdir()
+    (tmp_path / "optimizer" / "bare.yaml").write_text("_target_: mptrain.optimizer.Adam\nlr: 0.001\n")
+    words = ["precision=fp16_pure", "precision.optimizer_state=parameters", "optimizer=bare"]
+    with pytest.raises(ConfigError, match="optimizer.eps=1e-08"):
+        compose(words, config_dirs=[tmp_path])
+
+
 def test_fp16_optimizer_state_needs_an_eps_that_fp16_can_hold():
     words = ["precision=fp16_pure", "precision.optimizer_state=parameters", "optimizer=adam"]
     [what] = problems(*words)

@@ -10,7 +10,7 @@ from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
 from mptrain.errors import ConfigError
-from mptrain.precision.apply import DTYPES, autocast, cast_model, input_dtype, kept_modules, set_float32_products
+from mptrain.precision.apply import DTYPES, autocast, cast_model, input_dtype, kept_modules, set_products
 from mptrain.precision.policy import NORMS
 from mptrain.precision.widened import products
 
@@ -267,8 +267,8 @@ def _products_as_they_were():
 @pytest.mark.parametrize("name", NAMES)
 def test_trap_41_fp32_products_use_tf32_in_the_mode_of_that_name_and_in_no_other(name):
     for earlier in ("tf32", "fp32"):
-        set_float32_products(mode(earlier))
+        set_products(mode(earlier))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            set_float32_products(mode(name))
+            set_products(mode(name))
         assert precisions() == (["tf32"] * 3 if name == "tf32" else ["ieee"] * 3)

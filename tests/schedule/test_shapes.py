@@ -42,10 +42,11 @@ def test_step_by_hand():
     assert factors(Step(milestones=(0.5, 0.75), gamma=0.5), 8) == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
 
 
-def test_the_default_milestones_are_within_a_thousandth_of_a_third_two_thirds_and_eight_ninths():
-    default = factors(Step(), 90_000)
-    fallen = [update for update in range(1, 90_001) if default[update] != default[update - 1]]
-    assert fallen == [29_970, 60_030, 80_010]
+@pytest.mark.parametrize("planned", [90, 9000, 450_000])
+def test_the_default_milestones_are_epochs_30_60_and_80_of_90(planned):
+    default = factors(Step(), planned)
+    fallen = [update for update in range(1, planned + 1) if default[update] != default[update - 1]]
+    assert fallen == [planned * epoch // 90 for epoch in (30, 60, 80)]
     assert default[-1] == pytest.approx(1e-3)
 
 

@@ -1,0 +1,75 @@
+"""The step on a CUDA device: it never waits for the device, and refuses and resumes exactly as on a CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from small_runs import TINY, continue_loop, loop_of, parts_of, steps_of
+
+from mptrain.engine.ring import Ring
+from mptrain.engine.step import train_step
+from mptrain.errors import Preempted
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+DEVICE = "cuda"
+MODES = ["fp32", "tf32", "amp_dynamic", "amp_static", "amp_bf16", "fp16_dynamic", "fp16_static", "fp16_pure", "bf16"]
+
+
+def batches(parts, count):
+    return [parts.prepare(batch) for batch, _ in zip(parts.loaders["train"].batches(0), range(count), strict=False)]
+
+
+@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adagrad"])
+@pytest.mark.parametrize("model", ["cnn", "resnet18"])
+def test_no_step_waits_for_the_device(precision, optimizer, model):
+    parts, _ = parts_of(
+        f"device={DEVICE}", f"model={model}", f"precision={precision}", f"optimizer={optimizer}", "train.clip_norm=1",
+        "train.accumulate=2", "dataset.train_samples=128",
+    )  # fmt: skip
+    learner = parts.learners[0]
+    ring = Ring(4, len(learner.weights.names), parts.device)
+    good, other = batches(parts, 2)
+    bad = dataclasses.replace(good, inputs=good.inputs.clone())
+    bad.inputs[0] = float("inf")
+    parts.model.train()
+    train_step(learner, parts.model, good, parts.plan, ring)  # the first step may set libraries up
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in (bad, good, other):
+            train_step(learner, parts.model, batch, parts.plan, ring)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    rows = ring.take(wait=True)
+    assert len(rows) == 4
+    assert rows[1].overflow
+    assert all(value.isfinite().all() for value in parts.full_precision().values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "bf16"])
+def test_a_run_goes_on_bit_for_bit_on_the_device(tmp_path, precision):
+    words = (*TINY, f"device={DEVICE}", f"precision={precision}", "train.max_steps=12")
+    whole = loop_of(tmp_path, *words)
+    whole.run()
+    half = loop_of(tmp_path, *words)
+    half._watch.lap = lambda *counted: (
+        setattr(half.interrupts, "received", "SIGTERM") if half.progress.step == 5 else None
+    )
+    with pytest.raises(Preempted):
+        half.run()
+    rest = continue_loop(half, *words)
+    rest.run()
+    assert steps_of(whole) == steps_of(rest)
+
+
+@pytest.mark.parametrize("ring", [1, 3, 64])
+def test_the_records_do_not_depend_on_when_the_host_looks(tmp_path, ring):
+    reference = loop_of(tmp_path, *TINY, f"device={DEVICE}")
+    reference.run()
+    loop = loop_of(tmp_path, *TINY, f"device={DEVICE}", f"log.ring={ring}", "log.seconds=0")
+    loop.run()
+    assert steps_of(loop) == steps_of(reference)
