@@ -25,6 +25,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import config_digest, diff
 from mptrain.engine.loop import Loop, Storage
+from mptrain.engine.snapshot import require_fit
 from mptrain.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
@@ -145,6 +146,9 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     """
     directory = find_run(run)
     config = reload(directory.paths.config.read_text(encoding="utf-8"), overrides)
+    changed = {word.partition("=")[0] for word in overrides}
+    before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
+    config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
     return _continue(directory, config, show, explicit=True)
 
 
@@ -184,6 +188,8 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
         store = _store(directory, config, higher_is_better=True)
         loaded = store.load_latest()
         built = build(config)
+        if loaded is not None:
+            require_fit(built[0], loaded.state)  # before anything of the run is changed
         notes = [f"changed: {key} from {before} to {after}" for key, before, after in changes]
         if loaded is None:
             notes.append("there is no checkpoint yet: the run starts again")
@@ -285,7 +291,7 @@ def _how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, 
     if isinstance(error, KeyboardInterrupt):
         return (
             "preempted",
-            "interrupted twice; what came after the last checkpoint will be done again",
+            "interrupted at once; what came after the last checkpoint will be done again",
             EXIT_INTERRUPTED,
         )
     with contextlib.suppress(OSError, StorageError):

@@ -43,6 +43,8 @@ def build(config: Config) -> tuple[Parts, Options]:
         torch.set_num_threads(config.threads)
     policy, device = config.precision, resolve_device(config.device)
     require_support(policy, device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # page-locked memory, streams and compiled kernels belong to the current one
     set_products(policy)
     dataset: Dataset = config.dataset.build(seed=config.seed)
     model, initial = build_model(config, dataset)
@@ -120,7 +122,7 @@ def _build_learner(
         )
     policy = config.precision
     weights = Weights(
-        {name: p for name, p in model.named_parameters() if name.startswith(objective.modules)},
+        {name: p for name, p in model.named_parameters() if _is_in(name, objective.modules)},
         rule,
         master_weights=policy.master_weights,
         state_in_half=policy.optimizer_state == "parameters",
@@ -132,6 +134,11 @@ def _build_learner(
     planned = min(planned, config.train.max_steps or planned)
     rates = rate_table(config.schedule.build(), rule.lr, planned, device)
     return Learner(objective, weights, config.scaler.build(), rates, device)
+
+
+def _is_in(parameter: str, modules: tuple[str, ...]) -> bool:
+    """Whether a parameter belongs to one of some modules; ``layer1`` does not mean ``layer10``."""
+    return any(not module or parameter == module or parameter.startswith(f"{module}.") for module in modules)
 
 
 def _refuse_single_samples(config: Config, model: nn.Module, dataset: Dataset, loader: Loader) -> None:

@@ -9,16 +9,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+#: Bytes at whose multiples a buffer begins, as in memory of its own: vectorised kernels and compilers count on 16.
+ALIGNMENT = 64
 
 
 class BufferGuard:
     """Snapshots all buffers of a model before a step and restores them on the device if it is refused.
 
     The buffers become views of one flat tensor per dtype, so that both are single kernels however many there are.
-    Build it after the model has its final device and dtypes.
+    Build it after the model has its final device and dtypes. A module must change its buffers in place: one that puts
+    a new tensor there takes it out of the guard.
 
     Attributes:
         count: How many buffers are guarded.
@@ -37,12 +43,12 @@ class BufferGuard:
             by_dtype.setdefault(buffer.dtype, []).append(key)
         self.count = len(tensors)
         self._flat: list[tuple[Tensor, Tensor]] = []
-        for keys in by_dtype.values():
-            flat = torch.cat([tensors[key].detach().reshape(-1) for key in keys])
-            offset = 0
-            for key in keys:
-                view = flat[offset : offset + tensors[key].numel()].view(tensors[key].shape)
-                offset += tensors[key].numel()
+        for dtype, keys in by_dtype.items():
+            unit = ALIGNMENT // dtype.itemsize
+            rooms = [F.pad(tensors[key].detach().reshape(-1), (0, -tensors[key].numel() % unit)) for key in keys]
+            flat = torch.cat(rooms)
+            for key, room in zip(keys, flat.split([len(room) for room in rooms]), strict=True):
+                view = room[: tensors[key].numel()].view(tensors[key].shape)
                 for module, name in places[key]:
                     module._buffers[name] = view
             self._flat.append((flat, flat.clone()))

@@ -6,6 +6,7 @@ It knows which step each row belongs to, counts what was applied, and notices wh
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mptrain.diagnostics.overflow import OverflowHistory, offenders
@@ -81,13 +82,19 @@ class Account:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"updates": self.updates, "refused": self.refused, "history": self.history.state_dict()}
+        return {
+            "updates": self.updates,
+            "refused": self.refused,
+            "history": self.history.state_dict(),
+            "last": asdict(self.last) if self.last else None,
+        }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.updates = saved["updates"]
         self.refused = saved["refused"]
         self.history = OverflowHistory.from_state(saved["history"])
+        self.last = StepRecord(**saved["last"]) if saved["last"] else None
 
 
 class Ledger:
@@ -110,7 +117,8 @@ class Ledger:
         """Say which step and epoch the rows just recorded belong to; read the rings when it is time."""
         self._pending.append((step, epoch))
         now = time.monotonic()
-        if len(self._pending) >= self._options.ring or now - self._looked >= self._options.seconds:
+        # Not by the number of pending steps: those on their way are among them, and sending again would wait for them.
+        if self.accounts[0].ring.full or now - self._looked >= self._options.seconds:
             self._looked = now
             for account in self.accounts:
                 account.ring.send()
@@ -140,7 +148,7 @@ class Ledger:
         count = min(len(self._pending), *(len(taken) for taken in rows))
         for account, taken in zip(self.accounts, rows, strict=True):
             account.ring.give_back(taken[count:])
-        for (step, epoch), *row in zip(self._pending[:count], *(taken[:count] for taken in rows), strict=True):
+        noted, self._pending = self._pending[:count], self._pending[count:]  # now: the sink below may fail
+        for (step, epoch), *row in zip(noted, *(taken[:count] for taken in rows), strict=True):
             for account, one in zip(self.accounts, row, strict=True):
                 account.digest(step, epoch, one, self._sink)
-        del self._pending[:count]

@@ -17,7 +17,7 @@ from mptrain.engine.failure import diagnose, is_sound, keep_failure
 from mptrain.engine.interrupt import Interrupts
 from mptrain.engine.job import Progress
 from mptrain.engine.ledger import Account, Ledger
-from mptrain.engine.memory import memory_now, memory_peak
+from mptrain.engine.memory import forget_peak, memory_now, memory_peak
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 from mptrain.engine.step import train_step
@@ -125,6 +125,7 @@ class Loop:
             DataError: A sample cannot be used.
             StorageError: The disk refuses.
         """
+        forget_peak(self.parts.device)
         with self.interrupts:
             try:
                 self._train_and_evaluate()
@@ -141,7 +142,7 @@ class Loop:
             self._evaluate_epoch()
             every = self.options.checkpoint.every_epochs
             if progress.step >= self.planned or (every is not None and progress.epoch % every == 0):
-                self._save(metric=self._validation_metric())
+                self._save()
 
     def _train_epoch(self) -> None:
         """Train on what is left of the current epoch."""
@@ -162,7 +163,9 @@ class Loop:
             self._obey_signals()
             every = options.checkpoint.every_steps
             if every is not None and progress.step % every == 0 and progress.step < self.planned:
-                self._save(metric=None)
+                self._settle()
+                self._save()
+        self._settle()
 
     def _attempt(self, host_batch: Batch) -> None:
         """One step of every learner on one batch."""
@@ -247,9 +250,10 @@ class Loop:
             return None
         return self.progress.last["val"][self.parts.task.metric]
 
-    def _save(self, metric: float | None) -> None:
+    def _save(self) -> None:
         self._show("saving")
         self._ledger.flush()
+        metric = self._validation_metric()  # also when a step is saved again: the best checkpoint is found by it
         self._sink.take(EventRecord("checkpoint", self.progress.step, {"metric": metric}))
         lengths = self.storage.writer.sync()
         self.storage.store.save(
@@ -267,7 +271,7 @@ class Loop:
             return
         self._ledger.flush()
         self._sink.take(EventRecord("signal", self.progress.step, {"signal": name}))
-        self._save(metric=None)
+        self._save()
         raise Preempted(
             f"{name}: stopped and saved after step {self.progress.step} of {self.planned}",
             f"continue with: mptrain resume {self.storage.paths.root}",
@@ -282,11 +286,17 @@ class Loop:
         keep_failure(self.storage.paths.failure, diagnosis, batch, self.parts)
         self._sink.take(EventRecord("failure", self.progress.step, {"cause": diagnosis.cause}))
         if is_sound(self.parts):
-            self._save(metric=None)
+            self._save()
             kept = f"; weights and batch are saved in {self.storage.paths.root}"
         else:
             kept = f"; the batch is saved in {self.storage.paths.failure}"
         raise NumericsError(diagnosis.in_words() + kept, diagnosis.advice)
+
+    def _settle(self) -> None:
+        """Wait for the device, and count what it still had to do as time of training."""
+        started = time.perf_counter()
+        self._ledger.flush()
+        self._clock(0, 0.0, time.perf_counter() - started)
 
     def _clock(self, samples: int, waited: float, seconds: float) -> None:
         progress = self.progress

@@ -16,8 +16,14 @@ def memory_now(device: torch.device) -> int:
     return pages * resource.getpagesize()
 
 
+def forget_peak(device: torch.device) -> None:
+    """Begin `memory_peak` anew on a CUDA device, where runs before this one in the same process must not count."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def memory_peak(device: torch.device) -> int:
-    """Largest number of bytes in use so far, of the same kind as `memory_now`."""
+    """Largest number of bytes in use: on a CUDA device since `forget_peak`, on a CPU since the process began."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -77,7 +77,7 @@ class Ring:
     def record(self, loss: Tensor, scale: Tensor, verdict: Verdict, lr: Tensor, next_scale: Tensor) -> None:
         """Write a row; every argument is a device tensor of shape (1,), and none is waited for.
 
-        Call `send` when `full` is reached; a full ring is sent by itself.
+        A full ring is sent by itself.
         """
         if self.full:
             self.send()
@@ -87,7 +87,10 @@ class Ring:
         self._used += 1
 
     def send(self) -> None:
-        """Start copying what was recorded to the host, and record into the other half from now on."""
+        """Start copying what was recorded to the host, and record into the other half from now on.
+
+        Waits for the copy before, if that is still on its way: so call it for a full ring, or seldom.
+        """
         if not self._used:
             return
         self._land(wait=True)  # the half to be filled next must have arrived; it left a whole ring ago
@@ -95,7 +98,7 @@ class Ring:
         if self._host:
             self._host[self._filling][: self._used].copy_(source[: self._used], non_blocking=True)
             event = torch.cuda.Event()
-            event.record()
+            event.record(torch.cuda.current_stream(source.device))  # which need not be the current device
             self._in_flight = (self._filling, self._used, event)
         else:
             self._read += _rows(source[: self._used])

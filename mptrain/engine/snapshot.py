@@ -40,27 +40,47 @@ def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str,
     }
 
 
+def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
+    """Refuse a snapshot of another model or another task, before anything is changed because of it.
+
+    Raises:
+        CheckpointError: It does not fit, or is of another schema.
+    """
+    if saved.get("schema") != SCHEMA:
+        raise CheckpointError(f"the checkpoint has schema {saved.get('schema')}, this mptrain reads {SCHEMA}")
+    names = {learner.name for learner in parts.learners}
+    if saved["learners"].keys() != names:
+        raise CheckpointError(
+            f"the checkpoint has learners {sorted(saved['learners'])}, the task has {sorted(names)}",
+            "resume with the task it was saved from",
+        )
+    _require_same_tensors(parts.model.state_dict(), saved["model"])
+
+
+def _require_same_tensors(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    wrong = [f"it has no {name}" for name in sorted(own.keys() - saved.keys())]
+    wrong += [f"the model has no {name}" for name in sorted(saved.keys() - own.keys())]
+    wrong += [
+        f"{name} is {tuple(saved[name].shape)}, the model's {tuple(value.shape)}"
+        for name, value in own.items()
+        if isinstance(value, torch.Tensor) and name in saved and saved[name].shape != value.shape
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise CheckpointError(
+            f"the checkpoint does not fit the model: {'; '.join(wrong[:3])}{more}",
+            "resume with the model it was saved from",
+        )
+
+
 def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
     """Restore model and master weights from a snapshot.
 
     Raises:
         CheckpointError: They do not fit the model.
     """
-    own = parts.model.state_dict()
-    missing = sorted(own.keys() - saved["model"].keys())
-    unexpected = sorted(saved["model"].keys() - own.keys())
-    if missing or unexpected:
-        raise CheckpointError(
-            f"the checkpoint does not fit the model: missing {missing[:3]}, unexpected {unexpected[:3]}",
-            "resume with the model it was saved from",
-        )
-    try:
-        parts.model.load_state_dict(saved["model"])
-    except RuntimeError as error:
-        raise CheckpointError(
-            f"the checkpoint does not fit the model: {str(error).splitlines()[-1].strip()}",
-            "resume with the model it was saved from",
-        ) from error
+    _require_same_tensors(parts.model.state_dict(), saved["model"])
+    parts.model.load_state_dict(saved["model"])
     for learner in parts.learners:
         learner.weights.load_full_precision(saved["model"])
 
@@ -74,14 +94,7 @@ def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> 
     Raises:
         CheckpointError: The snapshot does not fit the model or the task.
     """
-    if saved.get("schema") != SCHEMA:
-        raise CheckpointError(f"the checkpoint has schema {saved.get('schema')}, this mptrain reads {SCHEMA}")
-    names = {learner.name for learner in parts.learners}
-    if saved["learners"].keys() != names:
-        raise CheckpointError(
-            f"the checkpoint has learners {sorted(saved['learners'])}, the task has {sorted(names)}",
-            "resume with the task it was saved from",
-        )
+    require_fit(parts, saved)
     load_weights(parts, saved)
     notes = [note for learner in parts.learners for note in learner.load_state_dict(saved["learners"][learner.name])]
     for account in ledger.accounts:

@@ -69,7 +69,7 @@ class Weights:
         self._in_place = [p.dtype == torch.float32 or state_in_half for p in self._params]
         self._keeps_master = master_weights
         self._work = [
-            p.detach() if in_place else (initial or {}).get(name, p).detach().to(p.device, torch.float32, copy=True)
+            p if in_place else _wide_copy(p, (initial or {}).get(name, p))
             for name, p, in_place in zip(self.names, self._params, self._in_place, strict=True)
         ]
         self._wide_grads = [
@@ -135,8 +135,9 @@ class Weights:
         grads = self._grads()
         if not self._keeps_master:
             self._copy_to_work()
-        for indices, group in self._live_groups(tuple(grad is not None for grad in grads)):
-            self.rule.apply(group, [grads[i] for i in indices], stride)  # type: ignore[misc]
+        with torch.no_grad():  # some of the working tensors are the parameters themselves
+            for indices, group in self._live_groups(tuple(grad is not None for grad in grads)):
+                self.rule.apply(group, [grads[i] for i in indices], stride)  # type: ignore[misc]
         self.publish()
 
     def publish(self) -> None:
@@ -154,7 +155,7 @@ class Weights:
         """The best copy of each parameter by name: the master where there is one, else the parameter."""
         masters = self._keeps_master
         return {
-            name: work if masters or same else parameter.detach()
+            name: (work if masters or same else parameter).detach()
             for name, parameter, work, same in zip(self.names, self._params, self._work, self._in_place, strict=True)
         }
 
@@ -174,8 +175,9 @@ class Weights:
                 f"the saved weights do not fit the model: {'; '.join(wrong[:5])}",
                 "resume with the model it was saved from",
             )
-        for name, work in zip(self.names, self._work, strict=True):
-            work.copy_(values[name])
+        with torch.no_grad():
+            for name, work in zip(self.names, self._work, strict=True):
+                work.copy_(values[name])
         self.publish()
 
     def state_dict(self) -> dict[str, object]:
@@ -234,3 +236,12 @@ class Weights:
                 for (decays, _), indices in members.items()
             ]
         return self._groups[live]
+
+
+def _wide_copy(parameter: Tensor, value: Tensor) -> Tensor:
+    """An FP32 copy of a value in the memory layout of the parameter it belongs to.
+
+    Gradients have the parameter's layout too, and torch's kernels for lists of tensors are fast, or on CUDA willing at
+    all, only where corresponding tensors have equal strides.
+    """
+    return torch.empty_like(parameter, dtype=torch.float32).copy_(value.detach())

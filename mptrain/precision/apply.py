@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -130,10 +131,17 @@ def set_products(policy: Policy) -> None:
 
     ``fp32`` means FP32: torch's own default lets cuDNN convolutions use TF32. And sums of half-precision products stay
     in FP32 (Micikevicius et al. 2018, section 3.3): torch's own default lets cuBLAS add up partial sums in half.
+
+    torch has an older and a newer interface to TF32, which it compares when the older is read, as its compiler does:
+    where they disagree, reading raises. So both are set, and the newer, which has the last word, second.
     """
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     products = "tf32" if policy.tf32 else "ieee"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some versions of torch call the older interface deprecated
+        torch.backends.cuda.matmul.allow_tf32 = policy.tf32
+        torch.backends.cudnn.allow_tf32 = policy.tf32
     torch.backends.cuda.matmul.fp32_precision = products
     torch.backends.cudnn.conv.fp32_precision = products  # type: ignore[attr-defined]
     torch.backends.cudnn.rnn.fp32_precision = products  # type: ignore[attr-defined]

@@ -91,6 +91,13 @@ class Policy:
                     "set precision.optimizer_state=float32",
                 )
             )
+        if self.tf32 and self.eval == "fp32":
+            problems.append(
+                Problem(
+                    "precision.eval=fp32 with precision.tf32=true: TF32 is on or off for the whole run",
+                    "evaluate the finished run in FP32 with: mptrain eval RUN precision=fp32",
+                )
+            )
         if problems:
             raise ConfigError(problems)
 

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 20
 _AGAIN = "-again"
-_AGAIN = "-again"
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,20 @@ class RunDirectory:
         write_atomically(self.paths.config, config)
         write_atomically(self.paths.overrides, "".join(lines) or "[]\n")
 
+    def read_overrides(self) -> tuple[str, ...]:
+        """The words in ``overrides.yaml``, as `write_config` wrote them; none where there is no such file.
+
+        Raises:
+            StorageError: The file cannot be read, or is damaged.
+        """
+        path = self.paths.overrides
+        with storing(path, "read"):
+            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        try:
+            return tuple(json.loads(line[2:]) for line in lines if line.startswith("- "))
+        except ValueError as error:
+            raise StorageError(f"{path} is damaged: {error}", "restore the file from a copy") from error
+
     def is_dead(self) -> bool:
         """Whether it says that it is running while no process holds it: it was killed and can be resumed."""
         state = self.read_state()

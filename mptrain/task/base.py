@@ -20,7 +20,7 @@ class Objective:
 
     Attributes:
         learner: The learner's name in records; ``main`` where there is only one.
-        modules: Name prefixes of the parameters it trains; an empty prefix means all.
+        modules: Names of the modules, or parameters, that it trains; an empty name means the whole model.
         loss: From the model and a micro-batch on the device to the mean loss over its terms, a float32 scalar.
     """
 

@@ -226,11 +226,16 @@ def test_start_floor_and_ceiling_of_the_scale_must_be_in_order():
     assert "scaler.min_scale" in what
 
 
+def test_fp32_evaluation_of_tf32_training_is_refused_because_the_switch_is_the_process_s():
+    [what] = problems("precision=tf32", "precision.eval=fp32")
+    assert what.startswith("precision.eval=fp32 with precision.tf32=true")
+
+
 def test_trap_30_an_eps_that_is_not_written_counts_with_its_default(tmp_path):
     (tmp_path / "optimizer").mkdir()
     (tmp_path / "optimizer" / "bare.yaml").write_text("_target_: mptrain.optimizer.Adam\nlr: 0.001\n")
     words = ["precision=fp16_pure", "precision.optimizer_state=parameters", "optimizer=bare"]
-    with pytest.raises(ConfigError, match="optimizer.eps=1e-08"):
+    with pytest.raises(ConfigError, match=r"optimizer\.eps=1e-08"):
         compose(words, config_dirs=[tmp_path])
 
 

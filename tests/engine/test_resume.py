@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from small_runs import TINY, continue_loop, loop_of, steps_of
+from small_runs import TINY, Kept, continue_loop, loop_of, steps_of
 
 from mptrain.errors import CheckpointError, Preempted
+from mptrain.records import EpochRecord
 
 MODES = [
     "fp32", "amp_static", "amp_dynamic", "amp_bf16", "fp16_static", "fp16_dynamic", "fp16_noscale", "fp16_pure", "bf16",
@@ -17,6 +20,18 @@ def interrupt_after(loop, step):
         setattr(loop.interrupts, "received", "SIGTERM") if loop.progress.step == step else None
     )
     with pytest.raises(Preempted, match=f"after step {step} of"):
+        loop.run()
+
+
+def interrupt_when_evaluating(loop, *, evaluated):
+    """Ask for the end when an evaluation begins: the validation of new weights, or after it the test."""
+
+    def show(doing):
+        if doing == "evaluating" and (loop.progress.evaluated_at == loop.progress.step) == evaluated:
+            loop.interrupts.received = "SIGTERM"
+
+    loop._show = show
+    with pytest.raises(Preempted):
         loop.run()
 
 
@@ -57,6 +72,31 @@ def test_trap_37_holds_for_every_optimizer_and_with_dropout(tmp_path, optimizer)
     rest.parts.model.register_forward_pre_hook(lambda m, args: (torch.nn.functional.dropout(args[0], 0.2),))
     rest.run()
     assert steps_of(whole) == steps_of(rest)
+
+
+def test_an_epoch_whose_evaluation_was_interrupted_has_the_same_row(tmp_path):
+    words = (*TINY, "precision=amp_dynamic")
+    undisturbed, rows = Kept(), Kept()
+    loop_of(tmp_path, *words, kept=undisturbed).run()
+    loop = loop_of(tmp_path, *words)
+    interrupt_when_evaluating(loop, evaluated=False)
+    assert loop.progress.step == 6
+    continue_loop(loop, *words, kept=rows).run()
+    timeless = [
+        [replace(row, seconds=0, samples_per_second=0) for row in kept.of(EpochRecord)] for kept in (undisturbed, rows)
+    ]
+    assert timeless[0] == timeless[1]
+    assert len(timeless[0]) == 3
+
+
+def test_the_best_checkpoint_is_still_known_after_the_last_evaluation_was_interrupted(tmp_path):
+    loop = loop_of(tmp_path, *TINY)
+    interrupt_when_evaluating(loop, evaluated=True)
+    assert loop.progress.step == loop.planned
+    metric = loop.progress.last["val"]["top1"]
+    assert "test" not in loop.progress.last
+    best = loop.storage.store.load("best").manifest
+    assert (best.step, best.metric) == (loop.planned, metric)
 
 
 def test_scaler_state_in_a_checkpoint_is_complete(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,29 @@ def test_a_finished_run_is_already_done(capsys):
     code, output, _ = run(capsys, "resume", "outputs/run")
     assert code == 0
     assert "outputs/run is already done" in output
+
+
+def test_a_change_that_does_not_fit_the_checkpoint_leaves_the_run_as_it_was(capsys):
+    assert run(capsys, *TINY, "run.name=run")[0] == 0
+    files = [path for path in Path("outputs/run").rglob("*") if path.is_file() and path.suffix != ".lock"]
+    before = [path.read_bytes() for path in files]
+    code, _, errors = run(capsys, "resume", "outputs/run", "model.hidden=[16]")
+    assert code == 6
+    assert errors[0].startswith("error: the checkpoint does not fit the model: ")
+    assert [path.read_bytes() for path in files] == before
+    assert run(capsys, "resume", "outputs/run")[0] == 0
+
+
+def test_a_resumed_run_keeps_all_the_words_that_led_to_it(capsys):
+    words = [*TINY, "train.max_steps=2", "run.name=run"]
+    assert run(capsys, *words)[0] == 0
+    assert run(capsys, "resume", "outputs/run", "train.max_steps=3", "optimizer.lr=0.01")[0] == 0
+    assert run(capsys, "resume", "outputs/run", "train.max_steps=4")[0] == 0
+    words[words.index("train.max_steps=2")] = "optimizer.lr=0.01"
+    state = json.loads(Path("outputs/run/run.json").read_text())
+    assert sorted(shlex.split(state["command"])) == sorted(["mptrain", *words, "train.max_steps=4"])
+    listed = Path("outputs/run/overrides.yaml").read_text().splitlines()
+    assert sorted(listed) == sorted(f'- "{word}"' for word in (*words, "train.max_steps=4"))
 
 
 def test_when_all_checkpoints_are_damaged_the_run_says_so(capsys):
@@ -116,7 +140,7 @@ def test_a_full_disk_ends_with_6_and_keeps_the_last_good_checkpoint(capsys, monk
     write, written = os.write, []
 
     def until_full(descriptor, data):
-        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
         if name.endswith("steps.jsonl") and Path("outputs/run/checkpoints/step-00000008.json").exists():
             written.append(name)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

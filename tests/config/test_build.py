@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from small_runs import TINY, parts_of
+from torch import nn
+
+from mptrain.config.build import _is_in
+
+
+@pytest.mark.parametrize("channels_last", ["true", "false"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16_dynamic", "fp16_pure", "bf16"])
+def test_masters_gradients_and_state_have_the_memory_layout_of_their_parameters(monkeypatch, precision, channels_last):
+    parts, _ = parts_of(
+        "model=resnet18", "dataset.train_samples=16", "train.batch_size=8", f"precision={precision}",
+        f"train.channels_last={channels_last}",
+    )  # fmt: skip
+    [learner] = parts.learners
+    batch = parts.prepare(next(parts.loaders["train"].batches(0)))
+    layouts = []
+    monkeypatch.setattr(type(learner.weights.rule), "apply", spy(layouts))
+    with parts.plan.products():
+        learner.loss(parts.model, batch).backward()
+        learner.weights.gather()
+    learner.weights.update(learner.judge(), learner.rate(), learner.scale)
+    parameters = [layout(p) for p in parts.model.parameters()]
+    masters = [layout(value) for value in parts.full_precision().values()]
+    assert masters == parameters
+    assert (parameters == [layout(torch.empty(p.shape)) for p in parts.model.parameters()]) == (
+        channels_last == "false"
+    )
+    assert sum(len(weights) for weights, *_ in layouts) == len(parameters)
+    for weights, grads, momentum in layouts:
+        assert weights == grads == momentum
+
+
+def spy(layouts):
+    def apply(rule, group, grads, stride):
+        layouts.append([[layout(t) for t in tensors] for tensors in (group.weights, grads, *group.state.values())])
+
+    return apply
+
+
+def layout(tensor):
+    """Size and strides; the stride of a dimension of size 1 says nothing."""
+    return tensor.shape, tuple(0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def test_the_name_of_a_module_means_its_parameters_and_not_those_of_its_namesakes():
+    names = [name for name, _ in nn.ModuleDict({"net1": nn.Linear(1, 1), "net10": nn.Linear(1, 1)}).named_parameters()]
+    assert [name for name in names if _is_in(name, ("net1",))] == ["net1.weight", "net1.bias"]
+    assert [name for name in names if _is_in(name, ("net1.bias", "net10"))] == names[1:]
+    assert [name for name in names if _is_in(name, ("",))] == names
+
+
+def test_weights_move_after_a_module_gave_its_parameters_other_storage():
+    parts, _ = parts_of(*TINY, "precision=fp32")
+    [learner] = parts.learners
+    for parameter in parts.model.parameters():
+        parameter.data = parameter.data.clone()  # as cuDNN's recurrent networks do when they make theirs one block
+    before = [parameter.clone() for parameter in parts.model.parameters()]
+    learner.loss(parts.model, parts.prepare(next(parts.loaders["train"].batches(0)))).backward()
+    learner.weights.update(learner.judge(), learner.rate(), learner.scale)
+    assert not any(map(torch.equal, before, parts.model.parameters()))
