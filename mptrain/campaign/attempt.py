@@ -195,7 +195,7 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
             notes.append("there is no checkpoint yet: the run starts again")
         else:
             notes += [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped]
-        if changes or not path.exists():
+        if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, loaded, show, tuple(notes))
 

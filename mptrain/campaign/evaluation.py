@@ -10,7 +10,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import diff
 from mptrain.engine.evaluate import evaluate
-from mptrain.engine.snapshot import load_weights
+from mptrain.engine.snapshot import load_weights, require_same_schema
 from mptrain.errors import DataError
 from mptrain.runlog.checkpoints import CheckpointStore
 
@@ -55,6 +55,7 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str) -> Evaluation:
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     loaded = store.load(cast('Literal["last", "best"]', which))
     parts, _ = build(config)
+    require_same_schema(loaded.state)
     load_weights(parts, loaded.state)
     progress = loaded.state["progress"]
     splits = [name for name in ("val", "test") if name in parts.loaders]

@@ -12,11 +12,13 @@ from mptrain.cli.banner import Banner, Closing, print_banner, print_closing
 from mptrain.cli.display import make_display
 from mptrain.cli.messages import warn
 from mptrain.errors import EXIT_OK
+from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mptrain.config.schema import Config
+    from mptrain.records import Record
     from mptrain.runlog.sink import Sink
 
 
@@ -83,7 +85,21 @@ def _open(opening: Opening) -> Sequence[Sink]:
     print_banner(banner, sys.stdout)
     if opening.support.advice and parts.policy.half:
         warn([f"{opening.support.reason}: {opening.support.advice}"])
-    return [make_display(config.log, sys.stdout, title=f"{config.chosen.get('model')} {config.precision.name}")]
+    return [
+        _Warnings(),
+        make_display(config.log, sys.stdout, title=f"{config.chosen.get('model')} {config.precision.name}"),
+    ]
+
+
+class _Warnings:
+    """A sink that prints the warnings of a run as they come."""
+
+    def take(self, record: Record) -> None:
+        if isinstance(record, EventRecord) and record.kind == "warning":
+            warn([record.fields["message"]])
+
+    def close(self) -> None:
+        """Nothing is held back."""
 
 
 def _close(outcome: Outcome) -> int:

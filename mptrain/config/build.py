@@ -67,7 +67,7 @@ def build(config: Config) -> tuple[Parts, Options]:
     )
     seed_everything(config.seed)
     parts = Parts(model, kept, task, dataset, policy, device, learners, plan, memory_format, loaders)
-    return parts, Options(config.train, config.checkpoint, config.log, config.seed)
+    return parts, Options(config.train, config.checkpoint, config.log)
 
 
 def build_model(config: Config, dataset: Dataset) -> tuple[nn.Module, dict[str, torch.Tensor]]:

@@ -38,8 +38,9 @@ def evaluate(
     """
     model, prepare_batch, contexts = parts.model, parts.prepare, (parts.plan.products, parts.plan.autocast)
     if parts.policy.eval == "fp32" and parts.policy.half:
-        model, prepare_batch = in_float32(parts.model, parts.full_precision()), parts.prepare_float32
-        contexts = (torch.no_grad, torch.no_grad)
+        contexts, prepare_batch = (torch.no_grad, torch.no_grad), parts.prepare_float32
+        if parts.policy.parameters != "float32":
+            model = in_float32(parts.model, parts.full_precision())
     was_training = model.training
     model.eval()
     sums: dict[str, Tensor] = {}

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mptrain.diagnostics.overflow import offenders
-from mptrain.engine.snapshot import random_state
 from mptrain.numerics.formats import scale_in_words
 from mptrain.runlog.storage import storing, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from mptrain.dataset.batch import Batch
@@ -104,15 +104,22 @@ def is_sound(parts: Parts) -> bool:
     return _non_finite({name: value for name, value in tensors.items() if value.is_floating_point()})[0] == 0
 
 
-def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, parts: Parts) -> None:
-    """Write ``diagnosis.json`` and ``step.pt`` (the batch and the random state; loadable with ``weights_only=True``)."""
+def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any]) -> None:
+    """Write ``diagnosis.json`` and ``step.pt``, from which the last step can be done again.
+
+    Args:
+        folder: Made if missing.
+        diagnosis: What was found.
+        batch: The prepared batch of the last step.
+        random: The random state before that step. ``step.pt`` is loadable with ``weights_only=True``.
+    """
     with storing(folder):
         folder.mkdir(exist_ok=True)
         saved = {
             "step": diagnosis.step,
             "inputs": batch.inputs.cpu(),
             "targets": batch.targets.cpu(),
-            "random": random_state(parts.device),
+            "random": random,
         }
         torch.save(saved, folder / "step.pt")
     write_atomically(folder / "diagnosis.json", json.dumps(asdict(diagnosis), indent=2) + "\n")
@@ -122,4 +129,5 @@ def _non_finite(tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[tuple[str,
     names = list(tensors)
     if not names:
         return 0, ()
-    return offenders(names, [float(tensors[name].double().norm()) for name in names])
+    norms = [torch.linalg.vector_norm(tensors[name].detach(), dtype=torch.float64) for name in names]
+    return offenders(names, torch.stack(norms).tolist())

@@ -72,13 +72,11 @@ class Options:
         train: How long, how many samples an update, when to give up.
         checkpoint: When to save.
         log: How often to look.
-        seed: Of dropout and data order.
     """
 
     train: TrainOptions
     checkpoint: CheckpointOptions
     log: LogOptions
-    seed: int
 
 
 @dataclass

@@ -129,6 +129,10 @@ class Ledger:
         """Wait for the device and write every record there is."""
         self._digest(wait=True)
 
+    def close_to(self, patience: int) -> bool:
+        """Whether the next step could be the last of ``patience`` overflowed ones in a row, for all that is known."""
+        return any(account.history.consecutive + account.ring.unread + 1 >= patience for account in self.accounts)
+
     def hopeless(self, patience: int) -> Account | None:
         """A learner whose last ``patience`` steps all overflowed, or None.
 

@@ -19,7 +19,7 @@ from mptrain.engine.job import Progress
 from mptrain.engine.ledger import Account, Ledger
 from mptrain.engine.memory import forget_peak, memory_now, memory_peak
 from mptrain.engine.ring import Ring
-from mptrain.engine.snapshot import restore_snapshot, take_snapshot
+from mptrain.engine.snapshot import random_state, restore_snapshot, take_snapshot
 from mptrain.engine.step import train_step
 from mptrain.engine.tally import Stopwatch, Tally
 from mptrain.errors import NumericsError, Preempted
@@ -84,6 +84,7 @@ class Loop:
         self._ledger = Ledger(accounts, self._sink, options.log)
         self._watch = Stopwatch()
         self._checked = False
+        self._random: dict[str, Any] = {}  # before the last step, once it may be one that ends the run
 
     @property
     def planned(self) -> int:
@@ -171,12 +172,15 @@ class Loop:
         """One step of every learner on one batch."""
         progress = self.progress
         batch = self.parts.prepare(host_batch)
+        if self._ledger.close_to(self.options.train.patience):
+            self._random = random_state(self.parts.device)
         if self._checked:
             self._step_all(batch, self.parts.plan)
         else:
             census = ProductCensus()
             self._step_all(batch, replace(self.parts.plan, products=census.inside(self.parts.plan.products)))
             check_step(self.parts.policy, self.parts.model, self.parts.kept, census)
+            self._name_untrained()
             self._checked = True
         progress.step += 1
         progress.batch += 1
@@ -184,6 +188,23 @@ class Loop:
         account = self._ledger.hopeless(self.options.train.patience)
         if account is not None:
             self._give_up(account, batch)
+
+    def _name_untrained(self) -> None:
+        """Put on record which parameters the first step did not train, and warn of those that should have been."""
+        parameters = dict(self.parts.model.named_parameters())
+        owned = {name for learner in self.parts.learners for name in learner.weights.names}
+        untrained = {
+            "frozen": [name for name, parameter in parameters.items() if not parameter.requires_grad],
+            "no_learner": [name for name, p in parameters.items() if p.requires_grad and name not in owned],
+            "no_gradient": [name for learner in self.parts.learners for name in learner.weights.missing],
+        }
+        if any(untrained.values()):
+            self._sink.take(EventRecord("untrained", self.progress.step, untrained))
+        for kind, why in (("no_gradient", "get no gradient"), ("no_learner", "belong to no learner")):
+            if names := untrained[kind]:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                message = f"{len(names)} parameters {why} and are not trained: {', '.join(names[:3])}{more}"
+                self._sink.take(EventRecord("warning", self.progress.step, {"message": message}))
 
     def _step_all(self, batch: Batch, plan: Plan) -> None:
         for learner, ring in zip(self.parts.learners, self._rings, strict=True):
@@ -283,7 +304,7 @@ class Loop:
         learner = next(learner for learner in self.parts.learners if learner.name == account.name)
         assert account.last is not None
         diagnosis = diagnose(self.parts, learner, account.last, account.history.consecutive, batch)
-        keep_failure(self.storage.paths.failure, diagnosis, batch, self.parts)
+        keep_failure(self.storage.paths.failure, diagnosis, batch, self._random)
         self._sink.take(EventRecord("failure", self.progress.step, {"cause": diagnosis.cause}))
         if is_sound(self.parts):
             self._save()

@@ -32,6 +32,7 @@ def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str,
     }
     return {
         "schema": SCHEMA,
+        "batch_size": parts.loaders["train"].batch_size,
         "progress": progress.state_dict(),
         "model": model,
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
@@ -40,14 +41,26 @@ def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str,
     }
 
 
+def require_same_schema(saved: Mapping[str, Any]) -> None:
+    """Refuse a snapshot of another layout.
+
+    Raises:
+        CheckpointError: It was written by an older or newer version of the program.
+    """
+    if saved.get("schema") != SCHEMA:
+        raise CheckpointError(
+            f"the checkpoint has schema {saved.get('schema')}, this mptrain reads {SCHEMA}",
+            "use the mptrain that wrote it",
+        )
+
+
 def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
     """Refuse a snapshot of another model or another task, before anything is changed because of it.
 
     Raises:
         CheckpointError: It does not fit, or is of another schema.
     """
-    if saved.get("schema") != SCHEMA:
-        raise CheckpointError(f"the checkpoint has schema {saved.get('schema')}, this mptrain reads {SCHEMA}")
+    require_same_schema(saved)
     names = {learner.name for learner in parts.learners}
     if saved["learners"].keys() != names:
         raise CheckpointError(
@@ -55,6 +68,12 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
             "resume with the task it was saved from",
         )
     _require_same_tensors(parts.model.state_dict(), saved["model"])
+    before, now = saved["batch_size"], parts.loaders["train"].batch_size
+    if before != now:
+        raise CheckpointError(
+            f"train.batch_size was {before} and is now {now}: position, schedule and step count are in batches of {before}",
+            f"go on with train.batch_size={before}; train.accumulate may change",
+        )
 
 
 def _require_same_tensors(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

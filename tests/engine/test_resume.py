@@ -161,6 +161,16 @@ def test_a_checkpoint_of_another_model_is_refused_in_words(tmp_path):
         continue_loop(loop, *TINY, "model.hidden=[16]")
 
 
+def test_a_changed_batch_size_is_refused_and_another_accumulation_is_not(tmp_path):
+    loop = loop_of(tmp_path, *TINY)
+    interrupt_after(loop, 3)
+    with pytest.raises(CheckpointError, match="batch_size was 16 and is now 32"):
+        continue_loop(loop, *TINY, "train.batch_size=32")
+    again = continue_loop(loop, *TINY, "train.accumulate=2")
+    again.run()
+    assert [step["step"] for step in steps_of(again)] == list(range(1, 19))
+
+
 def test_every_step_is_on_record_with_exactly_these_keys(tmp_path):
     loop = loop_of(tmp_path, *TINY)
     loop.run()

@@ -13,7 +13,7 @@ from mptrain.engine.guard import BufferGuard
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError
-from mptrain.records import OverflowRecord, ScaleRecord, StepRecord
+from mptrain.records import EventRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.task.base import Objective
 
 
@@ -160,6 +160,19 @@ def test_records_name_the_tensor_that_overflowed(tmp_path):
         (2, 1, True, True),
         (3, 2, False, False),
     ]
+
+
+def test_trap_14_parameters_that_are_not_trained_are_named(tmp_path):
+    kept = Kept()
+    loop = loop_of(tmp_path, *TINY, "train.max_steps=2", kept=kept)
+    model = loop.parts.model
+    model.register_parameter("spare", nn.Parameter(torch.ones(2)))
+    model.register_parameter("fixed", nn.Parameter(torch.ones(2), requires_grad=False))
+    loop.run()
+    (untrained,) = [event for event in kept.of(EventRecord) if event.kind == "untrained"]
+    assert untrained.fields == {"frozen": ["fixed"], "no_learner": ["spare"], "no_gradient": []}
+    (warning,) = [event for event in kept.of(EventRecord) if event.kind == "warning"]
+    assert warning.fields["message"] == "1 parameters belong to no learner and are not trained: spare"
 
 
 def test_trap_15_a_static_scale_that_applies_overflows_records_them_and_moves_the_weights(tmp_path):

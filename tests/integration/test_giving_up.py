@@ -60,6 +60,17 @@ def test_trap_01_persistent_nan_ends_within_patience_with_finite_weights_in_the_
     assert torch.load(failure / "step.pt", weights_only=True)["inputs"].isnan().any()
 
 
+def test_the_random_state_before_the_last_step_is_kept(tmp_path):
+    words = (*TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3", "model.dropout=0.3")
+    seen = []
+    loop = loop_of(tmp_path, *words)
+    loop.parts.model.register_forward_pre_hook(lambda m, args: seen.append(torch.get_rng_state()))
+    with pytest.raises(NumericsError):
+        loop.run()
+    assert torch.equal(torch.load(loop.storage.paths.failure / "step.pt")["random"]["torch"], seen[2])
+    assert not torch.equal(seen[1], seen[2])
+
+
 def test_gradients_that_overflow_are_told_from_a_loss_that_does(tmp_path):
     loop = loop_of(tmp_path, *TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3")
     with pytest.raises(NumericsError, match="first non-finite, backward"):
