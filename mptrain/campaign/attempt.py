@@ -7,12 +7,6 @@ between is in `mptrain.engine`; what it looks like, in `mptrain.cli`.
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
-import shlex
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,16 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain import __version__
+from mptrain.campaign.describe import describe, how_it_failed, users_own
 from mptrain.config.build import build
 from mptrain.config.compose import reload
-from mptrain.config.differences import config_digest, diff
+from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.engine.loop import Loop, Storage
 from mptrain.engine.snapshot import require_fit
 from mptrain.errors import (
-    EXIT_BUG,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    CheckpointError,
     ConfigError,
     EnvironmentRefused,
     MptrainError,
@@ -49,7 +43,6 @@ from mptrain.runlog import (
     open_run,
     read_summary,
     truncate_records,
-    write_atomically,
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
@@ -73,6 +66,7 @@ class Opening:
         planned: Steps that will have been attempted at the end.
         from_step: Steps that were attempted before; 0 for a new run.
         notes: What the user should know about a continuation, one sentence each.
+        warnings: What went wrong with the state that is continued, one sentence each.
     """
 
     config: Config
@@ -82,6 +76,7 @@ class Opening:
     planned: int
     from_step: int
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -130,7 +125,7 @@ def launch(config: Config, show: Show) -> Outcome:
     directory = create_run(root, label, name)
     with directory.lock():
         directory.write_config(config.yaml, config.overrides)
-        return _attempt(directory, config, built, None, show, ())
+        return _attempt(directory, config, built, None, show)
 
 
 def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
@@ -171,10 +166,7 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
         changes = diff(old, config.yaml)
         if changes and not explicit:
             raise ConfigError(
-                [
-                    Problem(f"{key} was {before} in {directory.root}, now it is {after}")
-                    for key, before, after in changes
-                ]
+                [Problem(f"{directory.root}: {change_in_words(*change)}") for change in changes]
                 + [
                     Problem(
                         "a run goes on with the configuration it began with",
@@ -190,14 +182,28 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
         built = build(config)
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
-        notes = [f"changed: {key} from {before} to {after}" for key, before, after in changes]
+        notes = [f"changed: {change_in_words(*change)}" for change in changes]
+        warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
         if loaded is None:
+            _require_never_saved(directory, state)
             notes.append("there is no checkpoint yet: the run starts again")
-        else:
-            notes += [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped]
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
-        return _attempt(directory, config, built, loaded, show, tuple(notes))
+        return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings))
+
+
+def _require_never_saved(directory: RunDirectory, state: RunState | None) -> None:
+    """Refuse to start a run again from nothing when its checkpoints have gone missing.
+
+    Raises:
+        CheckpointError: The run was saved once: it finished, was stopped in order, or went on from a checkpoint.
+    """
+    attempts = state.attempts if state else ()
+    if (state and state.status in ("done", "preempted")) or any(attempt.from_step for attempt in attempts):
+        raise CheckpointError(
+            f"{directory.paths.checkpoints} holds no checkpoint, but the run was saved there",
+            "restore the folder from a copy, or start another run",
+        )
 
 
 def _store(directory: RunDirectory, config: Config, *, higher_is_better: bool) -> CheckpointStore:
@@ -210,13 +216,14 @@ def _attempt(
     built: tuple[Parts, Any],
     loaded: Loaded | None,
     show: Show,
-    notes: tuple[str, ...],
+    notes: tuple[str, ...] = (),
+    warnings: tuple[str, ...] = (),
 ) -> Outcome:
     parts, options = built
     truncate_records(directory.paths, loaded.manifest.records if loaded else {})
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
-    state = _describe(directory, config, parts, before).begin(from_step)
+    state = describe(directory, config, parts.device, before).begin(from_step)
     directory.write_state(state)
     writer = RecordWriter(directory.paths)
     storage = Storage(
@@ -234,27 +241,46 @@ def _attempt(
             storage.store.drop_after(from_step)
             forgive = before is not None and before.status == "failed"
             notes = (*notes, *loop.restore(loaded.state, forgive=forgive))
-            writer.take(EventRecord("resume", from_step, {"notes": list(notes)}))
+            writer.take(EventRecord("resume", from_step, {"notes": list(notes), "warnings": list(warnings)}))
         support = require_support(config.precision, parts.device)
-        sinks = show(Opening(config, parts, support, directory.root, loop.planned, from_step, notes))
+        sinks = show(Opening(config, parts, support, directory.root, loop.planned, from_step, notes, warnings))
         displays.sinks = tuple(sinks)
         summary = loop.run()
         write_summary(directory.paths.summary, summary)
+        loop.require_success()
         _close(writer, sinks)
         directory.write_state(state.end("done", "", EXIT_OK, loop.progress.step))
         return Outcome(directory.root, summary)
     except BaseException as error:
         _close_quietly(writer, sinks)
-        failed = _how_it_failed(error, directory)
+        shown = _for_the_user(error, config, directory)
         step = loop.progress.step if loop else from_step
         with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
-            directory.write_state(state.end(*failed, step))
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            raise EnvironmentRefused(
-                f"the device is out of memory: {str(error).splitlines()[0]}",
-                "use a smaller train.batch_size, or the same one with train.accumulate=2",
-            ) from error
-        raise
+            directory.write_state(state.end(*how_it_failed(shown, directory), step))
+        if shown is error:
+            raise
+        raise shown from error
+
+
+def _for_the_user(error: BaseException, config: Config, directory: RunDirectory) -> BaseException:
+    """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
+    if isinstance(error, KeyboardInterrupt):
+        return Preempted(
+            "interrupted at once; what came after the last checkpoint will be done again",
+            f"continue with: mptrain resume {directory.root}",
+            EXIT_INTERRUPTED,
+        )
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return EnvironmentRefused(
+            f"the device is out of memory: {str(error).splitlines()[0]}",
+            "use a smaller train.batch_size, or the same one with train.accumulate=2",
+        )
+    if isinstance(error, Exception) and not isinstance(error, MptrainError):
+        own = users_own(error, config)
+        if own is not None:
+            how_it_failed(error, directory)  # keeps the traceback
+            return own
+    return error
 
 
 class _Late:
@@ -281,52 +307,3 @@ def _close_quietly(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
     for sink in (*sinks, writer):
         with contextlib.suppress(Exception):
             sink.close()
-
-
-def _how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
-    if isinstance(error, Preempted):
-        return "preempted", str(error), error.exit_code
-    if isinstance(error, MptrainError):
-        return "failed", str(error), error.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        return (
-            "preempted",
-            "interrupted at once; what came after the last checkpoint will be done again",
-            EXIT_INTERRUPTED,
-        )
-    with contextlib.suppress(OSError, StorageError):
-        directory.paths.failure.mkdir(exist_ok=True)
-        write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
-    return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
-
-
-def _describe(directory: RunDirectory, config: Config, parts: Parts, before: RunState | None) -> RunState:
-    overrides = shlex.join(config.overrides)
-    versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-    state = RunState(
-        id=os.path.relpath(directory.root, config.run.root),
-        argv=tuple(sys.argv[1:]),
-        command=f"mptrain {overrides}".strip(),
-        git_sha=_git_sha(),
-        versions=versions,
-        device=_device_in_words(parts.device),
-        precision=config.precision.in_words(),
-    )
-    return replace(state, attempts=before.attempts) if before else state
-
-
-def _device_in_words(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()})"
-
-
-def _git_sha() -> str | None:
-    """The commit of the working directory's repository, if it is one."""
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() or None if found.returncode == 0 else None

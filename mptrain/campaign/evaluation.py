@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from mptrain.campaign.attempt import find_run
 from mptrain.config.build import build
 from mptrain.config.compose import reload
-from mptrain.config.differences import diff
+from mptrain.config.differences import change_in_words, diff
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.snapshot import load_weights, require_same_schema
 from mptrain.errors import DataError
@@ -65,7 +65,7 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str) -> Evaluation:
         evaluate(parts, parts.loaders[name], name, progress["step"], progress["epoch"], stop=lambda: False)
         for name in splits
     ]
-    changes = [f"evaluated with {key}={now} instead of {before}" for key, before, now in diff(text, config.yaml)]
+    changes = [change_in_words(*change) for change in diff(text, config.yaml)]
     return Evaluation(
         directory.root, progress["step"], tuple(record for record in records if record is not None), tuple(changes)
     )

@@ -6,14 +6,14 @@ Every point is composed and checked before the first one starts.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
 from mptrain.config.overrides import parse
-from mptrain.errors import ConfigError, Problem
+from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from mptrain.config.catalogue import Catalogue
     from mptrain.config.compose import Composer
+    from mptrain.config.schema import Config
 
 #: More points than anybody means; a range with a slip in it has millions.
 MOST_POINTS = 10_000
@@ -39,12 +40,14 @@ class Point:
         overrides: Its whole command line.
         varied: The words in which points differ.
         warnings: What its configuration warns about.
+        config: Its configuration, once it is checked; the run directory is not its own yet.
     """
 
     number: int
     overrides: tuple[str, ...]
     varied: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    config: Config | None = field(default=None, compare=False, repr=False)
 
     @property
     def label(self) -> str:
@@ -92,7 +95,7 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
     """Checks every point; none is run.
 
     Returns:
-        The same points with their warnings.
+        The same points with their warnings and configurations.
 
     Raises:
         ConfigError: With the problems of all points; each names the point where not every one has it.
@@ -106,10 +109,34 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
             for problem in error.problems:
                 found.setdefault(problem, []).append(point)
             continue
-        checked.append(Point(point.number, point.overrides, point.varied, config.warnings))
+        checked.append(Point(point.number, point.overrides, point.varied, config.warnings, config))
     if found:
         raise ConfigError([_named(problem, bad, len(points)) for problem, bad in found.items()])
     return checked
+
+
+def require_devices(points: Sequence[Point]) -> None:
+    """Checks that this machine can run every point, so that a sweep does not fail half-way; imports torch.
+
+    Args:
+        points: As `validate` returned them.
+
+    Raises:
+        EnvironmentRefused: A device is missing, or cannot run a point's precision mode; names the first such point.
+    """
+    from mptrain.precision.support import require_support, resolve_device
+
+    fine = set()
+    for point in points:
+        config = point.config
+        if config is None or (config.precision, config.device) in fine:
+            continue
+        try:
+            require_support(config.precision, resolve_device(config.device))
+        except EnvironmentRefused as error:
+            where = f"point {point.number + 1}/{len(points)} ({point.label}): " if len(points) > 1 else ""
+            raise EnvironmentRefused(f"{where}{error}", error.hint) from error
+        fine.add((config.precision, config.device))
 
 
 def _named(problem: Problem, bad: Sequence[Point], count: int) -> Problem:

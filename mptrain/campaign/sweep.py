@@ -59,11 +59,13 @@ class JobOutcome:
         job: The job.
         code: Its exit code; None where it was never started.
         summary: Its final numbers; empty where it has none.
+        reason: Why it failed, in one line; empty where nothing was raised.
     """
 
     job: Job
     code: int | None
     summary: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
 
     @property
     def status(self) -> str:
@@ -88,8 +90,8 @@ def in_this_process(train: Train, report: Report, announce: Callable[[Job], None
     def launch(jobs: Sequence[Job]) -> Iterator[JobOutcome]:
         for job in jobs:
             announce(job)
-            code = _run(job, train, report)
-            yield JobOutcome(job, code, _summary(job))
+            code, reason = _run(job, train, report)
+            yield JobOutcome(job, code, _summary(job), reason)
             if code in _STOPPING:
                 return
 
@@ -148,6 +150,20 @@ def sweep_folder(root: Path, name: str | None) -> Path:
     raise StorageError(f"no free name for a sweep below {root}", "choose one with run.name=NAME")
 
 
+def words_to_finish(words: Sequence[str], root: Path, folder: Path) -> list[str]:
+    """The overrides under which the same sweep goes on in its folder: what is done stays, the rest is run.
+
+    Args:
+        words: The overrides that it was started with.
+        root: Its ``run.root``.
+        folder: Its folder, below ``root``.
+    """
+    kept = [word for word in words if word.lstrip("+").split("=", 1)[0] not in ("run.name", "run.resume")]
+    name = folder.relative_to(root).as_posix()
+    plain = re.fullmatch(r"[A-Za-z][\w./-]*", name, re.ASCII)
+    return [*kept, f"run.name={name if plain else quoted(name)}", "run.resume=auto"]
+
+
 def directory_name(point: Point) -> str:
     """``NNN-OVERRIDES``: sortable, readable, safe in a path."""
     text = re.sub(r"[^A-Za-z0-9._=+,-]+", "_", ",".join(point.varied))[:100].strip("_.")
@@ -166,15 +182,17 @@ def exit_code_of(leaving: SystemExit) -> int:
     return leaving.code if isinstance(leaving.code, int) else EXIT_BUG
 
 
-def _run(job: Job, train: Train, report: Report) -> int:
+def _run(job: Job, train: Train, report: Report) -> tuple[int, str]:
     try:
-        return train(job.config)
+        return train(job.config), ""
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED, ""
     except SystemExit as leaving:
-        return exit_code_of(leaving)
+        return exit_code_of(leaving), ""
     except Exception as error:
-        return report(error)
+        lines = str(error).strip().splitlines()
+        name = "" if isinstance(error, MptrainError) else f"{type(error).__name__}: "
+        return report(error), name + (lines[0] if lines else "no message")
 
 
 def _summary(job: Job) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class Closing:
         seconds: Wall time of training.
         peak_memory: Bytes.
         epochs: Completed epochs.
+        planned_epochs: As ``train.epochs`` said.
+        max_steps: As ``train.max_steps`` said.
     """
 
     run: Path
@@ -80,6 +82,8 @@ class Closing:
     seconds: float = 0.0
     peak_memory: int = 0
     epochs: int = 0
+    planned_epochs: int | None = None
+    max_steps: int | None = None
 
     @classmethod
     def from_summary(cls, run: Path, summary: Mapping[str, Any]) -> Closing:
@@ -99,6 +103,8 @@ class Closing:
             seconds=summary.get("train_seconds", 0.0),
             peak_memory=summary.get("peak_memory") or 0,
             epochs=summary.get("epochs", 0),
+            planned_epochs=summary.get("planned_epochs"),
+            max_steps=summary.get("max_steps"),
         )
 
 
@@ -134,12 +140,20 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
         ("memory", f"{readable_bytes(closing.peak_memory)} at most" if closing.peak_memory else ""),
         ("run", str(closing.run)),
         ("evaluate", f"mptrain eval {shlex.quote(str(closing.run))}"),
-        (
-            "go on",
-            f"mptrain resume {shlex.quote(str(closing.run))} train.epochs={2 * max(closing.epochs, 1)}",
-        ),
+        ("go on", f"mptrain resume {shlex.quote(str(closing.run))} {' '.join(_longer(closing))}"),
     ]
     print_rows("done", rows, stream)
+
+
+def _longer(closing: Closing) -> list[str]:
+    """The words that make the run twice as long: those of the limits that ended it."""
+    words = []
+    if closing.max_steps and closing.steps >= closing.max_steps:
+        words.append(f"train.max_steps={2 * closing.max_steps}")
+    epochs = closing.planned_epochs or closing.epochs
+    if not words or (closing.planned_epochs and closing.epochs >= closing.planned_epochs):
+        words.append(f"train.epochs={2 * max(epochs, 1)}")
+    return words
 
 
 def _skipped(closing: Closing) -> str:

@@ -31,6 +31,8 @@ _SUGGESTED = (
     "--traceback",
 )
 
+_WITH_VALUE = ("--config-dir", "--config-name", "--cfg", "--package")
+
 
 @dataclass(frozen=True)
 class Flags:
@@ -91,8 +93,10 @@ def read_flags(words: Sequence[str]) -> Flags:
             if flag in ("--info", "-i") and rest and rest[0] in _INFO:
                 rest.pop(0)
         else:
-            raise UsageError(f"unknown option '{word}'", _hint(word))
+            raise UsageError(f"unknown option '{word}'", _hint(word, rest))
         given += words[here : len(words) - len(rest)]
+    if any(flag in ("-sc", "--shell-completion") for flag in given):
+        _check_completion(overrides)
     return Flags(tuple(overrides), multirun, tuple(folders), name, show, tuple(given))
 
 
@@ -107,11 +111,35 @@ def _value(flag: str, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def _hint(word: str) -> str:
+def _check_completion(words: Sequence[str]) -> None:
+    shells = ("bash", "fish", "zsh")
+    asked = [word.split("=", 1) for word in words if word.split("=", 1)[0] in ("install", "uninstall", "query")]
+    if len(asked) != 1:
+        raise UsageError(
+            "-sc needs one of install=SHELL, uninstall=SHELL and query=SHELL", f"SHELL is one of {', '.join(shells)}"
+        )
+    if asked[0][1:] not in [[shell] for shell in shells]:
+        raise UsageError(f"-sc {'='.join(asked[0])}: there is no such completion", f"there is {', '.join(shells)}")
+
+
+def _hint(word: str, rest: Sequence[str]) -> str:
     bare = word.lstrip("-")
-    if "=" in bare and not did_you_mean(word.split("=")[0], _SUGGESTED):
-        return f"configuration is written without dashes: {bare}"
+    name = bare.split("=")[0]
+    if "=" in bare and did_you_mean(word.split("=")[0], _SUGGESTED) not in _WITH_VALUE:
+        return f"did you mean {bare}? configuration is written without dashes"
     if word.startswith(("--config-path", "-cp")):
         return "--config-dir adds a folder of groups and options"
+    if "=" not in bare and ("." in name or name in _known_names()):
+        value = rest[0] if rest and not rest[0].startswith("-") else "VALUE"
+        return f"did you mean {name}={value}? configuration is written without dashes"
     guess = did_you_mean(word.split("=")[0], _SUGGESTED)
     return f"did you mean {guess}?" if guess else "configuration is KEY=VALUE; mptrain --help shows the options"
+
+
+def _known_names() -> set[str]:
+    """Groups, and keys at the top."""
+    from mptrain.config import location
+    from mptrain.config.catalogue import Catalogue
+
+    catalogue = Catalogue([location.configs()])
+    return {*catalogue.groups, *(entry.key for entry in catalogue.root_entries())}

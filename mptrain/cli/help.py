@@ -56,7 +56,8 @@ _EXIT_CODES = (
 _COMMANDS = {
     "train": "Trains one configuration, or with -m every combination of several. Any KEY=VALUE is allowed.",
     "resume": "Continues a run from its last checkpoint. RUN is its directory, or the word last. "
-    "run.*, log.* and checkpoint.* keys may change, and train.epochs or train.max_steps to go on for longer.",
+    "Any key may change on the way (train.epochs or train.max_steps to go on for longer; precision, scaler, optimizer "
+    "and schedule may be chosen anew), except what the run is about: model, dataset, task, and train.batch_size.",
     "eval": "Evaluates the last checkpoint of a run, or with --best the best. RUN is its directory, or the "
     "word last. Keys such as device or precision.eval can be changed for it.",
     "list": "Shows all groups and their options, or one group with every option's keys, defaults and comments.",

@@ -33,7 +33,8 @@ def list_groups(words: list[str]) -> int:
     folders = [Path(folder) for folder in flags.config_dirs]
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"--config-dir {folder}: there is no such folder")
+            hint = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
+            raise ConfigError(f"--config-dir {folder}: there is no such folder", hint)
     catalogue = Catalogue([location.configs(), *folders])
     if len(names) > 1:
         raise UsageError(f"list shows one group at a time, but there is '{names[1]}' too", "write mptrain list GROUP")

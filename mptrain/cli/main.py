@@ -5,13 +5,15 @@ Nothing is imported before the command that needs it is known: help and usage er
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from mptrain.cli.messages import report, wants_traceback, warn
-from mptrain.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, UsageError, did_you_mean
+from mptrain.cli.messages import report, unwritable, wants_traceback, warn, writing
+from mptrain.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, StorageError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,31 +32,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Threads that spin while they wait make a step 20 times slower as soon as another process wants the core.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     words = list(sys.argv[1:] if argv is None else argv)
     if "--traceback" in words:
         words.remove("--traceback")
         os.environ["MPTRAIN_TRACEBACK"] = "1"
+    code = _guarded(lambda: _dispatch(words))
+    # What is left is written here, not while the interpreter ends, when nobody can be told that it failed.
+    if code == EXIT_OK:
+        code = _guarded(_flush)
     try:
-        code = _dispatch(words)
         sys.stdout.flush()
-        return code
+    except (OSError, ValueError):
+        _discard_output()
+    return code
+
+
+def _guarded(action: Callable[[], int]) -> int:
+    """The exit code of an action, whatever it raises."""
+    try:
+        return action()
     except KeyboardInterrupt as interrupt:
         if wants_traceback():
             report(interrupt)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`mptrain list | head`); what it wanted it has.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return EXIT_OK
     except MptrainError as error:
         return report(error)
     except SystemExit as leaving:  # argparse inside Hydra
         return EXIT_OK if leaving.code in (None, 0) else EXIT_CONFIG
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+            return report(StorageError(*unwritable(error)))
         return report(error)
 
 
+#: What print() raises when standard output takes no more; errors about files name them, or are StorageErrors.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+
+
+def _flush() -> int:
+    with writing():
+        sys.stdout.flush()
+    return EXIT_OK
+
+
+def _discard_output() -> None:
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor holds nothing back
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _dispatch(words: list[str]) -> int:
+    _refuse_blanks(words)
+    words = _command_first(words)
     first = words[0] if words else ""
     command = COMMANDS.get(first)
     if "-h" in words or "--help" in words:
@@ -68,6 +103,33 @@ def _dispatch(words: list[str]) -> int:
     guess = did_you_mean(first, COMMANDS)
     listed = f"commands are {', '.join(COMMANDS)}; configuration is KEY=VALUE"
     raise UsageError(f"'{first}' is not a command", f"did you mean {guess}?" if guess else listed)
+
+
+def _refuse_blanks(words: list[str]) -> None:
+    """Refuse ``KEY = VALUE``, ``KEY= VALUE`` and ``KEY =VALUE``, which a shell makes several words of."""
+    for index, word in enumerate(words[1:], start=1):
+        before = words[index - 1]
+        if word.startswith("=") and "=" not in before and not before.startswith("-"):
+            parts = [before, word, *(words[index + 1 : index + 2] if word == "=" else [])]
+        elif before.endswith("=") and before != "=" and "=" not in word and word[:1] not in ("-", "~", ""):
+            parts = [before, word]
+        else:
+            continue
+        raise UsageError(f"'{' '.join(parts)}': no spaces around '='", f"write {''.join(parts)}")
+
+
+#: Flags that may stand before a command, and whether a value follows.
+_BEFORE = {"--config-dir": True, "-cd": True, "--config-name": True, "-cn": True, "-m": False, "--multirun": False}
+
+
+def _command_first(words: list[str]) -> list[str]:
+    """The words with a command that stands behind some flags before them."""
+    place = 0
+    while place < len(words) and (flag := words[place].partition("=")[0]) in _BEFORE:
+        place += 2 if _BEFORE[flag] and "=" not in words[place] else 1
+    if place < len(words) and words[place] in COMMANDS:
+        return [words[place], *words[:place], *words[place + 1 :]]
+    return words
 
 
 def _train(words: list[str]) -> int:

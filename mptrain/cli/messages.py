@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError
+from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 #: Characters of one line; a word of the user's may be of any length.
 LONGEST = 1000
@@ -53,10 +54,48 @@ def _broken_installation(error: BaseException) -> bool:
     return "torchvision::nms does not exist" in str(error)
 
 
+_warned: set[str] | None = None
+
+
+@contextlib.contextmanager
+def each_warning_once() -> Iterator[None]:
+    """Inside, a warning that was printed already is not printed again."""
+    global _warned
+    _warned = set()
+    try:
+        yield
+    finally:
+        _warned = None
+
+
 def warn(sentences: Iterable[str]) -> None:
     """Prints warnings, each once."""
     for sentence in dict.fromkeys(sentences):
+        if _warned is not None:
+            if sentence in _warned:
+                continue
+            _warned.add(sentence)
         _say("warning", sentence)
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Turns a standard output that takes no more into an error for the user; one whose reader has gone stays what it is.
+
+    Raises:
+        StorageError: The disk is full, or the stream is broken otherwise.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise StorageError(*unwritable(error)) from error
+
+
+def unwritable(error: OSError) -> tuple[str, str]:
+    """Message and hint about a standard output that takes no more."""
+    return f"standard output: {(error.strerror or str(error)).lower()}", "send the output somewhere else"
 
 
 def wants_traceback() -> bool:
@@ -80,4 +119,5 @@ def printable(text: str) -> str:
 
 def _say(kind: str, text: str) -> None:
     label = f"\x1b[{_COLOURS[kind]}m{kind}:\x1b[0m" if colourful(sys.stderr) else f"{kind}:"
-    print(label, printable(text), file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody can be told that nobody can be told
+        print(label, printable(text), file=sys.stderr)

@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import IO, TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
@@ -27,6 +27,8 @@ INTERVAL = 0.25
 
 _PHASE_STYLES = {"calibrating": "cyan", "growth probe": "green", "abnormal": "bold red"}
 _SPARKLINE = 24
+_GAP = "   "
+_SHORTEST_BAR = 10
 
 
 class _Terminal(Console):
@@ -94,21 +96,17 @@ def render(seen: RunProgress, title: str = "") -> RenderableType:
 
 
 def _bar(progress: ProgressRecord) -> RenderableType:
-    grid = Table.grid(padding=(0, 2), expand=True)
-    for ratio in (1, None, None, None, None):
-        grid.add_column(ratio=ratio, no_wrap=True)
     done = progress.step / progress.steps if progress.steps else 0.0
     bar = ProgressBar(
         total=max(progress.steps, 1), completed=progress.step, complete_style="cyan", style="bright_black"
     )
-    grid.add_row(
-        bar,
-        Text(f"step {progress.step:,}/{progress.steps:,}", style="bold"),
+    return _Parts(
+        f"[bold]step {progress.step:,}/{progress.steps:,}[/]",
         f"{100 * done:.0f} %",
-        f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}  [dim]{progress.doing}[/]",
+        f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}  [dim]{escape(progress.doing)}[/]",
         f"[dim]left[/] {wording.duration(progress.eta)}",
+        first=bar,
     )
-    return grid
 
 
 def _numbers(name: str, learner: LearnerProgress, seen: RunProgress) -> RenderableType:
@@ -120,26 +118,27 @@ def _numbers(name: str, learner: LearnerProgress, seen: RunProgress) -> Renderab
         f"[dim]gradient norm[/] {last.grad_norm:.3g}",
     ]
     if seen.evaluation is not None:
-        found = wording.metrics(seen.evaluation.metrics)
-        parts.append(f"[dim]{escape(seen.evaluation.split)}[/] [green]{escape(found)}[/]")
-    return _line("   ".join(parts))
+        found = [f"[green]{escape(name)}[/]" for name in wording.metrics(seen.evaluation.metrics).split("  ")]
+        found[0] = f"[dim]{escape(seen.evaluation.split)}[/] {found[0]}"
+        parts += found
+    return _Parts(*parts)
 
 
 def _scale(learner: LearnerProgress) -> RenderableType:
     last = learner.last
-    line = f"[dim]loss scale[/] [bold]{wording.scale(last.loss_scale)}[/]"
-    line += f" [cyan]{wording.sparkline(learner.scales, _SPARKLINE)}[/]"
+    bars = wording.sparkline(learner.scales, _SPARKLINE)
+    parts = [f"[dim]loss scale[/] [bold]{wording.scale(last.loss_scale)}[/] [cyan]{bars}[/]"]
     count = learner.overflow_count
     if count:
         style = _PHASE_STYLES.get(learner.phase, "")
         label = f"[{style}]{learner.phase}[/]" if style else learner.phase
         plural = "overflow" if count == 1 else "overflows"
-        line += f"   {count} {plural} [dim]({wording.share(learner.overflow_rate)} of steps)[/] {label}"
+        parts.append(f"{count} {plural} [dim]({wording.share(learner.overflow_rate)} of steps)[/] {label}")
     else:
-        line += "   [dim]no overflow[/]"
+        parts.append("[dim]no overflow[/]")
     if learner.skipped != count:
-        line += f"   [dim]skipped[/] {learner.skipped}"
-    return _line(line)
+        parts.append(f"[dim]skipped[/] {learner.skipped}")
+    return _Parts(*parts)
 
 
 def _machine(progress: ProgressRecord) -> RenderableType:
@@ -151,10 +150,37 @@ def _machine(progress: ProgressRecord) -> RenderableType:
         waiting,
         f"{readable_bytes(progress.memory)} [dim]memory[/]",
     ]
-    return _line("   ".join(parts))
+    return _Parts(*parts)
 
 
-def _line(markup: str) -> Text:
-    line = Text.from_markup(markup)
-    line.no_wrap, line.overflow = True, "ellipsis"
-    return line
+class _Parts:
+    """Pieces of text side by side, as many on a line as fit; none is cut or broken while it fits alone.
+
+    Args:
+        markup: Of each piece.
+        first: What takes the rest of the first line, or a line of its own where little is left.
+    """
+
+    def __init__(self, *markup: str, first: RenderableType | None = None) -> None:
+        self._pieces = [Text.from_markup(piece) for piece in markup]
+        self._first = first
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        if self._first is not None:
+            whole = sum(piece.cell_len + len(_GAP) for piece in self._pieces)
+            if width - whole >= _SHORTEST_BAR:
+                grid = Table.grid(padding=(0, len(_GAP), 0, 0), expand=True)
+                grid.add_column(ratio=1, no_wrap=True)
+                grid.add_column(no_wrap=True)
+                grid.add_row(self._first, Text(_GAP).join(self._pieces))
+                yield grid
+                return
+            yield self._first
+        line = Text()
+        for piece in self._pieces:
+            if line.cell_len and line.cell_len + len(_GAP) + piece.cell_len > width:
+                yield line
+                line = Text()
+            line = Text.assemble(line, _GAP if line.cell_len else "", piece)
+        yield line

@@ -56,8 +56,9 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last") -> int:
         MptrainError: The run has no usable checkpoint, or its data or device is missing.
     """
     evaluation = evaluate_run(run, overrides, which)
-    warn(evaluation.notes)
     print(f"run={evaluation.root} checkpoint={which} step={evaluation.step}")
+    for note in evaluation.notes:
+        print(f"note={note}")
     for record in evaluation.records:
         metrics = " ".join(f"{name}={value:.6g}" for name, value in record.metrics.items())
         print(f"split={record.split} samples={record.samples} {metrics}")
@@ -85,6 +86,7 @@ def _open(opening: Opening) -> Sequence[Sink]:
     print_banner(banner, sys.stdout)
     if opening.support.advice and parts.policy.half:
         warn([f"{opening.support.reason}: {opening.support.advice}"])
+    warn(opening.warnings)
     return [
         _Warnings(),
         make_display(config.log, sys.stdout, title=f"{config.chosen.get('model')} {config.precision.name}"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mptrain.config.checks import check_section, check_together, fields_of, warnings_about
+from mptrain.config.checks import HEADER, check_section, check_together, check_train, fields_of, warnings_about
 from mptrain.config.overrides import check_key
 from mptrain.config.ranges import UNRESOLVED, show
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
@@ -47,7 +47,7 @@ def assemble(
     _apply_values(node, words, catalogue, problems)
     tree = cast("dict[str, Any]", resolve(node, "", problems))
     chosen = {**(tree.pop("chosen", None) or {}), **chosen}  # a saved configuration says what it was made of
-    _refuse_unknown(tree, problems)
+    _refuse_unknown(tree, chosen, catalogue, problems)
     general_values = {name: tree[name] for name in _GENERAL if name in tree}
     general = check_section("", general_values, GeneralOptions, problems)
     sections = {name: check_section(name, tree.get(name, {}), schema, problems) for name, schema in SECTIONS.items()}
@@ -57,6 +57,8 @@ def assemble(
         targets = _check_targets(targets, problems)
     if sections["precision"] and "optimizer" in targets:
         problems += check_together(sections["precision"], targets["optimizer"])
+    if sections["train"]:
+        problems += check_train(sections["train"])
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     parts: dict[str, Any] = {**targets, **sections, **{name: getattr(general, name) for name in _GENERAL}}
@@ -120,12 +122,26 @@ def _apply_values(node: DictConfig, words: Words, catalogue: Catalogue, problems
             problems.append(Problem(f"{word.input_line}: {first_line(error)}"))
 
 
-def _refuse_unknown(tree: dict[str, Any], problems: list[Problem]) -> None:
+def _refuse_unknown(
+    tree: dict[str, Any], chosen: dict[str, str], catalogue: Catalogue, problems: list[Problem]
+) -> None:
     for name in tree:
         if name not in (*_GENERAL, *SECTIONS, *TARGET_GROUPS):
-            problems.append(
-                Problem(f"unknown key '{name}' in the chosen files", "mptrain list shows the keys there are")
-            )
+            hint = "mptrain list shows the keys there are"
+            if name in catalogue.groups:
+                hint = f"begin its file in {name}/ with the line '# @package _global_'"
+            if name == "_target_":
+                hint = HEADER.format(group=_misplaced(chosen, catalogue))
+            problems.append(Problem(f"unknown key '{name}' in the chosen files", hint))
+
+
+def _misplaced(chosen: dict[str, str], catalogue: Catalogue) -> str:
+    """The group whose chosen file puts its target at the top of the configuration."""
+    for group, name in chosen.items():
+        option = catalogue.groups.get(group, {}).get(name)
+        if option and option.is_global and "_target_" in option.keys:
+            return group
+    return "GROUP"
 
 
 def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]) -> dict[str, Target]:
@@ -137,6 +153,8 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
             continue
         if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
             hint = f"choose one with {group}=OPTION; mptrain list {group} shows them"
+            if isinstance(node, dict) and node:
+                hint = HEADER.format(group=group)
             problems.append(Problem(f"{group} names no _target_", hint))
             continue
         arguments = {key: value for key, value in node.items() if key != "_target_"}

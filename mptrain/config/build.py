@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
+from mptrain.config.assemble import first_line
+from mptrain.config.ranges import show
 from mptrain.dataset.loader import Loader
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.job import Options, Parts
@@ -73,11 +76,23 @@ def build(config: Config) -> tuple[Parts, Options]:
 def build_model(config: Config, dataset: Dataset) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """The network in FP32 on the CPU, and the values its parameters start from, by name."""
     seed_everything(config.seed)
-    model = config.model.build(
-        num_classes=len(dataset.class_names), in_channels=dataset.channels, image_size=dataset.image_size
-    )
+    try:
+        model = config.model.build(
+            num_classes=len(dataset.class_names), in_channels=dataset.channels, image_size=dataset.image_size
+        )
+    except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, MemoryError) as error:
+        given = ", ".join(f"model.{name}={show(value)}" for name, value in config.model.arguments.items())
+        raise ConfigError(
+            f"{config.model.path} cannot be built with {given or 'its defaults'}: {first_line(error)}",
+            "--traceback shows where it failed",
+        ) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{config.model.path} made a {type(model).__name__}, not a torch.nn.Module")
+    if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
+        raise ConfigError(
+            f"{config.model.path} made a model whose parameter {lazy[0]} has no shape yet",
+            "give lazy modules their input size: a seed could not draw the same weights in every mode",
+        )
     model.float()
     initial = {}
     if config.precision.parameters != "float32":

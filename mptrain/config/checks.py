@@ -11,12 +11,19 @@ import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, show
+from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, hint_for, show
 from mptrain.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
     from mptrain.config.targets import Target
+    from mptrain.engine.options import TrainOptions
     from mptrain.precision.policy import Policy
+
+#: What a file whose keys have landed one level too deep, or too high, is missing.
+HEADER = (
+    "a file of {group}/ either begins with the line '# @package _global_' and has its keys below '{group}:', "
+    "or it has neither"
+)
 
 #: The smallest positive FP16 number, 2^-24.
 FP16_TINY = 2.0**-24
@@ -49,14 +56,16 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
     values: dict[str, Any] = {}
     for key, value in node.items():
         if key not in hints:
-            guess = did_you_mean(str(key), hints)
+            guess = "" if key == name else did_you_mean(str(key), hints)
             hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"there is {', '.join(hints)}"
+            hint = HEADER.format(group=name) if key == name else hint
             problems.append(Problem(f"unknown key '{prefix}{key}'", hint))
             continue
         try:
             values[key] = fit(value, hints[key])
         except UnfitError as unfit:
-            problems.append(Problem(f"{prefix}{key}={show(value)}: {unfit}"))
+            hint = hint_for(f"{prefix}{key}", value, hints[key])
+            problems.append(Problem(f"{prefix}{key}={show(value)}: {unfit}", hint))
     for field in fields_of(schema):
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if missing and field.name not in node:
@@ -86,6 +95,19 @@ def check_together(policy: Policy, optimizer: Target) -> list[Problem]:
     return []
 
 
+def check_train(train: TrainOptions) -> list[Problem]:
+    """Problems between the fields of ``train``: more micro-batches than samples."""
+    if train.accumulate <= train.batch_size:
+        return []
+    return [
+        Problem(
+            f"train.accumulate={train.accumulate} with train.batch_size={train.batch_size}: "
+            "there is at most one micro-batch a sample",
+            f"write train.accumulate={train.batch_size} or less, or a larger train.batch_size",
+        )
+    ]
+
+
 def warnings_about(scaler: Target) -> list[str]:
     """Warnings about values that are allowed but probably not meant: scales that are not powers of two."""
     sentences = []
@@ -93,12 +115,16 @@ def warnings_about(scaler: Target) -> list[str]:
         value = scaler.arguments.get(name)
         if not isinstance(value, (int, float)) or value <= 0 or math.frexp(value)[0] == 0.5:
             continue
-        nearest = 2.0 ** round(math.log2(value))
         sentences.append(
             f"scaler.{name}={show(value)} is not a power of two, so scaling rounds the gradients; "
-            f"nearest {nearest:.15g}"
+            f"nearest {_power_of_two(round(math.log2(value)))}"
         )
     return sentences
+
+
+def _power_of_two(exponent: int) -> str:
+    """As a number while it is a short one: 1024, 0.125, 2^100."""
+    return f"{2.0**exponent:.15g}" if -10 <= exponent <= 32 else f"2^{exponent}"
 
 
 def fields_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:

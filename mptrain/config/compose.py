@@ -21,13 +21,17 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from mptrain.config import location
 from mptrain.config.assemble import assemble, first_line
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.overrides import read
+from mptrain.config.files import find_unreadable
+from mptrain.config.overrides import Words, read
 from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mptrain.config.schema import Config
+
+#: What a folder of one's own looks like.
+FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
 
 #: What Hydra, OmegaConf and PyYAML raise about files and words that are wrong.
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError)
@@ -100,7 +104,7 @@ class Composer:
         folders = [location.configs(), *(Path(folder).absolute() for folder in config_dirs)]
         for folder in folders:
             if not folder.is_dir():
-                raise ConfigError(f"--config-dir {folder}: there is no such folder")
+                raise ConfigError(f"--config-dir {folder}: there is no such folder", FOLDER_HINT)
         # Hydra looks for the file at the top in its first folder only.
         self._folders = sorted(folders, key=lambda folder: not (folder / f"{self._name}.yaml").exists())
         #: Every group and option that these folders hold.
@@ -116,9 +120,26 @@ class Composer:
         try:
             node, chosen = self._merge([*(str(word.input_line) for word in words.groups), *words.hydra])
         except COMPOSITION_ERRORS as error:
-            damaged = "a configuration file is damaged or missing" if isinstance(error, OSError) else ""
-            raise ConfigError([*words.problems, Problem(first_line(error), damaged)]) from error
+            raise ConfigError([*words.problems, self._explain(error, words)]) from error
         return assemble(node, chosen, words, self.catalogue, tuple(overrides))
+
+    def _explain(self, error: Exception, words: Words) -> Problem:
+        """What is wrong with the chosen files; Hydra's own words where they can all be read."""
+        named = {word.key_or_group: str(word.value()) for word in words.groups}
+        options = [self.catalogue.tops[self._name]]
+        for group, name in {**self.catalogue.defaults, **named}.items():
+            if name and (option := self.catalogue.groups.get(group, {}).get(name)):
+                options.append(option)
+        if problem := find_unreadable(option.path for option in options):
+            return problem
+        if isinstance(error, YAMLError):  # what Hydra reads more strictly, such as a key that stands twice
+            mark = getattr(error, "problem_mark", None)
+            place = f"{mark.name}, line {mark.line + 1}: " if mark else ""
+            return Problem(
+                f"{place}{getattr(error, 'problem', None) or first_line(error)}", "look into that file" if mark else ""
+            )
+        own = [str(option.path) for option in options if not option.path.is_relative_to(location.configs())]
+        return Problem(first_line(error), f"look into {', '.join(own)}" if own else "")
 
     def choose_again(self, node: DictConfig, choices: Sequence[str]) -> None:
         """Replace the groups of a saved tree by other options, in place.

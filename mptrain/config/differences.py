@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import OmegaConf
 
+from mptrain.config.ranges import show
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -51,6 +53,11 @@ def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> lis
         for key in keys
         if old.get(key, _ABSENT) != new.get(key, _ABSENT)
     ]
+
+
+def change_in_words(key: str, before: Any, after: Any) -> str:
+    """One difference as a reader of YAML knows its values: ``train.clip_norm was null, now 1``."""
+    return f"{key} was {show(before)}, now {show(after)}"
 
 
 def _flat(yaml: str, ignoring: Sequence[str]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from hydra.errors import HydraException
 
 from mptrain.config.ranges import show
 from mptrain.config.schema import TARGET_GROUPS
-from mptrain.errors import Problem, did_you_mean
+from mptrain.config.targets import FACTS, parameters, resolve
+from mptrain.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,7 +75,7 @@ def read(words: Sequence[str], catalogue: Catalogue) -> Words:
             if not wrong_key:
                 hydra.append(word)
         elif override.is_sweep_override():
-            problems.append(_several_values(word, override))
+            problems.append(_several_values(word, override, catalogue))
         elif key in catalogue.groups and not isinstance(override.value(), dict):
             wrong = list(check_group(override, catalogue))
             problems += wrong
@@ -164,7 +165,7 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
         return Problem(what, f"did you mean {guess}={show(value)}?")
     parent = lookup(tree, key.rpartition(".")[0])
     if isinstance(parent, dict) and group in TARGET_GROUPS:
-        return Problem(what, f"write +{key}={show(value)} to pass it to {parent.get('_target_', group)}")
+        return Problem(what, _appending(key, value, parent, tree))
     if parent is not None and not isinstance(parent, (dict, list)):
         return Problem(what, f"{key.rpartition('.')[0]} is a single value")
     return Problem(what, "see mptrain list for the groups and keys there are")
@@ -235,10 +236,28 @@ def _guess(key: str, tree: dict[str, Any], catalogue: Catalogue) -> str:
     return did_you_mean(key, keys) or names.get(did_you_mean(last, names), "")
 
 
-def _several_values(word: str, override: Override) -> Problem:
+def _appending(key: str, value: Any, parent: dict[str, Any], tree: dict[str, Any]) -> str:
+    """How to pass a new argument to a target, or which ones it takes; it has to be imported to know."""
+    path, name = parent.get("_target_"), key.rpartition(".")[2]
+    write = f"write +{key}={show(value)}"
+    if not isinstance(path, str):
+        return write
+    try:
+        accepted, open_ended = parameters(resolve(path, lookup(tree, "extensions.allow") or ()))
+    except ConfigError:
+        return f"write {key.rpartition('.')[0]}._target_=PATH: {path} cannot be imported"
+    if open_ended or name in accepted:
+        return f"{write} to pass it to {path}"
+    own = [known for known in accepted if known not in FACTS.get(key.split(".")[0], ())]
+    return f"{path} takes {', '.join(own) or 'no arguments'}"
+
+
+def _several_values(word: str, override: Override, catalogue: Catalogue) -> Problem:
     value = override.value()
     count = len(getattr(value, "list", ()))
     number = "two values" if count == 2 else "several values"
     listed = word.split("=", 1)[1]
     hint = f"write {override.key_or_group}=[{listed}] if one list is meant" if count else ""
+    if override.key_or_group in catalogue.groups:
+        hint = ""  # only one option of a group can be chosen
     return Problem(f"{word}: {number} for one key: add -m to sweep", hint)

@@ -63,7 +63,22 @@ def fit(value: Any, annotation: Any) -> Any:
     try:
         return adapter.validate_python(shaped)
     except ValidationError:
-        raise UnfitError(f"must be {describe(annotation)}") from None
+        words = describe(annotation)
+        if _has_nonfinite(value):
+            words = words.replace("a number", "a finite number", 1)
+        raise UnfitError(f"must be {words}") from None
+
+
+def hint_for(key: str, value: Any, annotation: Any) -> str:
+    """What to write instead of a value that does not fit: the list that a single value was meant to be."""
+    base, _ = _peel(annotation)
+    if get_origin(base) not in (tuple, list, Sequence) or not isinstance(value, (str, int, float)):
+        return ""
+    try:
+        fit([value], annotation)
+    except UnfitError:
+        return ""
+    return f"write {key}=[{show(value)}]"
 
 
 def describe(annotation: Any) -> str:
@@ -115,6 +130,12 @@ def _unresolved(value: Any) -> bool:
     return value is UNRESOLVED or (isinstance(value, list) and any(map(_unresolved, value)))
 
 
+def _has_nonfinite(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_nonfinite, value))
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 def _peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     if get_origin(annotation) is Annotated:
         base, *metadata = get_args(annotation)
@@ -145,9 +166,16 @@ def _shape(value: Any, annotation: Any) -> Any:
     if isinstance(value, list) and origin in (tuple, list, Sequence) and arguments:
         variadic = origin is not tuple or arguments[-1] is Ellipsis
         inner = [arguments[0]] * len(value) if variadic else list(arguments) + [Any] * len(value)
-        shaped_items = [_shape(item, inner[index]) for index, item in enumerate(value)]
+        shaped_items = [_shape_item(item, inner[index]) for index, item in enumerate(value)]
         return tuple(shaped_items) if origin is tuple else shaped_items
     return tuple(value) if isinstance(value, list) and base is tuple else value
+
+
+def _shape_item(value: Any, annotation: Any) -> Any:
+    # YAML reads the name 16 of a module in a list of names as a number.
+    if _peel(annotation)[0] is str and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return _shape(value, annotation)
 
 
 def _describe_list(origin: Any, arguments: tuple[Any, ...]) -> str:

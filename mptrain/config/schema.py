@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from annotated_types import Ge, Le
 from pydantic import StringConstraints
 
 from mptrain.config.ranges import Says
 from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.fields import PositiveInt
 from mptrain.precision.policy import Policy
 from mptrain.runlog.naming import check_run_name
 
@@ -24,6 +25,8 @@ Device = Annotated[
     StringConstraints(pattern=r"^(auto|cpu|cuda(:(0|[1-9][0-9]{0,2}))?)$"),
     Says("auto, cpu, cuda or cuda:N"),
 ]
+#: torch takes seeds of 64 bits and counts those above half of them as negative.
+Seed = Annotated[int, Ge(0), Le(2**63 - 1), Says("a whole number from 0 to 2^63-1 (9223372036854775807)")]
 FolderPath = Annotated[str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$"), Says("the path of a folder")]
 TargetPattern = Annotated[
     str,
@@ -76,7 +79,7 @@ class GeneralOptions:
         threads: CPU threads of torch; None leaves torch's own choice.
     """
 
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     device: Device = "auto"
     threads: PositiveInt | None = None
 

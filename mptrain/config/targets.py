@@ -15,7 +15,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, show
+from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, hint_for, show
 from mptrain.errors import ConfigError, Problem, did_you_mean
 
 if typing.TYPE_CHECKING:
@@ -106,7 +106,8 @@ class Target:
                 annotation = accepted[name].annotation
                 converted[name] = value if annotation is None else fit(value, annotation)
             except UnfitError as unfit:
-                problems.append(Problem(f"{group}.{name}={show(value)}: {unfit}"))
+                hint = hint_for(f"{group}.{name}", value, accepted[name].annotation)
+                problems.append(Problem(f"{group}.{name}={show(value)}: {unfit}", hint))
         facts = FACTS.get(group, ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         for name in missing:

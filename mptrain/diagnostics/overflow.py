@@ -27,9 +27,11 @@ class OverflowHistory:
 
     - *calibrating*: no scale has yet survived `SETTLED` clean steps in a row.
     - *growth probe*: the scale in force was reached by growth.
-    - *abnormal*: neither.
+    - *abnormal*: neither; or one that no lower scale would mend, because the loss itself is not finite or the scale
+      cannot fall any more (a static one never can).
 
     Attributes:
+        floor: The lowest scale that the scaler can reach.
         consecutive: Overflowed steps in a row until now.
         clean: Clean steps in a row until now.
         settled: Some scale has survived `SETTLED` clean steps.
@@ -37,21 +39,31 @@ class OverflowHistory:
         counts: Overflows so far by phase.
     """
 
+    floor: float = 0.0
     consecutive: int = 0
     clean: int = 0
     settled: bool = False
     grown: bool = False
     counts: dict[str, int] = field(default_factory=dict)
 
-    def observe(self, *, overflow: bool, scale: float, next_scale: float) -> Phase | None:
+    def observe(self, *, overflow: bool, loss: float, scale: float, next_scale: float) -> Phase | None:
         """Take in one step.
+
+        Args:
+            overflow: A gradient was not finite.
+            loss: The unscaled loss.
+            scale: The scale in force.
+            next_scale: That of the next step.
 
         Returns:
             The phase of its overflow; None for a clean step.
         """
         phase: Phase | None = None
         if overflow:
-            phase = "calibrating" if not self.settled else "growth probe" if self.grown else "abnormal"
+            if not math.isfinite(loss) or scale <= self.floor:
+                phase = "abnormal"
+            else:
+                phase = "calibrating" if not self.settled else "growth probe" if self.grown else "abnormal"
             self.counts[phase] = self.counts.get(phase, 0) + 1
             self.consecutive += 1
             self.clean = 0
@@ -68,9 +80,9 @@ class OverflowHistory:
         return asdict(self)
 
     @classmethod
-    def from_state(cls, saved: Mapping[str, Any]) -> OverflowHistory:
-        """The history that `state_dict` described."""
-        return cls(**saved)
+    def from_state(cls, saved: Mapping[str, Any], floor: float) -> OverflowHistory:
+        """The history that `state_dict` described, under the floor of the present scaler."""
+        return cls(**{**saved, "floor": floor})
 
 
 def offenders(names: Sequence[str], norms: Sequence[float]) -> tuple[int, tuple[tuple[str, str], ...]]:

@@ -43,6 +43,7 @@ def evaluate(
             model = in_float32(parts.model, parts.full_precision())
     was_training = model.training
     model.eval()
+    parts.plan.guard.snapshot()
     sums: dict[str, Tensor] = {}
     terms = 0
     try:
@@ -57,6 +58,7 @@ def evaluate(
                     sums[name] = sums[name] + value if name in sums else value
                 terms += prepared.terms
     finally:
+        parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
         model.train(was_training)
     names = list(sums)
     values = torch.stack([sums[name] for name in names]).tolist()  # the one wait of an evaluation

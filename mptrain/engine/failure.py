@@ -56,10 +56,16 @@ class Diagnosis:
         more = f" and {self.count - 3} more" if self.count > 3 else ""
         return (
             f"{self.refused} steps in a row overflowed, the last at step {self.step} with loss scale "
-            f"{scale_in_words(self.loss_scale)}; first non-finite, {self.cause}: {named}{more}"
+            f"{scale_in_words(self.loss_scale)}; {_WHAT[self.cause]}: {named}{more}"
         )
 
 
+_WHAT = {
+    "input": "the batch itself is not finite",
+    "weights": "weights are not finite",
+    "forward": "the loss is not finite though inputs and weights are; gradients that are not",
+    "backward": "inputs, weights and loss are finite; gradients that are not",
+}
 _ADVICE = {
     "input": "the data holds inf or NaN: clean it, or set dataset.on_error=skip",
     "weights": "the weights themselves are not finite: resume from an earlier checkpoint, with scaler.on_overflow=skip",

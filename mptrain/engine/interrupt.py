@@ -1,6 +1,7 @@
 """Turns signals into a wish that the loop obeys between two steps.
 
-The first Ctrl-C, SIGTERM or SIGUSR1 asks for an orderly end; a second Ctrl-C ends the process at once.
+The first Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (the terminal has gone) asks for an orderly end; a second Ctrl-C ends the
+process at once. A signal that is ignored stays ignored, as under nohup.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from mptrain.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Interrupts:
@@ -35,7 +36,8 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+            heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._receive) for number in heard}
         return self
 
     def __exit__(

@@ -36,7 +36,7 @@ class Account:
         self.ring = ring
         self.updates = 0
         self.refused = 0
-        self.history = OverflowHistory()
+        self.history = OverflowHistory(floor=learner.scaler.floor)
         self.last: StepRecord | None = None
         self._refuses = learner.scaler.on_overflow == "skip"
         self._parameters = learner.weights.names
@@ -60,7 +60,9 @@ class Account:
             lr=row.lr,
         )
         sink.take(self.last)
-        phase = self.history.observe(overflow=row.overflow, scale=row.loss_scale, next_scale=row.next_scale)
+        phase = self.history.observe(
+            overflow=row.overflow, loss=row.loss, scale=row.loss_scale, next_scale=row.next_scale
+        )
         if phase is not None:
             count, tensors = offenders(self._parameters, row.norms)
             sink.take(
@@ -93,7 +95,7 @@ class Account:
         """Restore what `state_dict` gave."""
         self.updates = saved["updates"]
         self.refused = saved["refused"]
-        self.history = OverflowHistory.from_state(saved["history"])
+        self.history = OverflowHistory.from_state(saved["history"], self.history.floor)
         self.last = StepRecord(**saved["last"]) if saved["last"] else None
 
 

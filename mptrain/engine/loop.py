@@ -10,17 +10,16 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.failure import diagnose, is_sound, keep_failure
 from mptrain.engine.interrupt import Interrupts
 from mptrain.engine.job import Progress
 from mptrain.engine.ledger import Account, Ledger
-from mptrain.engine.memory import forget_peak, memory_now, memory_peak
+from mptrain.engine.memory import forget_peak, memory_now
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import random_state, restore_snapshot, take_snapshot
 from mptrain.engine.step import train_step
+from mptrain.engine.summary import summarise
 from mptrain.engine.tally import Stopwatch, Tally
 from mptrain.errors import NumericsError, Preempted
 from mptrain.precision.check import ProductCensus, check_step
@@ -84,6 +83,7 @@ class Loop:
         self._ledger = Ledger(accounts, self._sink, options.log)
         self._watch = Stopwatch()
         self._checked = False
+        self._unusable: dict[str, set[str]] = {name: set() for name in parts.loaders}
         self._random: dict[str, Any] = {}  # before the last step, once it may be one that ends the run
 
     @property
@@ -134,10 +134,31 @@ class Loop:
             except BaseException:
                 self._ledger.flush()  # what was recorded on the device is on record whatever ended the run
                 raise
-        return self._summary()
+        return summarise(self.parts, self.options, self.progress, self._ledger.accounts[0])
+
+    def require_success(self) -> None:
+        """Refuse to call a run done that learned nothing because of its numerics.
+
+        Raises:
+            NumericsError: No update was ever applied, or the last evaluation's loss is not finite.
+        """
+        account = self._ledger.accounts[0]
+        if self.progress.step and not account.updates:
+            raise NumericsError(
+                f"not one of {self.progress.step} updates was applied: every step overflowed",
+                "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down",
+            )
+        for split, metrics in self.progress.last.items():
+            if not math.isfinite(metrics.get("loss", 0.0)):
+                raise NumericsError(
+                    f"the run diverged: its last loss on {split} is {metrics['loss']}",
+                    "lower optimizer.lr, clip with train.clip_norm, or compare with precision=fp32",
+                )
 
     def _train_and_evaluate(self) -> None:
         progress = self.progress
+        if self.parts.loaders.keys() == {"train"}:
+            self._warn(f"{self.parts.dataset.name} has neither validation nor test data: nothing will be evaluated")
         while progress.step < self.planned or progress.evaluated_at != progress.step:
             self._train_epoch()
             self._evaluate_epoch()
@@ -203,8 +224,22 @@ class Loop:
         for kind, why in (("no_gradient", "get no gradient"), ("no_learner", "belong to no learner")):
             if names := untrained[kind]:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-                message = f"{len(names)} parameters {why} and are not trained: {', '.join(names[:3])}{more}"
-                self._sink.take(EventRecord("warning", self.progress.step, {"message": message}))
+                self._warn(f"{len(names)} parameters {why} and are not trained: {', '.join(names[:3])}{more}")
+
+    def _warn(self, message: str) -> None:
+        self._sink.take(EventRecord("warning", self.progress.step, {"message": message}))
+
+    def _name_unusable(self) -> None:
+        """Put on record, and warn of, the samples that were left out since the last call."""
+        for split, loader in self.parts.loaders.items():
+            found = loader.split.faults.found
+            news = {name: found[name] for name in found if name not in self._unusable[split]}
+            if news:
+                self._unusable[split] |= news.keys()
+                self._sink.take(EventRecord("unusable", self.progress.step, {"split": split, "samples": news}))
+                name, reason = next(iter(news.items()))
+                more = f" and {len(news) - 1} more" if len(news) > 1 else ""
+                self._warn(f"left out of {split}: {name} ({reason}){more}")
 
     def _step_all(self, batch: Batch, plan: Plan) -> None:
         for learner, ring in zip(self.parts.learners, self._rings, strict=True):
@@ -239,6 +274,7 @@ class Loop:
             progress.epoch, progress.batch = completed, 0
             progress.epoch_loss, progress.epoch_skipped = (0.0, 0), 0
             progress.epoch_seconds, progress.epoch_samples = 0.0, 0
+        self._name_unusable()
 
     def _evaluate(self, split: str, epoch: int) -> dict[str, float]:
         self._show("evaluating")
@@ -260,6 +296,7 @@ class Loop:
     def _evaluate_test(self) -> None:
         if "test" in self.parts.loaders:
             self._evaluate("test", self.progress.epoch)
+            self._name_unusable()
 
     @property
     def _sign(self) -> float:
@@ -347,30 +384,3 @@ class Loop:
                 doing=doing,
             )
         )
-
-    def _summary(self) -> dict[str, Any]:
-        progress, account = self.progress, self._ledger.accounts[0]
-        record = "test" if "test" in progress.last else "val"
-        steps = progress.step
-        return {
-            "metric_name": self.parts.task.metric,
-            "metric": progress.last.get(record, {}).get(self.parts.task.metric),
-            "metric_split": record,
-            "best_val": progress.best,
-            "val": progress.last.get("val"),
-            "test": progress.last.get("test"),
-            "steps": steps,
-            "updates": account.updates,
-            "skipped": account.refused,
-            "skip_rate": account.refused / steps if steps else 0.0,
-            "overflows": account.history.counts,
-            "scale": dict(zip(("first", "min", "max", "last"), progress.scale_path, strict=False)),
-            "epochs": progress.epoch,
-            "samples": progress.samples,
-            "samples_per_second": progress.samples / max(progress.seconds, 1e-9),
-            "train_seconds": progress.seconds,
-            "peak_memory": memory_peak(self.parts.device),
-            "unusable_samples": {name: loader.split.skipped for name, loader in self.parts.loaders.items()},
-            "device": str(self.parts.device),
-            "threads": torch.get_num_threads(),
-        }

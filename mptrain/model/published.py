@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.errors import ConfigError, did_you_mean
+from mptrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,10 +42,10 @@ def torchvision_classifier(
 
     known = classifier_names()
     if name not in known:
-        near = did_you_mean(name, known)
+        near = ", ".join(difflib.get_close_matches(name, known, n=5, cutoff=0))
         raise ConfigError(
             f"model.name={name}: torchvision has no such classifier",
-            f"did you mean {near}?" if near else f"there are {', '.join(known)}",
+            f"the nearest names are {near}",
         )
     if in_channels != 3:
         raise ConfigError(

@@ -28,6 +28,10 @@ class Scaler(Protocol):
     def on_overflow(self) -> OnOverflow:
         """What happens to an update whose gradients are not finite: ``skip`` or ``apply``."""
 
+    @property
+    def floor(self) -> float:
+        """The lowest scale that this rule can reach; an overflow there is nothing that a lower scale would mend."""
+
     def initial(self, device: torch.device) -> ScalerState:
         """The state before the first step; ``scale`` is float32 of shape (1,)."""
 

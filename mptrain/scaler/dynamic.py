@@ -81,6 +81,11 @@ class DynamicScaler:
         if problems:
             raise ConfigError(problems)
 
+    @property
+    def floor(self) -> float:
+        """``min_scale``."""
+        return self.min_scale
+
     def initial(self, device: torch.device) -> ScalerState:
         """``scale`` float32, ``clean`` and ``tolerance`` int32, each of shape (1,)."""
         return {

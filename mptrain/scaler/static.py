@@ -34,6 +34,11 @@ class StaticScaler:
     scale: PositiveFloat = 1024.0
     on_overflow: OnOverflow = "skip"
 
+    @property
+    def floor(self) -> float:
+        """The scale itself."""
+        return self.scale
+
     def initial(self, device: torch.device) -> ScalerState:
         """The constant, float32 of shape (1,)."""
         return {"scale": torch.tensor([self.scale], dtype=torch.float32, device=device)}
@@ -60,6 +65,11 @@ class NoScaler:
     """
 
     on_overflow: OnOverflow = "skip"
+
+    @property
+    def floor(self) -> float:
+        """1."""
+        return 1.0
 
     def initial(self, device: torch.device) -> ScalerState:
         """Scale 1, float32 of shape (1,)."""

@@ -1,7 +1,10 @@
 import io
 from pathlib import Path
 
+import pytest
+
 from mptrain.cli.banner import Banner, Closing, print_banner, print_closing
+from mptrain.cli.rows import print_rows
 
 
 def banner(**changes):
@@ -86,3 +89,34 @@ def test_a_run_without_evaluation_or_steps_is_closed_too():
     assert "on val" not in text
     assert "loss scale" not in text
     assert "0 attempted" in text
+
+
+@pytest.mark.parametrize(
+    ("summary", "words"),
+    [
+        ({"steps": 40, "max_steps": 40, "epochs": 1, "planned_epochs": 10}, "train.max_steps=80"),
+        ({"steps": 38, "max_steps": 40, "epochs": 1, "planned_epochs": 1}, "train.epochs=2"),
+        ({"steps": 38, "max_steps": 38, "epochs": 1, "planned_epochs": 1}, "train.max_steps=76 train.epochs=2"),
+        ({"steps": 38, "max_steps": None, "epochs": 3, "planned_epochs": 3}, "train.epochs=6"),
+    ],
+)
+def test_going_on_doubles_the_limit_that_ended_the_run(summary, words):
+    [line] = [line for line in closing(**summary).splitlines() if line.startswith("  go on")]
+    assert line.endswith(f"'outputs/a b' {words}")
+
+
+class Tty(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("300", 110), ("20", 60)])
+def test_facts_are_wrapped_to_the_width_of_the_terminal(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Tty()
+    print_rows("title", [("name", "word " * 100)], stream)
+    assert width - 5 <= max(map(len, stream.getvalue().splitlines())) <= width
+    plain = io.StringIO()
+    print_rows("title", [("name", "word " * 100)], plain)
+    assert max(map(len, plain.getvalue().splitlines())) > 105

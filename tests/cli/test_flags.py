@@ -29,7 +29,7 @@ def test_flags_that_ask_hydra_to_show_something_are_noticed():
         (
             ["--train.epochs=3"],
             "unknown option '--train.epochs=3'",
-            "configuration is written without dashes: train.epochs=3",
+            "did you mean train.epochs=3? configuration is written without dashes",
         ),
         (["-x"], "unknown option '-x'", "configuration is KEY=VALUE; mptrain --help shows the options"),
         (

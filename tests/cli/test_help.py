@@ -38,3 +38,10 @@ def test_every_command_explains_itself(terminal, name):
 def test_help_has_no_control_characters_when_piped(terminal):
     terminal("--help")
     assert all(letter.isprintable() or letter == "\n" for letter in terminal.out)
+
+
+def test_what_a_continued_run_may_change_is_said(terminal):
+    terminal("resume", "--help")
+    text = " ".join(terminal.out.split())
+    assert "Any key may change" in text
+    assert "except what the run is about: model, dataset, task, and train.batch_size" in text

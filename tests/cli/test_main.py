@@ -1,7 +1,9 @@
 """The first word decides; every failure ends as lines and a number."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -132,3 +134,37 @@ def test_output_into_a_closed_pipe_ends_quietly():
     found = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, check=False)
     assert found.stderr == ""
     assert found.returncode == 0
+
+
+@pytest.mark.parametrize("words", ["--help", "list", "train.max_steps=1 device=cpu precision=fp32"])
+def test_a_full_disk_behind_the_output_is_exit_code_6(words, tmp_path):
+    command = f"{sys.executable} -m mptrain {words} > /dev/full"
+    found = run_in_shell(command, tmp_path)
+    assert found.returncode == 6
+    assert found.stderr.startswith("error: standard output: no space left on device\n")
+    assert found.stderr.count("error: ") == 1
+    assert "Exception ignored" not in found.stderr
+
+
+@pytest.mark.parametrize("words", ["--help >&-", "train.max_steps=1 device=cpu precision=fp32 >&-", "trian >&- 2>&-"])
+def test_closed_output_is_no_error(words, tmp_path):
+    found = run_in_shell(f"{sys.executable} -m mptrain {words}", tmp_path)
+    assert found.stderr == ""
+    assert found.returncode == (2 if "trian" in words else 0)
+
+
+def run_in_shell(command, folder):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, check=False, cwd=folder, env=environment
+    )
+
+
+def test_flags_may_stand_before_the_command(terminal, tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("# Mine.\n_target_: mptrain.model.cnn\n")
+    assert terminal("--config-dir", str(tmp_path), "list", "model") == 0
+    before = terminal.out
+    assert terminal("list", "model", "--config-dir", str(tmp_path)) == 0
+    assert before == terminal.out
+    assert "model=mine" in before

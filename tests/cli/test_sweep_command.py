@@ -1,6 +1,10 @@
 """``mptrain -m``: nothing starts before everything is valid, and all is told at the end."""
 
 import re
+import shlex
+
+from mptrain.cli.messages import warn
+from mptrain.errors import NumericsError
 
 
 def test_every_point_is_trained_with_a_directory_of_its_own(terminal, tmp_path):
@@ -40,6 +44,42 @@ def test_ctrl_c_stops_the_sweep(terminal):
     assert terminal("-m", "seed=0,1,2") == 130
     assert len(terminal.trained) == 2
     assert re.search(r"2\s+seed=2\s+not run", terminal.out)
+
+
+def test_the_table_names_directories_and_reasons(terminal):
+    terminal.codes = [0, NumericsError("only overflows\nsecond line")]
+    assert terminal("-m", "seed=0,1") == 7
+    table = terminal.out.split("exit  metric")[1]
+    assert re.search(r"done\s+0\s+000-seed=0$", table, re.MULTILINE)
+    assert re.search(r"failed\s+4\s+001-seed=1\s+only overflows$", table, re.MULTILINE)
+
+
+def test_after_ctrl_c_the_command_that_is_printed_goes_on_in_the_same_folder(terminal):
+    terminal.codes = [0, KeyboardInterrupt()]
+    assert terminal("-m", "seed=0,1,2") == 130
+    [command] = re.findall(r"^to run the rest: mptrain (.*)$", terminal.out, re.MULTILINE)
+    first = terminal.trained[0].run
+    terminal.trained.clear()
+    assert terminal(*shlex.split(command)) == 0
+    assert len(terminal.trained) == 3
+    again = terminal.trained[0].run
+    assert (again.root, again.name, again.resume) == (first.root, first.name, "auto")
+
+
+def test_a_mode_that_the_device_cannot_run_stops_the_sweep_before_its_first_point(terminal, tmp_path):
+    assert terminal("-m", "precision=fp32,tf32", "device=cpu") == 3
+    assert terminal.err.startswith("error: point 2/2 (precision=tf32): precision=tf32 on cpu")
+    assert not terminal.trained
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_warning_that_several_points_give_is_printed_once(terminal, monkeypatch):
+    monkeypatch.setattr("mptrain.cli.train.train", lambda config: warn(["slow"]) or 0)
+    assert terminal("-m", "seed=0,1,2") == 0
+    assert terminal.err == "warning: slow\n"
+    warn(["slow"])
+    assert terminal("-m", "seed=0,1") == 0
+    assert terminal.err == "warning: slow\n"
 
 
 def test_warnings_of_points_come_out_once(terminal):

@@ -6,6 +6,7 @@ from small_runs import TINY, parts_of
 from torch import nn
 
 from mptrain.config.build import _is_in
+from mptrain.errors import ConfigError
 
 
 @pytest.mark.parametrize("channels_last", ["true", "false"])
@@ -32,6 +33,11 @@ def test_masters_gradients_and_state_have_the_memory_layout_of_their_parameters(
     assert sum(len(weights) for weights, *_ in layouts) == len(parameters)
     for weights, grads, momentum in layouts:
         assert weights == grads == momentum
+
+
+def test_a_network_too_large_to_build_is_a_wrong_configuration():
+    with pytest.raises(ConfigError, match=r"mptrain\.model\.mlp cannot be built with model\.hidden="):
+        parts_of("model=mlp", "model.hidden=[99999999999999999999]")
 
 
 def spy(layouts):

@@ -93,7 +93,7 @@ def test_every_problem_is_reported_at_once():
         (
             "model.nothing=3",
             "unknown key 'model.nothing'",
-            "write +model.nothing=3 to pass it to mptrain.model.cnn",
+            "mptrain.model.cnn takes widths",
         ),
         ("train.epochs.x=3", "unknown key 'train.epochs.x'", None),
         ("zzz=3", "unknown key 'zzz'", "see mptrain list for the groups and keys there are"),
@@ -143,7 +143,7 @@ KEYS = {
     "train.max_steps": "a whole number, at least 1, or null",
     "train.clip_norm": "a number above 0, or null",
     "train.channels_last": "true or false",
-    "seed": "a whole number, at least 0",
+    "seed": "a whole number from 0 to 2^63-1 (9223372036854775807)",
     "device": "auto, cpu, cuda or cuda:N",
     "threads": "a whole number, at least 1, or null",
     "checkpoint.keep": "a whole number, at least 1",
@@ -166,7 +166,10 @@ def test_a_value_out_of_range_is_answered_with_key_value_and_range(key, value):
     words = [what for what in found if what.startswith(f"{key}=")]
     assert len(words) == 1
     assert ": must be " in words[0]
-    assert KEYS[key] is None or words[0].endswith(f"must be {KEYS[key]}")
+    wanted = KEYS[key]
+    if wanted and value in ("nan", "inf"):
+        wanted = wanted.replace("a number", "a finite number")
+    assert wanted is None or words[0].endswith(f"must be {wanted}")
 
 
 def test_true_is_no_number_and_one_is_no_truth_value():
@@ -312,6 +315,60 @@ def test_a_damaged_file_is_an_error_with_a_message(tmp_path, text):
     (tmp_path / "debug").mkdir()
     (tmp_path / "debug" / "bad.yaml").write_text("# @package _global_\n" + text)
     assert problems("debug=bad", config_dirs=[tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("content", "what", "hint"),
+    [
+        (b"train:\n  a: [1\n  b: 2\n", "{}, line 3 is not YAML", "needs quotes"),
+        (b"train:\n\tepochs: 1\n", "{}, line 2 is not YAML", "not with tabs"),
+        (b"# @package _global_\n- 1\n", "{} must be a mapping", "a list or one value"),
+        (b"a: \xff\n", "{} is not UTF-8 text", "save it as UTF-8"),
+        (b"a: 1\na: 2\n", "{}, line 2: found duplicate key a", "look into that file"),
+    ],
+)
+@pytest.mark.parametrize("place", ["debug/bad.yaml", "top.yaml"])
+def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, place, content, what, hint):
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    if place == "top.yaml":
+        found = problems(config_dirs=[tmp_path], config_name="top")
+    else:
+        found = problems("debug=bad", config_dirs=[tmp_path])
+    [(said, hinted)] = found.items()
+    assert said.startswith(what.format(path))
+    assert hint in hinted
+
+
+@pytest.mark.parametrize(
+    "text", ["model:\n  _target_: mptrain.model.cnn\n", "# @package _global_\n_target_: mptrain.model.cnn\n"]
+)
+def test_a_model_file_with_half_of_its_header_is_told_the_other_half(tmp_path, text):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text(text)
+    hint = next(iter(problems("model=mine", config_dirs=[tmp_path]).values()))
+    assert "'# @package _global_'" in hint
+    assert "'model:'" in hint
+
+
+def test_an_argument_is_offered_only_where_the_target_takes_it(tmp_path):
+    assert "+" not in problems("dataset.batch=1")["unknown key 'dataset.batch'"]
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "bare.yaml").write_text("_target_: mptrain.dataset.load_digits\n")
+    [hint] = problems("dataset=bare", "dataset.workers=1", config_dirs=[tmp_path]).values()
+    assert "dataset" in hint
+
+
+def test_several_options_of_a_group_are_not_called_a_list():
+    assert problems("precision=fp32,bf16") == {"precision=fp32,bf16: two values for one key: add -m to sweep": ""}
+
+
+def test_a_huge_power_of_two_is_written_as_one():
+    [warning] = compose(["scaler=static", "scaler.scale=1.3e30"]).warnings
+    assert warning.endswith("nearest 2^100")
+    [warning] = compose(["scaler=static", "scaler.scale=1.79e308"]).warnings
+    assert warning.endswith("nearest 2^1024")
 
 
 def test_the_saved_text_gives_the_same_configuration_again():

@@ -1,5 +1,5 @@
 from mptrain.config.compose import compose
-from mptrain.config.differences import config_digest, diff
+from mptrain.config.differences import change_in_words, config_digest, diff
 
 
 def test_where_and_how_often_to_write_is_no_difference():
@@ -30,3 +30,8 @@ def test_what_is_ignored_can_be_chosen():
 def test_layout_and_number_form_change_no_digest():
     assert config_digest("a: 1\nb: {c: 2.0}\n") == config_digest("b:\n  c: 2\na: 1.0\n")
     assert config_digest("a: true\n") != config_digest("a: 1\n")
+
+
+def test_a_change_is_said_as_yaml_writes_values():
+    assert change_in_words("train.clip_norm", None, 1.0) == "train.clip_norm was null, now 1"
+    assert change_in_words("train.channels_last", True, False) == "train.channels_last was true, now false"

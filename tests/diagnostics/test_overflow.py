@@ -13,7 +13,9 @@ from mptrain.records import MAX_TENSORS
 def phases_of(trace, history=None):
     """Phases along a trace of (overflow, scale, next scale)."""
     history = history or OverflowHistory()
-    return [history.observe(overflow=overflow, scale=scale, next_scale=after) for overflow, scale, after in trace]
+    return [
+        history.observe(overflow=overflow, loss=1.0, scale=scale, next_scale=after) for overflow, scale, after in trace
+    ]
 
 
 def clean(scale, steps):
@@ -79,7 +81,7 @@ def test_trap_37_a_history_survives_json_at_any_place(cut):
     expected = phases_of(trace, whole)
     first = OverflowHistory()
     head = phases_of(trace[:cut], first)
-    second = OverflowHistory.from_state(json.loads(json.dumps(first.state_dict())))
+    second = OverflowHistory.from_state(json.loads(json.dumps(first.state_dict())), floor=0.0)
     assert head + phases_of(trace[cut:], second) == expected
     assert second == whole
 
@@ -100,3 +102,14 @@ def test_of_many_offenders_the_first_are_named_and_all_counted():
     count, found = offenders(names, [math.nan] * len(names))
     assert count == MAX_TENSORS + 5
     assert [name for name, _ in found] == names[:MAX_TENSORS]
+
+
+def test_what_no_lower_scale_would_mend_is_abnormal_from_the_first_step_on():
+    broken_loss = OverflowHistory(floor=1.0)
+    assert broken_loss.observe(overflow=True, loss=math.nan, scale=64.0, next_scale=32.0) == "abnormal"
+    at_the_floor = OverflowHistory(floor=1.0)
+    assert at_the_floor.observe(overflow=True, loss=2.0, scale=1.0, next_scale=1.0) == "abnormal"
+    static = OverflowHistory(floor=1024.0)
+    assert static.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=1024.0) == "abnormal"
+    dynamic = OverflowHistory(floor=1.0)
+    assert dynamic.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=512.0) == "calibrating"

@@ -59,7 +59,7 @@ class SlowRing:
 
 def account(ring, name="main"):
     learner = SimpleNamespace(
-        name=name, scaler=SimpleNamespace(on_overflow="skip"), weights=SimpleNamespace(names=("weight",))
+        name=name, scaler=SimpleNamespace(on_overflow="skip", floor=1.0), weights=SimpleNamespace(names=("weight",))
     )
     return Account(learner, ring, buffers=0)
 

@@ -189,3 +189,17 @@ def test_the_records_do_not_depend_on_when_the_host_looks(tmp_path, ring, second
     loop = loop_of(tmp_path, *TINY, f"log.ring={ring}", f"log.seconds={seconds}")
     loop.run()
     assert steps_of(loop) == steps_of(reference)
+
+
+def test_evaluation_leaves_the_buffers_and_the_random_numbers_of_training_alone(tmp_path):
+    loop = loop_of(tmp_path, *TINY, "train.epochs=1")
+    model = loop.parts.model
+    counter = torch.zeros(1)
+    model.register_buffer("batches_seen", counter)
+    loop.parts.plan.guard.__init__(model)
+    model.register_forward_hook(lambda m, args, out: m.batches_seen.add_(1) and None)
+    before = torch.get_rng_state()
+    loop._evaluate("val", 0)
+    assert model.batches_seen.item() == 0
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.training

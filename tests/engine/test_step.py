@@ -110,7 +110,9 @@ def test_trap_05_fp32_with_scale_2_to_the_20_gives_bit_identical_losses(tmp_path
 
 def test_trap_20_accumulation_over_uneven_micro_batches_equals_one_batch():
     def weights_after(accumulate):
-        parts, _ = parts_of(*TINY, "precision=fp32", f"train.accumulate={accumulate}", "optimizer.momentum=0")
+        parts, _ = parts_of(
+            *TINY, "precision=fp32", f"train.accumulate={accumulate}", "train.batch_size=32", "optimizer.momentum=0"
+        )
         ring = ring_for(parts)
         for batch in batches(parts, 3, size=32):
             train_step(parts.learners[0], parts.model, batch, parts.plan, ring)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,11 @@ def test_a_changed_configuration_is_refused_with_the_keys_that_differ(capsys):
     assert run(capsys, *words)[0] == 0
     code, _, errors = run(capsys, *words, "run.resume=auto", "optimizer.lr=0.01", "seed=3")
     assert code == 2
-    assert errors[0] == "error: seed was 0 in outputs/run, now it is 3"
-    assert errors[1] == "error: optimizer.lr was 0.05 in outputs/run, now it is 0.01"
+    assert errors[0] == "error: outputs/run: seed was 0, now 3"
+    assert errors[1] == "error: outputs/run: optimizer.lr was 0.05, now 0.01"
     assert errors[-1].startswith("hint: choose another run.name, or change it on purpose: mptrain resume outputs/run")
     assert main(["resume", "outputs/run", "train.max_steps=5", "log.ring=1", "optimizer.lr=0.01"]) == 0
-    assert "changed: optimizer.lr from 0.05 to 0.01" in capsys.readouterr().out
+    assert "changed: optimizer.lr was 0.05, now 0.01" in capsys.readouterr().out
     assert len(Path("outputs/run/steps.jsonl").read_text().splitlines()) == 5
 
 
@@ -175,3 +176,104 @@ def test_a_bug_is_called_a_bug_and_leaves_its_traceback_in_the_run(capsys, monke
     assert errors[0].startswith("error: this is a bug in mptrain: ZeroDivisionError")
     assert "train_step" in Path("outputs/run/failure/traceback.txt").read_text()
     assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "failed"
+
+
+def test_a_run_that_diverged_is_not_called_done(capsys):
+    code, _, errors = run(capsys, *TINY, "precision=fp32", "optimizer.lr=1e30", "run.name=run")
+    assert code == 4
+    assert "the run diverged: its last loss on" in errors[0]
+    assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "failed"
+    assert json.loads(Path("outputs/run/summary.json").read_text())["steps"] == 18
+    phases = json.loads(Path("outputs/run/summary.json").read_text())["overflows"]
+    assert set(phases) == {"abnormal"}
+
+
+def test_a_run_without_a_single_update_is_not_called_done(capsys):
+    code, _, errors = run(capsys, *TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.max_steps=3")
+    assert code == 4
+    assert errors[0] == "error: not one of 3 updates was applied: every step overflowed"
+
+
+def test_missing_checkpoints_of_a_run_that_was_saved_are_not_taken_for_a_fresh_start(capsys):
+    assert run(capsys, *TINY, "train.max_steps=4", "run.name=run")[0] == 0
+    steps = Path("outputs/run/steps.jsonl").read_bytes()
+    for path in Path("outputs/run/checkpoints").iterdir():
+        path.unlink()
+    code, _, errors = run(capsys, "resume", "outputs/run", "train.max_steps=6")
+    assert code == 6
+    assert "holds no checkpoint, but the run was saved there" in errors[0]
+    assert Path("outputs/run/steps.jsonl").read_bytes() == steps
+
+
+PACKAGE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, num_classes: int, fails: bool = False, lazy: bool = False):
+        super().__init__()
+        self.layer = nn.LazyLinear(num_classes) if lazy else nn.Linear(64, num_classes)
+        self.fails = fails
+
+    def forward(self, x):
+        return self.layer(x if self.fails else x.flatten(1))
+"""
+MODEL = """# @package _global_
+# A model from a package outside the repository.
+model:
+  _target_: theirs_for_tests.Net
+  fails: false
+  lazy: false
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """A user's package and folder of configurations; the words that choose them."""
+    (tmp_path / "theirs_for_tests.py").write_text(PACKAGE)
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "theirs.yaml").write_text(MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield ["--config-dir", "conf", "model=theirs", "extensions.allow=[theirs_for_tests]"]
+    sys.modules.pop("theirs_for_tests", None)
+
+
+def test_a_model_of_the_users_own_trains_by_configuration_alone(capsys, theirs):
+    code, output, _ = run(capsys, *theirs, "train.epochs=2", "run.name=run")
+    assert code == 0, output
+    assert json.loads(Path("outputs/run/summary.json").read_text())["metric"] > 0.5
+    assert run(capsys, "resume", "outputs/run", "train.epochs=3")[0] == 0
+
+
+def test_an_error_in_the_users_own_code_names_its_place_and_is_not_called_a_bug_of_ours(capsys, theirs):
+    code, _, errors = run(capsys, *theirs, "model.fails=true", "run.name=run")
+    assert code == 2
+    assert errors[0].startswith("error: theirs_for_tests.py:12 in forward: RuntimeError: ")
+    assert "theirs_for_tests" in Path("outputs/run/failure/traceback.txt").read_text()
+    code, _, errors = run(capsys, *theirs, "model.lazy=true")
+    assert code == 2
+    assert "layer.weight has no shape yet" in errors[0]
+
+
+def test_images_that_cannot_be_used_are_named_and_counted(capsys):
+    from PIL import Image
+
+    for split, count in (("train", 8), ("val", 4)):
+        for index in range(count):
+            folder = Path("data/images", split, "ab"[index % 2])
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 40), (index * 20, 0, 255 * (index % 2))).save(folder / f"{index}.png")
+    Path("data/images/train/a/broken.png").write_bytes(b"no image")
+    words = (
+        "dataset=image_folder", "model=cnn", "dataset.image_size=16", "dataset.workers=0", "train.batch_size=3",
+        "train.epochs=1", "precision=fp32",
+    )  # fmt: skip
+    code, _, errors = run(capsys, *words)
+    assert code == 6
+    assert "broken.png" in errors[0]
+    assert main([*words, "dataset.on_error=skip", "run.name=run"]) == 0
+    assert "warning: left out of train: " in capsys.readouterr().err
+    events = [json.loads(line) for line in Path("outputs/run/events.jsonl").read_text().splitlines()]
+    (unusable,) = [event for event in events if event["event"] == "unusable"]
+    assert unusable["split"] == "train"
+    assert [Path(name).name for name in unusable["samples"]] == ["broken.png"]

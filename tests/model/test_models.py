@@ -168,3 +168,16 @@ def test_the_inception_head_is_the_published_one_at_the_published_size():
 def test_a_vision_transformer_takes_the_image_size_of_the_data():
     model = torchvision_classifier(name="vit_b_32", num_classes=10, image_size=64)
     assert model.image_size == 64
+
+
+def test_a_stage_for_which_no_pixel_is_left_is_refused():
+    with pytest.raises(ConfigError, match="leave nothing of 8 pixels"):
+        cnn(num_classes=2, in_channels=1, image_size=8, widths=(4,) * 5)
+    logits = cnn(num_classes=2, in_channels=1, image_size=8, widths=(4,) * 4)(torch.zeros(2, 1, 8, 8))
+    assert logits.shape == (2, 2)
+
+
+def test_an_unknown_classifier_is_answered_with_a_few_names():
+    with pytest.raises(ConfigError) as caught:
+        torchvision_classifier(name="nosuch", num_classes=2, image_size=32)
+    assert 1 <= caught.value.hint.count(",") <= 5

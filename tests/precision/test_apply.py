@@ -272,3 +272,14 @@ def test_trap_41_fp32_products_use_tf32_in_the_mode_of_that_name_and_in_no_other
             warnings.simplefilter("error")
             set_products(mode(name))
         assert precisions() == (["tf32"] * 3 if name == "tf32" else ["ieee"] * 3)
+        # torch's own code, its compiler among it, still asks the older switches, and they refuse to contradict.
+        assert torch.backends.cuda.matmul.allow_tf32 == (name == "tf32")
+        assert torch.backends.cudnn.allow_tf32 == (name == "tf32")
+        assert (torch.get_float32_matmul_precision() != "highest") == (name == "tf32")
+
+
+def test_half_precision_sums_stay_in_float32_on_cuda():
+    set_products(mode("fp16_dynamic"))
+    matmul = torch.backends.cuda.matmul
+    assert not matmul.allow_fp16_reduced_precision_reduction
+    assert not matmul.allow_bf16_reduced_precision_reduction
