@@ -107,21 +107,23 @@ class EvalRecord:
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """A row of ``epochs.csv``: the training side of one epoch and the evaluation that followed it.
+    """A row of ``epochs.csv``: one learner's side of one epoch and the evaluation that followed it.
 
     Attributes:
+        learner: Which learner; what belongs to the epoch as a whole stands in the row of each.
         epoch: Completed epochs, from 1.
         step: Attempts so far.
-        updates: Applied updates so far (of the first learner).
+        updates: Applied updates so far.
         skipped: Refused updates in this epoch.
         train_loss: Mean of the finite losses of this epoch's steps.
         loss_scale: The scale at the end of the epoch.
         lr: Learning rate of the last step.
         val: Validation metrics, name to value; empty where there is no validation data.
         seconds: Wall time of this epoch's training steps.
-        samples_per_second: Training throughput of this epoch.
+        terms_per_second: Training throughput of this epoch, in loss terms (samples, tokens).
     """
 
+    learner: str
     epoch: int
     step: int
     updates: int
@@ -131,7 +133,7 @@ class EpochRecord:
     lr: float
     val: dict[str, float]
     seconds: float
-    samples_per_second: float
+    terms_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,8 @@ class ProgressRecord:
         steps: Attempts planned.
         epoch: Completed epochs.
         epochs: Planned epochs.
-        samples_per_second: Recent training throughput.
+        terms_per_second: Recent training throughput, in loss terms.
+        term: What one of them is, in the plural: ``samples``, ``tokens``.
         data_wait: Share of recent time spent waiting for data, 0 to 1.
         memory: Bytes in use: peak allocated on a CUDA device, resident set on the CPU.
         eta: Estimated seconds to the end.
@@ -169,7 +172,8 @@ class ProgressRecord:
     steps: int
     epoch: int
     epochs: int
-    samples_per_second: float
+    terms_per_second: float
+    term: str
     data_wait: float
     memory: int
     eta: float

@@ -24,7 +24,7 @@ READING_FUNCTIONS = {
     ("ring.py", "_rows"): "its block is in host memory already",
     ("ring.py", "arrived"): "asks whether a list is empty",
     ("learner.py", "__init__"): "compares two strings, once",
-    ("dynamic.py", "resume"): "once, after a restart",
+    ("restart.py", "take_up"): "once, after a restart",
     ("static.py", "_constant"): "once, after a restart",
 }
 #: Files that hold plain numbers alone.

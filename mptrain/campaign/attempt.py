@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.campaign.describe import describe, how_it_failed, users_own
+from mptrain.campaign.tracking import require_logger, track
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
@@ -120,12 +121,13 @@ def launch(config: Config, show: Show) -> Outcome:
     if existing is not None:
         return _continue(existing, config, show, explicit=False)
     require_support(config.precision, resolve_device(config.device))  # before anything is written or loaded
+    require_logger(config)
     label = "-".join(config.chosen.get(group, "custom") for group in ("model", "dataset", "precision"))
     built = build(config)
     directory = create_run(root, label, name)
     with directory.lock():
         directory.write_config(config.yaml, config.overrides)
-        return _attempt(directory, config, built, None, show)
+        return _attempt(directory, config, built, None, show, built[0].notes)
 
 
 def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
@@ -177,16 +179,17 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
         state = directory.read_state()
         if state is not None and state.status == "done" and not changes:
             return Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
+        require_logger(config)
         store = _store(directory, config, higher_is_better=True)
         loaded = store.load_latest()
-        built = build(config)
+        built = build(config, weights=loaded is None)
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
         notes = [f"changed: {change_in_words(*change)}" for change in changes]
         warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
         if loaded is None:
             _require_never_saved(directory, state)
-            notes.append("there is no checkpoint yet: the run starts again")
+            notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings))
@@ -244,10 +247,12 @@ def _attempt(
             writer.take(EventRecord("resume", from_step, {"notes": list(notes), "warnings": list(warnings)}))
         support = require_support(config.precision, parts.device)
         sinks = show(Opening(config, parts, support, directory.root, loop.planned, from_step, notes, warnings))
+        sinks = [*track(config, directory, state.id, from_step, [writer, *sinks]), *sinks]
         displays.sinks = tuple(sinks)
         summary = loop.run()
         write_summary(directory.paths.summary, summary)
         loop.require_success()
+        displays.take(EventRecord("summary", loop.progress.step, summary))
         _close(writer, sinks)
         directory.write_state(state.end("done", "", EXIT_OK, loop.progress.step))
         return Outcome(directory.root, summary)

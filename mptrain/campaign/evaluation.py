@@ -38,13 +38,14 @@ class Evaluation:
     notes: tuple[str, ...]
 
 
-def evaluate_run(run: str, overrides: Sequence[str], which: str) -> Evaluation:
+def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: bool) -> Evaluation:
     """Evaluate a checkpoint on the validation and test splits.
 
     Args:
         run: The run directory, or ``last``.
         overrides: Keys that differ from the run's configuration.
         which: ``last`` or ``best``.
+        average: Measure the average of the weights, where there is one.
 
     Raises:
         MptrainError: No usable checkpoint, or data or device are missing.
@@ -54,18 +55,18 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str) -> Evaluation:
     config = reload(text, overrides)
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     loaded = store.load(cast('Literal["last", "best"]', which))
-    parts, _ = build(config)
+    parts, _ = build(config, weights=False)
     require_same_schema(loaded.state)
     load_weights(parts, loaded.state)
     progress = loaded.state["progress"]
     splits = [name for name in ("val", "test") if name in parts.loaders]
     if not splits:
         raise DataError(f"{parts.dataset.name} has neither validation nor test data", "there is nothing to evaluate on")
-    records = [
-        evaluate(parts, parts.loaders[name], name, progress["step"], progress["epoch"], stop=lambda: False)
-        for name in splits
+    step, epoch = progress["step"], progress["epoch"]
+    measured = [
+        evaluate(parts, parts.loaders[name], name, step, epoch, stop=lambda: False, average=average) for name in splits
     ]
     changes = [change_in_words(*change) for change in diff(text, config.yaml)]
     return Evaluation(
-        directory.root, progress["step"], tuple(record for record in records if record is not None), tuple(changes)
+        directory.root, step, tuple(outcome.record for outcome in measured if outcome is not None), tuple(changes)
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
+from mptrain.campaign.tracking import require_logger
 from mptrain.config.overrides import parse
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 
@@ -105,6 +106,7 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
     for point in points:
         try:
             config = composer.compose(point.overrides)
+            require_logger(config)
         except ConfigError as error:
             for problem in error.problems:
                 found.setdefault(problem, []).append(point)

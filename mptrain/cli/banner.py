@@ -25,7 +25,7 @@ class Banner:
         dataset: Its name, and the sizes of its splits.
         mode: Name of the precision mode.
         precision: Which dtype everything has, in words.
-        scaler: How the loss scale behaves, in words.
+        scaler: How each loss scale behaves, in words.
         device: What it trains on.
         support: What the device says to the mode; empty when there is nothing to say.
         run: The run directory.
@@ -54,13 +54,12 @@ class Closing:
         metric_name: The metric of record.
         metric: Its value at the last evaluation; None without one.
         metric_split: Of which data.
+        metrics: All metrics of that evaluation.
         best_val: The best value on validation data; None without any.
         steps: Batches attempted.
-        updates: Updates applied.
-        skipped: Updates refused.
-        overflows: Overflows by phase.
-        scale: ``first``, ``min``, ``max``, ``last`` loss scale; empty before the first step.
-        samples_per_second: Training throughput.
+        learners: What happened to each learner's updates and loss scale, as in ``summary.json``.
+        term: What throughput is counted in, in the plural.
+        terms_per_second: Training throughput.
         seconds: Wall time of training.
         peak_memory: Bytes.
         epochs: Completed epochs.
@@ -74,11 +73,10 @@ class Closing:
     metric_split: str
     best_val: float | None
     steps: int
-    updates: int
-    skipped: int
-    overflows: Mapping[str, int] = field(default_factory=dict)
-    scale: Mapping[str, float] = field(default_factory=dict)
-    samples_per_second: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    learners: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    term: str = "samples"
+    terms_per_second: float = 0.0
     seconds: float = 0.0
     peak_memory: int = 0
     epochs: int = 0
@@ -90,16 +88,15 @@ class Closing:
         """The closing of a run, from the numbers of its ``summary.json``."""
         return cls(
             run=run,
-            metric_name=summary.get("metric_name", "metric"),
+            metric_name=summary.get("metric_name") or "metric",
             metric=summary.get("metric"),
             metric_split=summary.get("metric_split", ""),
             best_val=summary.get("best_val"),
+            metrics=summary.get(summary.get("metric_split", "")) or {},
             steps=summary.get("steps", 0),
-            updates=summary.get("updates", 0),
-            skipped=summary.get("skipped", 0),
-            overflows=summary.get("overflows") or {},
-            scale=summary.get("scale") or {},
-            samples_per_second=summary.get("samples_per_second", 0.0),
+            learners=summary.get("learners") or {},
+            term=summary.get("term", "samples"),
+            terms_per_second=summary.get("terms_per_second", 0.0),
             seconds=summary.get("train_seconds", 0.0),
             peak_memory=summary.get("peak_memory") or 0,
             epochs=summary.get("epochs", 0),
@@ -128,18 +125,25 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
     rows = []
     if closing.metric is not None:
         rows.append((closing.metric_name, f"{closing.metric:.4f} on {closing.metric_split or 'the last evaluation'}"))
+    elif closing.metrics:
+        rows.append((closing.metric_split, wording.metrics(closing.metrics)))
     if closing.best_val is not None:
         rows.append(("best", f"{closing.best_val:.4f} on val"))
+    for name, learner in closing.learners.items():
+        whose = f"{name}: " if len(closing.learners) > 1 else ""
+        rows += [
+            ("batches", f"{whose}{closing.steps:,} attempted, {learner['updates']:,} updates, {_skipped(learner)}"),
+            ("loss scale", f"{whose}{_scale_path(learner['scale'])}"),
+        ]
     rows += [
-        ("batches", f"{closing.steps:,} attempted, {closing.updates:,} updates, {_skipped(closing)}"),
-        ("loss scale", _scale_path(closing.scale)),
         (
             "speed",
-            f"{wording.rate(closing.samples_per_second)} samples/s, {wording.duration(closing.seconds)} of training",
+            f"{wording.rate(closing.terms_per_second)} {closing.term}/s, {wording.duration(closing.seconds)} of training",
         ),
         ("memory", f"{readable_bytes(closing.peak_memory)} at most" if closing.peak_memory else ""),
         ("run", str(closing.run)),
         ("evaluate", f"mptrain eval {shlex.quote(str(closing.run))}"),
+        ("export", f"mptrain export {shlex.quote(str(closing.run))}"),
         ("go on", f"mptrain resume {shlex.quote(str(closing.run))} {' '.join(_longer(closing))}"),
     ]
     print_rows("done", rows, stream)
@@ -156,12 +160,12 @@ def _longer(closing: Closing) -> list[str]:
     return words
 
 
-def _skipped(closing: Closing) -> str:
-    if not closing.skipped and not any(closing.overflows.values()):
+def _skipped(learner: Mapping[str, Any]) -> str:
+    kinds = ", ".join(f"{count} {phase}" for phase, count in learner["overflows"].items() if count)
+    if not learner["skipped"] and not kinds:
         return "none skipped"
-    kinds = ", ".join(f"{count} {phase}" for phase, count in closing.overflows.items() if count)
-    share = wording.share(closing.skipped / closing.steps) if closing.steps else "0 %"
-    return f"{closing.skipped:,} skipped ({share})" + (f"; overflows: {kinds}" if kinds else "")
+    share = wording.share(learner["skip_rate"])
+    return f"{learner['skipped']:,} skipped ({share})" + (f"; overflows: {kinds}" if kinds else "")
 
 
 def _scale_path(scale: Mapping[str, float]) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 #: Flags with a value that Hydra answers, and those without.
 _SHOWING = ("--cfg", "-c", "--package", "-p")
-_SHOWING_ALONE = ("--resolve", "--info", "-i", "--shell-completion", "-sc", "--hydra-help")
+_SHOWING_ALONE = ("--resolve", "--info", "-i", "--hydra-help")
+_COMPLETION = ("--shell-completion", "-sc")
 _SUGGESTED = (
     "--help",
     "--version",
@@ -44,6 +45,7 @@ class Flags:
         config_dirs: Further folders of groups and options.
         config_name: The file at the top.
         show: Hydra is asked to show something.
+        completion: The shell whose script is asked for in Hydra's way; empty where none is.
         given: The flags with their values, as they were written.
     """
 
@@ -52,6 +54,7 @@ class Flags:
     config_dirs: tuple[str, ...]
     config_name: str
     show: bool
+    completion: str
     given: tuple[str, ...]
 
 
@@ -92,12 +95,11 @@ def read_flags(words: Sequence[str]) -> Flags:
             show = True
             if flag in ("--info", "-i") and rest and rest[0] in _INFO:
                 rest.pop(0)
-        else:
+        elif word not in _COMPLETION:
             raise UsageError(f"unknown option '{word}'", _hint(word, rest))
         given += words[here : len(words) - len(rest)]
-    if any(flag in ("-sc", "--shell-completion") for flag in given):
-        _check_completion(overrides)
-    return Flags(tuple(overrides), multirun, tuple(folders), name, show, tuple(given))
+    shell = _shell(overrides) if any(flag in _COMPLETION for flag in given) else ""
+    return Flags(tuple(overrides), multirun, tuple(folders), name, show, shell, tuple(given))
 
 
 #: What ``--cfg`` and ``--info`` can be asked for.
@@ -111,15 +113,11 @@ def _value(flag: str, rest: list[str]) -> str:
     return rest.pop(0)
 
 
-def _check_completion(words: Sequence[str]) -> None:
-    shells = ("bash", "fish", "zsh")
-    asked = [word.split("=", 1) for word in words if word.split("=", 1)[0] in ("install", "uninstall", "query")]
-    if len(asked) != 1:
-        raise UsageError(
-            "-sc needs one of install=SHELL, uninstall=SHELL and query=SHELL", f"SHELL is one of {', '.join(shells)}"
-        )
-    if asked[0][1:] not in [[shell] for shell in shells]:
-        raise UsageError(f"-sc {'='.join(asked[0])}: there is no such completion", f"there is {', '.join(shells)}")
+def _shell(words: Sequence[str]) -> str:
+    """The shell of ``-sc install=SHELL``; whether there is such a one, the command ``completion`` says."""
+    if len(words) != 1 or not words[0].startswith("install="):
+        raise UsageError("-sc takes install=SHELL and nothing else", "write mptrain completion SHELL")
+    return words[0].removeprefix("install=")
 
 
 def _hint(word: str, rest: Sequence[str]) -> str:

@@ -15,13 +15,17 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.errors import EXIT_OK, UsageError, did_you_mean
 
-_USAGE = (
+#: How each command is written, and what it does; shell completion takes from here which words a command takes.
+USAGE = (
     ("mptrain [train] KEY=VALUE ...", "train (the default command)"),
     ("mptrain -m KEY=A,B ...", "train every combination, one after another"),
     ("mptrain resume RUN|last [KEY=VALUE ...]", "continue an interrupted run"),
     ("mptrain eval RUN|last [--best] [KEY=VALUE ...]", "evaluate the last checkpoint of a run, or its best"),
+    ("mptrain export RUN|last [--best] [--fp16]", "write its weights as a plain state dict"),
     ("mptrain list [GROUP]", "what there is to choose from, with keys and defaults"),
     ("mptrain doctor", "what this machine can do, and which precision suits it"),
+    ("mptrain completion bash|zsh|fish", 'complete command lines: eval "$(mptrain completion bash)"'),
+    ("mptrain help [COMMAND]", "how a command is used"),
 )
 
 _EXAMPLES = (
@@ -30,13 +34,12 @@ _EXAMPLES = (
     "mptrain -m precision=amp_static scaler.scale=1,8,128,1024",
 )
 
-_OPTIONS = (
+OPTIONS = (
     ("-m, --multirun", "sweep: KEY=A,B, KEY=range(1,4), GROUP=glob(fp16*)"),
     ("--config-dir DIR", "a folder with groups and options of your own"),
     ("--config-name NAME", "another file at the top than train"),
     ("--cfg job|hydra|all", "show the composed configuration (--resolve, --package P)"),
     ("--info", "show how Hydra composes it"),
-    ("-sc install=bash", 'shell completion: eval "$(mptrain -sc install=bash)"'),
     ("--traceback", "show where an error came from; so does MPTRAIN_TRACEBACK=1"),
     ("--version", "the version"),
 )
@@ -53,16 +56,22 @@ _EXIT_CODES = (
     ("130", "Ctrl-C"),
 )
 
-_COMMANDS = {
+DESCRIPTIONS = {
     "train": "Trains one configuration, or with -m every combination of several. Any KEY=VALUE is allowed.",
     "resume": "Continues a run from its last checkpoint. RUN is its directory, or the word last. "
     "Any key may change on the way (train.epochs or train.max_steps to go on for longer; precision, scaler, optimizer "
     "and schedule may be chosen anew), except what the run is about: model, dataset, task, and train.batch_size.",
     "eval": "Evaluates the last checkpoint of a run, or with --best the best. RUN is its directory, or the "
-    "word last. Keys such as device or precision.eval can be changed for it.",
+    "word last. Keys such as device or precision.eval can be changed for it. --raw measures the weights themselves where "
+    "a run has averaged ones (train.ema_decay).",
+    "export": "Writes the weights of a run's last checkpoint, or with --best its best, as a plain state dict that "
+    "torch.load reads with weights_only=True: float32, or with --fp16 float16. Averaged weights (train.ema_decay) are "
+    "taken where there are any; --raw takes the others. --output PATH says where to.",
     "list": "Shows all groups and their options, or one group with every option's keys, defaults and comments.",
     "doctor": "Shows the environment, the devices, and which precision suits them. Ends with 3 when "
     "something that is needed is broken.",
+    "completion": "Prints a script after which the TAB key completes groups, options, keys, values and runs. In bash and "
+    'zsh: eval "$(mptrain completion bash)"; in fish: mptrain completion fish | source.',
     "help": "Shows how a command is used.",
 }
 
@@ -87,24 +96,24 @@ def _whole_help(width: int) -> str:
     groups = [(name, ", ".join(options)) for name, options in catalogue.groups.items()]
     parts = [
         f"mptrain {__version__}: mixed precision training, every step's loss scale and overflow on record",
-        _section("Usage", _columns(_USAGE, width)),
+        _section("Usage", _columns(USAGE, width)),
         _section("Examples", [f"  {line}" for line in _EXAMPLES]),
         _section("Groups, GROUP=OPTION (mptrain list GROUP shows their keys)", _columns(groups, width)),
         _section("Keys, with their defaults", _columns(keys, width)),
-        _section("Options", _columns(_OPTIONS, width)),
+        _section("Options", _columns(OPTIONS, width)),
         _section("Exit codes", _columns(_EXIT_CODES, width)),
     ]
     return "\n\n".join(parts)
 
 
 def _command_help(name: str, width: int) -> str:
-    if name not in _COMMANDS:
-        guess = did_you_mean(name, _COMMANDS)
+    if name not in DESCRIPTIONS:
+        guess = did_you_mean(name, DESCRIPTIONS)
         raise UsageError(f"'{name}' is not a command", f"did you mean {guess}?" if guess else "")
-    usage = [line for line, _ in _USAGE if line.startswith(f"mptrain {name}")]
+    usage = [line for line, _ in USAGE if line.startswith(f"mptrain {name}")]
     if name == "train":
-        usage = [line for line, _ in _USAGE[:2]]
-    text = textwrap.fill(_COMMANDS[name], width)
+        usage = [line for line, _ in USAGE[:2]]
+    text = textwrap.fill(DESCRIPTIONS[name], width)
     return "\n".join(["usage: " + line for line in usage or [f"mptrain {name} [COMMAND]"]] + ["", text])
 
 

@@ -1,4 +1,4 @@
-"""Hands a command line to Hydra where Hydra is asked to show something: ``--cfg``, ``--info``, completion.
+"""Hands a command line to Hydra where Hydra is asked to show something: ``--cfg``, ``--info``.
 
 Training never goes through here. Hydra's errors come out as ours.
 """
@@ -46,15 +46,14 @@ def show(flags: Flags) -> int:
     if len(flags.config_dirs) > 1:
         raise UsageError("--cfg and --info take one --config-dir only")
     composer = Composer(flags.config_dirs, flags.config_name)
-    completing = any(word in ("-sc", "--shell-completion") for word in flags.given)
-    if not flags.multirun and not completing:
+    if not flags.multirun:
         problems = read(flags.overrides, composer.catalogue).problems
         if problems:
             raise ConfigError(problems)
     before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
     handlers, level = logging.root.handlers[:], logging.root.level
     # Overrides stand together, before the flags: Hydra's parser takes one stretch of them only.
-    sys.argv = ["mptrain", *(() if completing else _QUIET), *flags.overrides, *flags.given]
+    sys.argv = ["mptrain", *_QUIET, *flags.overrides, *flags.given]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing and leaving
     said = io.StringIO()
     try:

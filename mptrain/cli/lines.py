@@ -34,7 +34,7 @@ class PlainLines:
         if isinstance(record, EvalRecord):
             self._print({"eval": record.split, "step": record.step, "epoch": record.epoch, **_metrics(record.metrics)})
         elif isinstance(record, EpochRecord):
-            self._print(_epoch(record))
+            self._print(self._epoch(record))
         elif isinstance(record, ProgressRecord) and time.monotonic() - self._printed >= self._seconds:
             self._printed = time.monotonic()
             self._print(self._progress(record))
@@ -59,13 +59,29 @@ class PlainLines:
             if learner.phase:
                 fields[f"{prefix}last_overflow"] = learner.phase.replace(" ", "_")
         fields |= {
-            "samples_per_second": f"{progress.samples_per_second:.1f}",
+            f"{progress.term}_per_second": f"{progress.terms_per_second:.1f}",
             "data_wait": f"{progress.data_wait:.2f}",
             "memory": progress.memory,
             "eta": wording.duration(progress.eta),
             "doing": progress.doing,
         }
         return fields
+
+    def _epoch(self, record: EpochRecord) -> dict[str, object]:
+        several = {"learner": record.learner} if len(self._seen.learners) > 1 else {}
+        term = self._seen.progress.term if self._seen.progress else "terms"
+        return {
+            "epoch": record.epoch,
+            **several,
+            "step": record.step,
+            "updates": record.updates,
+            "skipped": record.skipped,
+            "train_loss": f"{record.train_loss:.4f}",
+            "loss_scale": wording.scale(record.loss_scale),
+            "lr": f"{record.lr:.3g}",
+            "seconds": f"{record.seconds:.1f}",
+            f"{term}_per_second": f"{record.terms_per_second:.1f}",
+        }
 
     def _print(self, fields: dict[str, object]) -> None:
         if self._gone:
@@ -74,20 +90,6 @@ class PlainLines:
             print(" ".join(f"{key}={value}" for key, value in fields.items()), file=self._stream, flush=True)
         except OSError:
             self._gone = True  # whoever read this has gone; training goes on without them
-
-
-def _epoch(record: EpochRecord) -> dict[str, object]:
-    return {
-        "epoch": record.epoch,
-        "step": record.step,
-        "updates": record.updates,
-        "skipped": record.skipped,
-        "train_loss": f"{record.train_loss:.4f}",
-        "loss_scale": wording.scale(record.loss_scale),
-        "lr": f"{record.lr:.3g}",
-        "seconds": f"{record.seconds:.1f}",
-        "samples_per_second": f"{record.samples_per_second:.1f}",
-    }
 
 
 def _metrics(metrics: dict[str, float]) -> dict[str, object]:

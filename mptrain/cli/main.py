@@ -36,10 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     words = list(sys.argv[1:] if argv is None else argv)
-    if "--traceback" in words:
+    completing = words[:2] == ["completion", "query"]  # then the other words are those of some other command line
+    if "--traceback" in words and not completing:
         words.remove("--traceback")
         os.environ["MPTRAIN_TRACEBACK"] = "1"
-    code = _guarded(lambda: _dispatch(words))
+    code = _guarded(lambda: _completion(words[1:]) if completing else _dispatch(words))
     # What is left is written here, not while the interpreter ends, when nobody can be told that it failed.
     if code == EXIT_OK:
         code = _guarded(_flush)
@@ -136,6 +137,8 @@ def _train(words: list[str]) -> int:
     from mptrain.cli.flags import read_flags
 
     flags = read_flags(words)
+    if flags.completion:
+        return _completion([flags.completion])
     if flags.show:
         from mptrain.cli.hydra_app import show
 
@@ -164,10 +167,16 @@ def _resume(words: list[str]) -> int:
 
 
 def _eval(words: list[str]) -> int:
-    run, overrides = _run_and_overrides("eval", [word for word in words if word != "--best"])
+    run, overrides = _run_and_overrides("eval", [word for word in words if word not in ("--best", "--raw")])
     from mptrain.cli.train import evaluate
 
-    return evaluate(run, overrides, "best" if "--best" in words else "last")
+    return evaluate(run, overrides, "best" if "--best" in words else "last", average="--raw" not in words)
+
+
+def _export(words: list[str]) -> int:
+    from mptrain.cli.export import export
+
+    return export(words)
 
 
 def _list(words: list[str]) -> int:
@@ -182,6 +191,12 @@ def _doctor(words: list[str]) -> int:
     from mptrain.cli.doctor import doctor
 
     return doctor()
+
+
+def _completion(words: list[str]) -> int:
+    from mptrain.cli.completion import completion
+
+    return completion(words)
 
 
 def _help(words: list[str]) -> int:
@@ -212,7 +227,9 @@ COMMANDS: dict[str, Command] = {
     "train": _train,
     "resume": _resume,
     "eval": _eval,
+    "export": _export,
     "list": _list,
     "doctor": _doctor,
+    "completion": _completion,
     "help": _help,
 }

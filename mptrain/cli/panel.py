@@ -146,7 +146,7 @@ def _machine(progress: ProgressRecord) -> RenderableType:
     if progress.data_wait >= 0.2:
         waiting = f"[yellow]{waiting}[/]"
     parts = [
-        f"{wording.rate(progress.samples_per_second)} [dim]samples/s[/]",
+        f"{wording.rate(progress.terms_per_second)} [dim]{escape(progress.term)}/s[/]",
         waiting,
         f"{readable_bytes(progress.memory)} [dim]memory[/]",
     ]

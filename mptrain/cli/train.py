@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mptrain.config.schema import Config
+    from mptrain.engine.job import Parts
     from mptrain.records import Record
     from mptrain.runlog.sink import Sink
 
@@ -44,18 +45,19 @@ def resume(run: str, overrides: Sequence[str]) -> int:
     return _close(resume_run(run, overrides, _open))
 
 
-def evaluate(run: str, overrides: Sequence[str], which: str = "last") -> int:
+def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average: bool = True) -> int:
     """Measure a run's weights on every split that it can be measured on.
 
     Args:
         run: Its directory, or ``last``.
         overrides: Keys to evaluate under, such as ``precision.eval=fp32`` or ``device=cpu``.
         which: ``last`` or ``best``.
+        average: Measure the average of the weights, where there is one.
 
     Raises:
         MptrainError: The run has no usable checkpoint, or its data or device is missing.
     """
-    evaluation = evaluate_run(run, overrides, which)
+    evaluation = evaluate_run(run, overrides, which, average=average)
     print(f"run={evaluation.root} checkpoint={which} step={evaluation.step}")
     for note in evaluation.notes:
         print(f"note={note}")
@@ -70,13 +72,12 @@ def _open(opening: Opening) -> Sequence[Sink]:
     config, parts = opening.config, opening.parts
     parameters = sum(parameter.numel() for parameter in parts.model.parameters())
     splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
-    side, channels = parts.dataset.image_size, parts.dataset.channels
     banner = Banner(
         model=f"{config.chosen.get('model', config.model.path)}, {parameters:,} parameters",
-        dataset=f"{parts.dataset.name}, {splits}, {channels}x{side}x{side}",
+        dataset=f"{parts.dataset.name}, {splits}, {parts.dataset.in_words()}",
         mode=config.precision.name,
         precision=config.precision.in_words(),
-        scaler=parts.learners[0].scaler.in_words(),
+        scaler=_scalers(parts),
         device=str(parts.device),
         support=opening.support.reason,
         run=opening.root,
@@ -91,6 +92,14 @@ def _open(opening: Opening) -> Sequence[Sink]:
         _Warnings(),
         make_display(config.log, sys.stdout, title=f"{config.chosen.get('model')} {config.precision.name}"),
     ]
+
+
+def _scalers(parts: Parts) -> str:
+    """What each learner's scale does; said once where all do the same."""
+    words = {learner.name: learner.scaler.in_words() for learner in parts.learners}
+    if len(set(words.values())) == 1:
+        return (f"{len(words)} scales, each " if len(words) > 1 else "") + next(iter(words.values()))
+    return "; ".join(f"{name}: {rule}" for name, rule in words.items())
 
 
 class _Warnings:

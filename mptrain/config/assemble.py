@@ -14,10 +14,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.config.checks import HEADER, check_section, check_together, check_train, fields_of, warnings_about
+from mptrain.config.learners import LearnerChoices, read_learners
 from mptrain.config.overrides import check_key
 from mptrain.config.ranges import UNRESOLVED, show
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
-from mptrain.config.targets import Target
+from mptrain.config.targets import Target, parameters
 from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -53,18 +54,30 @@ def assemble(
     sections = {name: check_section(name, tree.get(name, {}), schema, problems) for name, schema in SECTIONS.items()}
     defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
     targets = _read_targets(tree, sections["extensions"], problems)
+    weights = _take_weights(targets, problems)
     if not problems or _touches_targets(words):  # else a mistyped key would have to wait for torch
         targets = _check_targets(targets, problems)
     if sections["precision"] and "optimizer" in targets:
         problems += check_together(sections["precision"], targets["optimizer"])
+    learner_nodes = tree.get("learners") or {}
+    learners: dict[str, LearnerChoices] = {}
     if sections["train"]:
         problems += check_train(sections["train"])
+        if not problems:
+            learners = read_learners(learner_nodes, targets, sections["train"], problems)
+    for learner in learners.values():
+        problems += check_together(sections["precision"], learner.optimizer)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
+    beside = {"defaults": defaults} if defaults else {}
+    if weights is not None:
+        beside["weights"] = str(weights)
     parts: dict[str, Any] = {**targets, **sections, **{name: getattr(general, name) for name in _GENERAL}}
     return Config(
         **parts,
-        yaml=_as_yaml(general, targets, sections, defaults, chosen),
+        weights=weights,
+        learners=learners,
+        yaml=_as_yaml(general, targets, {**sections, "learners": learner_nodes}, beside, chosen),
         overrides=overrides,
         chosen=chosen,
         model_defaults=defaults,
@@ -105,7 +118,7 @@ def _apply_values(node: DictConfig, words: Words, catalogue: Catalogue, problems
     wrong_groups = bool(problems)
     for word in words.values:
         key = word.key_or_group
-        if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS)):
+        if problem := check_key(word, tree, catalogue, (*_GENERAL, *_FIELDS, "model.weights")):
             # With a wrong option, the files that are merged are not those that were meant.
             if not (wrong_groups and catalogue.options_with(key)):
                 problems.append(problem)
@@ -126,7 +139,7 @@ def _refuse_unknown(
     tree: dict[str, Any], chosen: dict[str, str], catalogue: Catalogue, problems: list[Problem]
 ) -> None:
     for name in tree:
-        if name not in (*_GENERAL, *SECTIONS, *TARGET_GROUPS):
+        if name not in (*_GENERAL, *SECTIONS, *TARGET_GROUPS, "learners"):
             hint = "mptrain list shows the keys there are"
             if name in catalogue.groups:
                 hint = f"begin its file in {name}/ with the line '# @package _global_'"
@@ -149,6 +162,8 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
     targets = {}
     for group in TARGET_GROUPS:
         node = tree.get(group)
+        if node is None and group == "logger":  # a configuration from before there were any
+            node = {"_target_": "mptrain.logger.NoLogger"}
         if node is UNRESOLVED:
             continue
         if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
@@ -160,6 +175,27 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
         arguments = {key: value for key, value in node.items() if key != "_target_"}
         targets[group] = Target(node["_target_"], arguments, allow)
     return targets
+
+
+def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path | None:
+    """``model.weights``, which is not for the model's target unless that has a parameter of this name."""
+    model = targets.get("model")
+    if model is None or "weights" not in model.arguments:
+        return None
+    try:
+        if "weights" in parameters(model.resolve())[0]:
+            return None
+    except ConfigError:  # said when the target is checked
+        return None
+    value = model.arguments["weights"]
+    arguments = {key: argument for key, argument in model.arguments.items() if key != "weights"}
+    targets["model"] = dataclasses.replace(model, arguments=arguments)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        problems.append(Problem(f"model.weights={show(value)}: must be the path of a file or of a run"))
+        return None
+    return Path(value)
 
 
 def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[str, Target]:
@@ -180,15 +216,14 @@ def _as_yaml(
     general: Any,
     targets: dict[str, Target],
     sections: dict[str, Any],
-    defaults: dict[str, Any],
+    beside: dict[str, Any],
     chosen: dict[str, str],
 ) -> str:
     nodes = {
         group: {"_target_": target.path, **cast("dict[str, Any]", _plain(target.arguments))}
         for group, target in targets.items()
     }
-    if defaults:
-        nodes["model"]["defaults"] = defaults
+    nodes["model"].update(beside)
     tree = {**_plain(general), **nodes, **{name: _plain(value) for name, value in sections.items()}}
     return OmegaConf.to_yaml(OmegaConf.create({**tree, "chosen": chosen}))
 

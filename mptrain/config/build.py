@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,11 +17,16 @@ from mptrain.dataset.loader import Loader
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.job import Options, Parts
 from mptrain.engine.learner import Learner, Plan
-from mptrain.errors import ConfigError, Problem
+from mptrain.engine.portable import plain_weights, read_weights, take_over
+from mptrain.engine.randomness import seed_everything
+from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem
+from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.weights import Weights
-from mptrain.precision.apply import autocast, cast_model, input_dtype, set_products
+from mptrain.precision.apply import autocast, cast_model, set_products
 from mptrain.precision.support import require_support, resolve_device
-from mptrain.precision.widened import products
+from mptrain.precision.widened import products, widens
+from mptrain.runlog import open_run
+from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.schedule.table import rate_table
 
 if TYPE_CHECKING:
@@ -31,55 +36,66 @@ if TYPE_CHECKING:
     from mptrain.task.base import Objective, Task
 
 
-def build(config: Config) -> tuple[Parts, Options]:
+def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     """Build everything that trains, in the order that makes a seed mean the same in every precision mode.
 
     Initial weights are drawn in FP32 on the CPU from the seed alone, then moved and cast; the generators are seeded
     again afterwards, so that dropout draws the same whatever the model's construction drew.
 
+    Args:
+        config: Checked.
+        weights: Begin with ``model.weights`` where the configuration names any; a run that goes on has its own.
+
     Raises:
         EnvironmentRefused: The device cannot do what the precision asks for.
         DataError: The data is missing or unusable.
+        CheckpointError: ``model.weights`` cannot be used.
         ConfigError: Parts do not fit each other.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     policy, device = config.precision, resolve_device(config.device)
     require_support(policy, device)
+    if config.train.compile and widens(policy, device):
+        raise EnvironmentRefused(
+            f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and products "
+            "that compute in FP32 and round once cannot be compiled",
+            "write train.compile=false, choose precision=fp32, or add precision.cpu_kernels=native",
+        )
     if device.type == "cuda":
         torch.cuda.set_device(device)  # page-locked memory, streams and compiled kernels belong to the current one
     set_products(policy)
-    dataset: Dataset = config.dataset.build(seed=config.seed)
-    model, initial = build_model(config, dataset)
+    dataset: Dataset = config.dataset.build(seed=config.seed, batch_size=config.train.batch_size)
+    task: Task = config.task.build(**dataset.facts())
+    model = build_model(config, dataset)
+    notes = _begin_with(model, config.weights) if weights and config.weights is not None else ()
+    model.float()
+    initial = {}
+    if policy.parameters != "float32":
+        initial = {name: value.detach().clone() for name, value in model.named_parameters()}
     model.to(device)
     kept = cast_model(model, policy)
     memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model.to(memory_format=memory_format)
     loaders = build_loaders(config, dataset, device)
-    _refuse_single_samples(config, model, dataset, loaders["train"])
     plan = Plan(
         accumulate=config.train.accumulate,
         products=products(policy, device),
         autocast=functools.partial(autocast, policy, device),
         guard=BufferGuard(model),
     )
-    task: Task = config.task.build(num_classes=len(dataset.class_names))
-    learners = tuple(
-        _build_learner(config, objective, model, initial, loaders["train"].steps_per_epoch)
-        for objective in task.objectives()
-    )
+    learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch)
+    parts = Parts(model, kept, task, dataset, policy, device, learners, plan, memory_format, loaders, notes)
+    _refuse_single_samples(config, parts)
     seed_everything(config.seed)
-    parts = Parts(model, kept, task, dataset, policy, device, learners, plan, memory_format, loaders)
     return parts, Options(config.train, config.checkpoint, config.log)
 
 
-def build_model(config: Config, dataset: Dataset) -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The network in FP32 on the CPU, and the values its parameters start from, by name."""
+def build_model(config: Config, dataset: Dataset) -> nn.Module:
+    """The network in FP32 on the CPU, as the seed draws it."""
     seed_everything(config.seed)
     try:
-        model = config.model.build(
-            num_classes=len(dataset.class_names), in_channels=dataset.channels, image_size=dataset.image_size
-        )
+        model = config.model.build(**dataset.facts())
     except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, MemoryError) as error:
         given = ", ".join(f"model.{name}={show(value)}" for name, value in config.model.arguments.items())
         raise ConfigError(
@@ -93,11 +109,21 @@ def build_model(config: Config, dataset: Dataset) -> tuple[nn.Module, dict[str, 
             f"{config.model.path} made a model whose parameter {lazy[0]} has no shape yet",
             "give lazy modules their input size: a seed could not draw the same weights in every mode",
         )
-    model.float()
-    initial = {}
-    if config.precision.parameters != "float32":
-        initial = {name: value.detach().clone() for name, value in model.named_parameters()}
-    return model, initial
+    return model
+
+
+def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
+    """Take over weights from a file, or from the last checkpoint of a run, averaged ones where there are any."""
+    path = path.expanduser()
+    if path.is_dir():
+        store = CheckpointStore(open_run(path).paths.checkpoints, keep=1)
+        loaded = store.load_latest()
+        if loaded is None:
+            raise CheckpointError(f"model.weights={path} is a run without a checkpoint", "choose another run")
+        found = plain_weights(loaded.state, average=True)
+    else:
+        found = read_weights(path)
+    return (take_over(model, found, str(path)).in_words(str(path)),)
 
 
 def build_loaders(config: Config, dataset: Dataset, device: torch.device) -> dict[str, Loader]:
@@ -116,68 +142,113 @@ def build_loaders(config: Config, dataset: Dataset, device: torch.device) -> dic
     return loaders
 
 
-def seed_everything(seed: int) -> None:
-    """Seed the generators of Python and torch, on every device."""
-    random.seed(seed)
-    torch.manual_seed(seed)
+def _build_learners(
+    config: Config,
+    objectives: tuple[Objective, ...],
+    model: nn.Module,
+    initial: dict[str, torch.Tensor],
+    steps_per_epoch: int,
+) -> tuple[Learner, ...]:
+    names = [objective.learner for objective in objectives]
+    if unknown := [name for name in config.learners if name not in names]:
+        raise ConfigError(
+            [
+                Problem(f"learners.{name}: the task has no such learner", f"it has {', '.join(names)}")
+                for name in unknown
+            ]
+        )
+    trained: dict[str, dict[str, nn.Parameter]] = {}
+    for objective in objectives:
+        trained[objective.learner] = _parameters(model, objective, config)
+    return tuple(
+        _build_learner(
+            config,
+            objective,
+            trained[objective.learner],
+            [
+                parameter
+                for other in names
+                for name, parameter in trained[other].items()
+                if parameter.requires_grad and name not in trained[objective.learner]
+            ],
+            initial,
+            steps_per_epoch,
+        )
+        for objective in objectives
+    )
 
 
 def _build_learner(
     config: Config,
     objective: Objective,
-    model: nn.Module,
+    trained: dict[str, nn.Parameter],
+    others: list[nn.Parameter],
     initial: dict[str, torch.Tensor],
     steps_per_epoch: int,
 ) -> Learner:
-    rule: Rule = config.optimizer.build()
+    choices, policy = config.for_learner(objective.learner), config.precision
+    rule: Rule = choices.optimizer.build()
     if not hasattr(rule, "apply"):
         raise ConfigError(
-            f"{config.optimizer.path} is not an update rule of mptrain: it has no apply()",
+            f"{choices.optimizer.path} is not an update rule of mptrain: it has no apply()",
             "choose one of mptrain list optimizer",
         )
-    policy = config.precision
     weights = Weights(
-        {name: p for name, p in model.named_parameters() if _is_in(name, objective.modules)},
+        trained,
         rule,
         master_weights=policy.master_weights,
         state_in_half=policy.optimizer_state == "parameters",
-        clip_norm=config.train.clip_norm,
+        clip_norm=choices.clip_norm,
         initial=initial,
     )
-    device = next(model.parameters()).device
+    device = next(iter(trained.values())).device
     planned = config.train.epochs * steps_per_epoch
     planned = min(planned, config.train.max_steps or planned)
-    rates = rate_table(config.schedule.build(), rule.lr, planned, device)
-    return Learner(objective, weights, config.scaler.build(), rates, device)
+    rates = rate_table(choices.schedule.build(), rule.lr, planned, device)
+    decay = config.train.ema_decay
+    average = WeightAverage(weights, decay) if decay is not None else None
+    return Learner(objective, weights, choices.scaler.build(), rates, device, average=average, others=others)
 
 
-def _is_in(parameter: str, modules: tuple[str, ...]) -> bool:
-    """Whether a parameter belongs to one of some modules; ``layer1`` does not mean ``layer10``."""
-    return any(not module or parameter == module or parameter.startswith(f"{module}.") for module in modules)
+def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[str, nn.Parameter]:
+    """The parameters that an objective trains, by name; ``layer1`` does not mean ``layer10``."""
+    found = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if any(not module or name == module or name.startswith(f"{module}.") for module in objective.modules)
+    }
+    if not found:
+        children = ", ".join(name for name, _ in model.named_children()) or "none"
+        raise ConfigError(
+            f"the learner {objective.learner} trains {', '.join(objective.modules)}, but {config.model.path} has only the "
+            f"parts {children}",
+            "choose a model that goes with the task: a model's own file does",
+        )
+    return found
 
 
-def _refuse_single_samples(config: Config, model: nn.Module, dataset: Dataset, loader: Loader) -> None:
+def _refuse_single_samples(config: Config, parts: Parts) -> None:
     """Refuse sizes that leave a micro-batch of one sample to a BatchNorm that then has one value per channel.
 
     torch would notice at the end of the first epoch.
     """
-    size, rest = config.train.batch_size, len(loader.split) % config.train.batch_size
-    sizes = {min(size, len(loader.split)), rest} - {0}
+    split, size = parts.loaders["train"].split, config.train.batch_size
+    sizes = {min(size, len(split)), len(split) % size} - {0}
     if all(n // min(n, config.train.accumulate) > 1 for n in sizes):
         return
-    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts.model.modules()):
         return
-    trial = cast("Any", copy.deepcopy(model)).train()
-    device = next(model.parameters()).device
-    sample = torch.zeros(1, dataset.channels, dataset.image_size, dataset.image_size, device=device)
+    trial = cast("Any", copy.deepcopy(parts.model)).train()
+    sample = parts.prepare(split.fetch([0], 0, config.seed))
     try:
-        with torch.no_grad(), autocast(config.precision, device):
-            trial(sample.to(input_dtype(config.precision)))
+        with torch.no_grad(), parts.plan.products(), parts.plan.autocast():
+            for learner in parts.learners:
+                learner.objective.loss(trial, sample)
     except ValueError as error:
         raise ConfigError(
             Problem(
                 f"train.batch_size={size} with train.accumulate={config.train.accumulate} leaves a micro-batch of one of "
-                f"{len(loader.split)} samples, and BatchNorm cannot normalise one value per channel ({error})",
+                f"{len(split)} samples, and BatchNorm cannot normalise one value per channel ({error})",
                 "choose a batch size that divides differently, or accumulate less",
             )
         ) from error

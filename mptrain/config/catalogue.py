@@ -16,6 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+#: Groups that a run may go on with another option of, and what choosing one chooses besides.
+RECHOSEN: dict[str, tuple[str, ...]] = {
+    "precision": ("scaler",),
+    "scaler": (),
+    "optimizer": (),
+    "schedule": (),
+    "logger": (),
+}
+
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.$-]+):(?:\s+(?P<value>.*))?$")
 _CHOICE = re.compile(r"^\s*- (?P<group>[\w/]+): *(?P<option>\S+)")
 _COMMENT = re.compile(r"\s+#\s?(?P<text>.*)$")

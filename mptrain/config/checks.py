@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, hint_for, show
 from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.numerics.formats import FLOAT32
 
 if TYPE_CHECKING:
     from mptrain.config.targets import Target
@@ -115,9 +116,14 @@ def warnings_about(scaler: Target) -> list[str]:
         value = scaler.arguments.get(name)
         if not isinstance(value, (int, float)) or value <= 0 or math.frexp(value)[0] == 0.5:
             continue
+        if name == "max_scale" and value == FLOAT32.max:  # a ceiling that is none
+            continue
+        nearest = round(math.log2(value))
+        if name in ("growth_factor", "backoff_factor"):  # not 1, which would be refused
+            nearest = max(nearest, 1) if value > 1 else min(nearest, -1)
         sentences.append(
             f"scaler.{name}={show(value)} is not a power of two, so scaling rounds the gradients; "
-            f"nearest {_power_of_two(round(math.log2(value)))}"
+            f"nearest {_power_of_two(nearest)}"
         )
     return sentences
 

@@ -20,7 +20,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from mptrain.config import location
 from mptrain.config.assemble import assemble, first_line
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import RECHOSEN, Catalogue
 from mptrain.config.files import find_unreadable
 from mptrain.config.overrides import Words, read
 from mptrain.errors import ConfigError, Problem
@@ -56,7 +56,7 @@ def reload(text: str, overrides: Sequence[str] = ()) -> Config:
 
     Args:
         text: The text that was saved.
-        overrides: Words that change values, or choose another precision, scaler, optimizer or schedule. What a run
+        overrides: Words that change values, or choose another option of a group of `RECHOSEN`. What a run
             is about (model, dataset, task) stays.
 
     Raises:
@@ -82,10 +82,6 @@ def reload(text: str, overrides: Sequence[str] = ()) -> Config:
     if words.groups and not words.problems:
         composer.choose_again(node, [str(word.input_line) for word in words.groups])
     return assemble(node, {}, words, composer.catalogue, tuple(overrides))
-
-
-#: Groups that a run may go on with another option of, and what choosing one chooses besides.
-RECHOSEN: dict[str, tuple[str, ...]] = {"precision": ("scaler",), "scaler": (), "optimizer": (), "schedule": ()}
 
 
 class Composer:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from mptrain.config.learners import known_keys
 from mptrain.config.ranges import show
 from mptrain.config.schema import TARGET_GROUPS
 from mptrain.config.targets import FACTS, parameters, resolve
@@ -135,7 +136,7 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
         known: Dotted keys that exist although no file names them (fields with defaults).
     """
     key, text = override.key_or_group, override.input_line or ""
-    exists = has_key(tree, key) or key in known
+    exists = has_key(tree, key) or key in known or (key.startswith("learners.") and key in known_keys(tree, key))
     section, _, rest = key.partition(".")
     open_ended = section in TARGET_GROUPS and bool(rest) and isinstance(tree.get(section), dict)
     if override.is_delete():
@@ -155,8 +156,12 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
     """The problem of a key that does not exist, with the best guess at what was meant."""
     what = f"unknown key '{key}'"
     group = key.split(".")[0]
+    if group == "learners" and (guess := did_you_mean(key, known_keys(tree, key))):
+        return Problem(what, f"did you mean {guess}={show(value)}?")
     if elsewhere := catalogue.options_with(key):
-        chosen = " or ".join(f"{group}={option.name}" for option in elsewhere)
+        usual = catalogue.defaults.get(group)
+        names = [f"{group}={option.name}" for option in sorted(elsewhere, key=lambda option: option.name != usual)]
+        chosen = " or ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} or one of {len(names) - 3} more"
         what += f" in the {group} chosen here: it belongs to {chosen}"
         counterpart = COUNTERPARTS.get(key, "")
         guess = counterpart if has_key(tree, counterpart) else ""

@@ -6,11 +6,13 @@ Nothing after this border sees a DictConfig, and nothing here reads files or com
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from pydantic import StringConstraints
 
+from mptrain.config.learners import LearnerChoices
 from mptrain.config.ranges import Says
 from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
 from mptrain.fields import PositiveInt
@@ -35,7 +37,7 @@ TargetPattern = Annotated[
 ]
 
 #: Groups whose node names a callable with ``_target_``.
-TARGET_GROUPS = ("task", "dataset", "optimizer", "schedule", "scaler", "model")
+TARGET_GROUPS = ("task", "dataset", "optimizer", "schedule", "scaler", "logger", "model")
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Config:
         optimizer: What moves the weights.
         schedule: The learning rate as a function of applied updates.
         scaler: How gradients stay in range.
+        logger: The experiment tracker that is shown the run.
         model: The network; its ``defaults`` are in `model_defaults`.
         precision: Which dtype everything has.
         seed: Of initial weights, data order, augmentation and dropout.
@@ -115,6 +118,8 @@ class Config:
         log: How often the host looks at the device's records.
         run: Where the run directory is.
         extensions: What else may be called from YAML.
+        weights: A file of weights, or a run, that the model begins with; None draws them.
+        learners: What differs from learner to learner, by name; see `for_learner`.
         yaml: The whole configuration, resolved; `mptrain.config.compose.reload` reads it again.
         overrides: The words of the command line that led to it.
         chosen: Group to the option chosen, e.g. ``{"model": "resnet50", "precision": "amp_dynamic"}``.
@@ -127,6 +132,7 @@ class Config:
     optimizer: Target
     schedule: Target
     scaler: Target
+    logger: Target
     model: Target
     precision: Policy
     seed: int
@@ -137,8 +143,15 @@ class Config:
     log: LogOptions
     run: RunOptions
     extensions: ExtensionOptions
+    weights: Path | None = None
+    learners: dict[str, LearnerChoices] = field(default_factory=dict)
     yaml: str = ""
     overrides: tuple[str, ...] = ()
     chosen: dict[str, str] = field(default_factory=dict)
     model_defaults: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+
+    def for_learner(self, name: str) -> LearnerChoices:
+        """The parts of a learner: its own where ``learners.NAME`` says so, else those that all share."""
+        shared = LearnerChoices(self.optimizer, self.schedule, self.scaler, self.train.clip_norm)
+        return self.learners.get(name, shared)

@@ -24,13 +24,16 @@ if typing.TYPE_CHECKING:
 #: Packages whose classes and functions any YAML file may name.
 ALLOWED = ("mptrain.*", "torch.optim.*", "torchvision.*")
 
+#: What data sets say about themselves (`mptrain.dataset.source.Dataset.facts`).
+DATA_FACTS = ("num_classes", "in_channels", "image_size", "vocabulary_size", "sequence_length", "lanes")
+
 #: What a target may require and the program, not the configuration, knows when it builds it.
 FACTS: dict[str, tuple[str, ...]] = {
-    "model": ("num_classes", "in_channels", "image_size"),
+    "model": (*DATA_FACTS,),
     "optimizer": ("params",),
     "schedule": ("optimizer",),
-    "dataset": ("image_size", "channels", "seed"),
-    "task": ("num_classes",),
+    "dataset": ("image_size", "channels", "seed", "batch_size"),
+    "task": (*DATA_FACTS,),
 }
 
 
@@ -78,6 +81,12 @@ class Target:
             if name not in self.arguments
             and (name in accepted or (open_ended and not dataclasses.is_dataclass(target)))
         }
+        given = {*self.arguments, *extra}
+        if missing := [name for name, known in accepted.items() if known.required and name not in given]:
+            raise ConfigError(
+                f"{self.path} needs {', '.join(missing)}; what it is used with says only {', '.join(facts) or 'nothing'}",
+                "choose a model, a dataset and a task that go together: a model's own file does",
+            )
         try:
             return target(**self.arguments, **extra)
         except ValueError as error:
@@ -108,7 +117,7 @@ class Target:
             except UnfitError as unfit:
                 hint = hint_for(f"{group}.{name}", value, accepted[name].annotation)
                 problems.append(Problem(f"{group}.{name}={show(value)}: {unfit}", hint))
-        facts = FACTS.get(group, ())
+        facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         for name in missing:
             problems.append(Problem(f"{group}.{name} is required by {self.path}", f"write +{group}.{name}=VALUE"))

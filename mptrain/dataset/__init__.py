@@ -6,8 +6,10 @@ from mptrain.dataset.class_folders import load_image_folder, load_imagenet
 from mptrain.dataset.digits import load_digits
 from mptrain.dataset.fashion import load_fashion_mnist
 from mptrain.dataset.loader import Loader
+from mptrain.dataset.python_docs import load_python_docs
 from mptrain.dataset.source import Dataset, Split
 from mptrain.dataset.synthetic import make_synthetic
+from mptrain.dataset.text import load_text
 
 __all__ = [
     "Batch",
@@ -20,5 +22,7 @@ __all__ = [
     "load_fashion_mnist",
     "load_image_folder",
     "load_imagenet",
+    "load_python_docs",
+    "load_text",
     "make_synthetic",
 ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -13,18 +16,33 @@ if TYPE_CHECKING:
 class Batch:
     """The samples of one update, or of one micro-batch of it.
 
+    Every tensor has the samples as its first dimension, so that any batch can be cut between samples.
+
     Attributes:
-        inputs: Images ``[N, C, H, W]``: uint8 (or float32) on the host, float32 on the device once prepared.
-        targets: Class indices, int64 ``[N]``.
-        terms: How many terms the loss of this batch averages over; here the number of samples.
+        inputs: What the network sees first, ``[N, ...]``: images (uint8 or float32 on the host, float32 once
+            prepared), token numbers (int64).
+        targets: What it is to give, ``[N, ...]``: class indices, token numbers.
+        counts: How many terms the loss of each sample averages over, N host integers; None means one each.
+        more: Further tensors ``[N, ...]`` by name, for tasks and models that know the name.
     """
 
     inputs: Tensor
     targets: Tensor
-    terms: int
+    counts: tuple[int, ...] | None = None
+    more: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def samples(self) -> int:
+        """N."""
+        return len(self.inputs)
+
+    @property
+    def terms(self) -> int:
+        """How many terms the loss of this batch averages over: samples, or what ``counts`` says."""
+        return self.samples if self.counts is None else sum(self.counts)
 
     def split(self, parts: int) -> tuple[Batch, ...]:
-        """Cut into contiguous micro-batches whose sizes differ by at most one.
+        """Cut into contiguous micro-batches whose numbers of samples differ by at most one.
 
         Args:
             parts: How many are wanted, at least 1. A batch with fewer samples than that gives one part a
@@ -33,17 +51,33 @@ class Batch:
         Returns:
             The parts in order; the batch itself where there is only one. They share the batch's memory.
         """
-        samples = len(self.targets)
-        parts = max(1, min(parts, samples))
+        parts = max(1, min(parts, self.samples))
         if parts == 1:
             return (self,)
-        pairs = zip(self.inputs.tensor_split(parts), self.targets.tensor_split(parts), strict=True)
-        return tuple(Batch(inputs, targets, len(targets)) for inputs, targets in pairs)
+        small, larger = divmod(self.samples, parts)
+        bounds = [number * small + min(number, larger) for number in range(parts + 1)]
+        return tuple(self._cut(begin, end) for begin, end in itertools.pairwise(bounds))
 
     def share(self, part: Batch) -> float:
         """The weight of a part's mean loss in the mean loss of the batch: its share of the loss terms."""
         return part.terms / self.terms
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device; the copy from page-locked memory makes nobody wait."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from where copying to the device makes nobody wait."""
-        return Batch(self.inputs.pin_memory(), self.targets.pin_memory(), self.terms)
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors by name."""
+        return {"inputs": self.inputs, "targets": self.targets, **self.more}
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        more = {name: change(tensor) for name, tensor in self.more.items()}
+        return replace(self, inputs=change(self.inputs), targets=change(self.targets), more=more)
+
+    def _cut(self, begin: int, end: int) -> Batch:
+        part = self._each(lambda tensor: tensor[begin:end])
+        return part if self.counts is None else replace(part, counts=self.counts[begin:end])

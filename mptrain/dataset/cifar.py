@@ -11,7 +11,7 @@ import torch
 from mptrain.dataset.augment import Augmentation
 from mptrain.dataset.download import fetching, missing
 from mptrain.dataset.faults import OnError
-from mptrain.dataset.images import Channels, Choices, ImageDataset, Stored, in_memory
+from mptrain.dataset.images import Channels, Choices, ImageDataset, Normalise, Stored, in_memory
 from mptrain.fields import NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def load_cifar10(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 0,
     on_error: OnError = "stop",
+    normalise: Normalise = "standard",
 ) -> ImageDataset:
     """Read CIFAR-10, after downloading it where it is not found.
 
@@ -49,12 +50,13 @@ def load_cifar10(
         train_samples: Train on so many only; None trains on all.
         workers: Not used: the images are in memory.
         on_error: What to do about labels outside the classes.
+        normalise: ``standard`` by the mean and deviation of the images, ``symmetric`` to -1 to 1.
 
     Raises:
         DataError: The files are missing or damaged.
         ConfigError: More samples are asked for than there are.
     """
-    choices = Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error)
+    choices = Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error, normalise)
     return in_memory(_read("cifar10", "CIFAR10", root, download), choices)
 
 
@@ -69,12 +71,13 @@ def load_cifar100(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 0,
     on_error: OnError = "stop",
+    normalise: Normalise = "standard",
 ) -> ImageDataset:
     """Read CIFAR-100 with its 100 fine classes, after downloading it where it is not found.
 
     The arguments and errors are those of `load_cifar10`; the folder is ``cifar-100-python``.
     """
-    choices = Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error)
+    choices = Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error, normalise)
     return in_memory(_read("cifar100", "CIFAR100", root, download), choices)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mptrain.dataset.decoding import FolderSplit, Listing, class_folders, list_images
 from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.faults import Faults, OnError
-from mptrain.dataset.images import Channels, ImageDataset
+from mptrain.dataset.images import Channels, ImageDataset, Normalise, statistics
 from mptrain.dataset.partition import first_samples, hold_out, stratified_order
 from mptrain.dataset.preparation import Preparation
 from mptrain.errors import DataError
@@ -36,6 +36,7 @@ def load_image_folder(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 4,
     on_error: OnError = "stop",
+    normalise: Normalise = "standard",
 ) -> ImageDataset:
     """Find the images of ``root/train/CLASS/``, and of ``root/val`` and ``root/test`` where these exist.
 
@@ -50,6 +51,7 @@ def load_image_folder(
         train_samples: Train on so many only; None trains on all.
         workers: Processes that decode, at most as many as there are cores to use.
         on_error: What to do about files that cannot be decoded or are in a folder that is no class.
+        normalise: ``standard`` by the means of photographs, ``symmetric`` to -1 to 1.
 
     Raises:
         DataError: A folder is missing or empty.
@@ -83,11 +85,11 @@ def load_image_folder(
         trained = _first(everything.targets, train_samples)
         if val_samples == 0 and "val" in found:
             found.setdefault("test", found.pop("val"))
-    grey = depth == 1
+    mean, std = (MEAN, STD) if depth == 3 else (_GREY_MEAN, _GREY_STD)
     return ImageDataset(
         name=name,
         class_names=classes,
-        preparation=Preparation(_GREY_MEAN if grey else MEAN, _GREY_STD if grey else STD, size, depth),
+        preparation=Preparation(*statistics(mean, std, normalise), size, depth),
         augment=augment,
         workers=workers,
         train=split(everything.select(trained), Faults(on_error), augment),
@@ -110,6 +112,7 @@ def load_imagenet(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 4,
     on_error: OnError = "stop",
+    normalise: Normalise = "standard",
 ) -> ImageDataset:
     """ImageNet (Russakovsky et al., 2015) as ``root/train/WNID/*.JPEG`` and ``root/val/WNID/*.JPEG``.
 
@@ -125,4 +128,5 @@ def load_imagenet(
         train_samples=train_samples,
         workers=workers,
         on_error=on_error,
+        normalise=normalise,
     )

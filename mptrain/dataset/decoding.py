@@ -15,7 +15,7 @@ import torch
 from mptrain.dataset.batch import Batch
 from mptrain.dataset.crop import centre_box, random_box
 from mptrain.dataset.download import NO_DOWNLOAD
-from mptrain.dataset.draws import uniforms
+from mptrain.dataset.draws import sample_order, uniforms
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -128,6 +128,10 @@ class FolderSplit:
         """How many files were left out so far because they could not be used."""
         return len(self.faults.found)
 
+    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
+        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
+        return sample_order(len(self), seed, epoch, shuffle=shuffle)
+
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Decode the files with these indices; see `mptrain.dataset.source.Split.fetch`.
 
@@ -149,7 +153,7 @@ class FolderSplit:
                 f"no image of a batch can be decoded, the first of them {self.listing.paths[indices[0]]}",
                 "mend or remove the files, or choose a larger train.batch_size",
             )
-        return Batch(torch.stack(images), torch.tensor(targets, dtype=torch.int64), len(targets))
+        return Batch(torch.stack(images), torch.tensor(targets, dtype=torch.int64))
 
 
 _DRAWS = 41  # a flip, and four for each of the ten tries of a random crop

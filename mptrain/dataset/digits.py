@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mptrain.dataset.augment import Augmentation
 from mptrain.dataset.faults import OnError
-from mptrain.dataset.images import Channels, Choices, ImageDataset, Stored, in_memory
+from mptrain.dataset.images import Channels, Choices, ImageDataset, Normalise, Stored, in_memory
 from mptrain.dataset.partition import stratified_order
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
@@ -35,6 +35,7 @@ def load_digits(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 0,
     on_error: OnError = "stop",
+    normalise: Normalise = "standard",
 ) -> ImageDataset:
     """Read the digits and divide them, the same in every run.
 
@@ -56,7 +57,9 @@ def load_digits(
         std=(STD,),
         augmentation=Augmentation(shift=1, flip=False),
     )
-    return in_memory(stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error))
+    return in_memory(
+        stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error, normalise)
+    )
 
 
 def digits_path() -> Path:

@@ -39,6 +39,14 @@ def permutation(count: int, *words: int) -> Tensor:
     return torch.randperm(count, generator=generator)
 
 
+def sample_order(count: int, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
+    """The order in which an epoch takes samples that do not depend on each other, int64 ``[count]``.
+
+    A permutation drawn from ``(seed, epoch)``, or without ``shuffle`` the samples as they are numbered.
+    """
+    return permutation(count, seed, epoch) if shuffle else torch.arange(count)
+
+
 def uniforms(seed: int, epoch: int, indices: Sequence[int] | Tensor, count: int) -> Tensor:
     """Numbers uniform in [0, 1) for each sample, from ``(seed, epoch, index)`` alone.
 

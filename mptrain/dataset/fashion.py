@@ -13,7 +13,7 @@ from mptrain.dataset.augment import Augmentation
 from mptrain.dataset.download import fetching, missing
 from mptrain.dataset.faults import OnError
 from mptrain.dataset.idx import read_idx
-from mptrain.dataset.images import Channels, Choices, ImageDataset, Stored, in_memory
+from mptrain.dataset.images import Channels, Choices, ImageDataset, Normalise, Stored, in_memory
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 
@@ -53,6 +53,7 @@ def load_fashion_mnist(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 0,
     on_error: OnError = "stop",
+    normalise: Normalise = "standard",
 ) -> ImageDataset:
     """Read Fashion-MNIST, after downloading it where it is not found.
 
@@ -67,6 +68,7 @@ def load_fashion_mnist(
         train_samples: Train on so many only; None trains on all.
         workers: Not used: the images are in memory.
         on_error: What to do about labels outside the classes.
+        normalise: ``standard`` by the mean and deviation of the images, ``symmetric`` to -1 to 1.
 
     Raises:
         DataError: The files are missing or damaged.
@@ -96,7 +98,9 @@ def load_fashion_mnist(
         std=(0.3530,),
         augmentation=Augmentation(shift=2, flip=True),
     )
-    return in_memory(stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error))
+    return in_memory(
+        stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error, normalise)
+    )
 
 
 def find_files(root: Path, debian: Path) -> list[Path] | None:

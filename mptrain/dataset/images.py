@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.dataset.memory import MemorySplit
 from mptrain.dataset.partition import hold_out
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 Channels = Literal[1, 3]
 
+Statistic = tuple[float, ...]
+
+#: To mean 0 and standard deviation 1 over the training images, or to the range -1 to 1, which a tanh covers.
+Normalise = Literal["standard", "symmetric"]
+
 
 @dataclass
 class ImageDataset:
@@ -34,8 +39,6 @@ class ImageDataset:
         train: Training samples.
         val: Validation samples, or None.
         test: Test samples, or None.
-        channels: Channels of the network's input.
-        image_size: Side of the network's square input in pixels.
     """
 
     name: str
@@ -46,12 +49,20 @@ class ImageDataset:
     train: Split
     val: Split | None
     test: Split | None
-    channels: int = field(init=False)
-    image_size: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.channels = self.preparation.channels
-        self.image_size = self.preparation.image_size
+    def facts(self) -> dict[str, Any]:
+        """``num_classes``, ``in_channels`` and ``image_size`` (side of the square in pixels)."""
+        prepared = self.preparation
+        return {
+            "num_classes": len(self.class_names),
+            "in_channels": prepared.channels,
+            "image_size": prepared.image_size,
+        }
+
+    def in_words(self) -> str:
+        """Channels, height and width: ``1x8x8``."""
+        side = self.preparation.image_size
+        return f"{self.preparation.channels}x{side}x{side}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device, normalised, resized and with the channels the network takes."""
@@ -92,6 +103,14 @@ class Choices:
     train_samples: int | None
     workers: int
     on_error: OnError
+    normalise: Normalise
+
+
+def statistics(mean: Statistic, std: Statistic, normalise: Normalise) -> tuple[Statistic, Statistic]:
+    """The ``mean`` and ``std`` of a `Preparation`: those of the images, or a half each for the range -1 to 1."""
+    if normalise == "symmetric":
+        mean = std = (0.5,) * len(mean)
+    return mean, std
 
 
 def in_memory(stored: Stored, choices: Choices) -> ImageDataset:
@@ -113,12 +132,13 @@ def in_memory(stored: Stored, choices: Choices) -> ImageDataset:
 
     train = part("train", trained, stored.augmentation if choices.augment else None)
     train.faults = pool.faults
+    mean, std = statistics(stored.mean, stored.std, choices.normalise)
     return ImageDataset(
         name=stored.name,
         class_names=stored.class_names,
         preparation=Preparation(
-            mean=stored.mean,
-            std=stored.std,
+            mean=mean,
+            std=std,
             image_size=choices.image_size or images.shape[-1],
             channels=choices.channels or images.shape[1],
         ),

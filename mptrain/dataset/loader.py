@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.dataset.batch import Batch
-from mptrain.dataset.draws import permutation
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ class Loader:
         split: Where the samples come from.
         batch_size: Samples of a batch; the last one of an epoch may be shorter.
         seed: The run's seed.
-        shuffle: A new order for each epoch, drawn from (seed, epoch). False keeps the split's order.
+        shuffle: Ask the split for an order drawn from (seed, epoch); False for its own.
         workers: Processes that fetch ahead, at most as many as this process may use cores. None are started
             for a split in memory.
         pin: Put the batches into page-locked memory, for copies to a CUDA device.
@@ -66,8 +65,7 @@ class Loader:
         Raises:
             DataError: A sample cannot be used (see `Split.fetch`).
         """
-        count = len(self.split)
-        order = permutation(count, self.seed, epoch) if self.shuffle else torch.arange(count)
+        order = self.split.order(self.seed, epoch, shuffle=self.shuffle)
         indices = [chunk.tolist() for chunk in torch.split(order, self.batch_size)[start:]]
         if self.workers == 0:
             for chunk in indices:

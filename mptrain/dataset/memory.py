@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.dataset.batch import Batch
+from mptrain.dataset.draws import sample_order
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.errors import DataError
 
@@ -66,13 +67,17 @@ class MemorySplit:
         """How many samples were left out because they could not be used."""
         return len(self.faults.found)
 
+    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
+        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
+        return sample_order(len(self), seed, epoch, shuffle=shuffle)
+
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """The batch of the samples with these indices; see `mptrain.dataset.source.Split.fetch`."""
         picked = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images[picked]
         if self._augmentation is not None:
             images = self._augmentation.apply(images, indices, epoch, seed)
-        return Batch(images, self.targets[picked], len(picked))
+        return Batch(images, self.targets[picked])
 
 
 def unusable(name: str, images: Tensor, targets: Tensor, classes: int) -> dict[int, tuple[str, str]]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch.nn import functional as F
 
-from mptrain.dataset.batch import Batch
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from mptrain.dataset.batch import Batch
 
 # ITU-R BT.601: what "grey" means to JPEG, PIL and torchvision.
 LUMINANCE = (0.299, 0.587, 0.114)
@@ -42,13 +42,13 @@ class Preparation:
         The luminance of a colour image is normalised by the luminance of the means and of the standard
         deviations; the latter is exact where the channels vary together.
         """
-        images = batch.inputs.to(device, non_blocking=True).float()
-        targets = batch.targets.to(device, non_blocking=True)
+        batch = batch.to(device)
+        images = batch.inputs.float()
         if images.shape[-2:] != (self.image_size, self.image_size):
             size = (self.image_size, self.image_size)
             images = F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=False)
         images = self._normalised(images).contiguous(memory_format=memory_format)
-        return Batch(images, targets, batch.terms)
+        return replace(batch, inputs=images)
 
     def _normalised(self, images: Tensor) -> Tensor:
         # The constants stay Python numbers: as tensors they would be copied to the device at every step.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+    from torch import Tensor
 
     from mptrain.dataset.batch import Batch
     from mptrain.dataset.faults import Faults
@@ -30,6 +31,18 @@ class Split(Protocol):
     def skipped(self) -> int:
         """How many samples were left out because they could not be used."""
 
+    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
+        """The indices of one epoch, int64 ``[len(self)]``, in the order in which batches take them.
+
+        It depends on the arguments alone. ``mptrain.dataset.draws.sample_order`` is what independent samples need.
+
+        Args:
+            seed: The run's seed.
+            epoch: Completed passes over the training data.
+            shuffle: Training asks for True, evaluation for False. Samples that continue one another, such as the
+                windows of a text whose state is carried, keep their order all the same.
+        """
+
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """The batch of the samples with these indices, in this order, on the host.
 
@@ -50,10 +63,6 @@ class Dataset(Protocol):
 
     Attributes:
         name: As in the configuration.
-        class_names: One for each class index.
-        channels: Channels of the network's input, after the options were applied.
-        image_size: Side of the network's square input in pixels, after the options were applied.
-        augment: Whether training samples are varied at random.
         workers: Worker processes that fetch from splits that are not in memory.
         train: Training samples.
         val: Validation samples, on which the best checkpoint is chosen; None where there are none.
@@ -61,19 +70,30 @@ class Dataset(Protocol):
     """
 
     name: str
-    class_names: tuple[str, ...]
-    channels: int
-    image_size: int
-    augment: bool
     workers: int
     train: Split
     val: Split | None
     test: Split | None
 
+    def facts(self) -> dict[str, Any]:
+        """What networks and tasks may want to know, by the names of their parameters.
+
+        Images: ``num_classes``, ``in_channels``, ``image_size``. Text: ``vocabulary_size``, ``sequence_length``,
+        ``lanes``. A target is given those that it has parameters for; one that requires another fact does not go
+        with this data.
+        """
+
+    def in_words(self) -> str:
+        """The shape of a sample in a few words, for the person at the terminal."""
+
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device and into the form that the network takes.
 
+        Args:
+            batch: As `Split.fetch` gave it.
+            device: Where to.
+            memory_format: Of four-dimensional tensors.
+
         Returns:
-            float32 inputs ``[N, channels, image_size, image_size]`` in the memory format, normalised; int64
-            targets. Nothing waits for the device.
+            Floating-point tensors in float32. Nothing waits for the device.
         """

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from mptrain.dataset.augment import Augmentation
 from mptrain.dataset.draws import mix
 from mptrain.dataset.faults import OnError
-from mptrain.dataset.images import Channels, Choices, ImageDataset, Stored, in_memory
+from mptrain.dataset.images import Channels, Choices, ImageDataset, Normalise, Stored, in_memory
 from mptrain.errors import ConfigError
 from mptrain.fields import NonNegativeInt, PositiveInt
 
@@ -33,6 +33,7 @@ def make_synthetic(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 0,
     on_error: OnError = "stop",
+    normalise: Normalise = "standard",
 ) -> ImageDataset:
     """Draw images and labels from a seed.
 
@@ -50,6 +51,7 @@ def make_synthetic(
         train_samples: Train on so many only; None trains on all.
         workers: Not used: the images are in memory.
         on_error: As for other data sets; there is nothing to skip.
+        normalise: ``standard`` by the mean and deviation of the images, ``symmetric`` to -1 to 1.
 
     Raises:
         ConfigError: More samples are asked for than there are, or fewer than two classes.
@@ -73,7 +75,7 @@ def make_synthetic(
         std=((_PATTERN**2 + _NOISE**2) ** 0.5 / 255,) * depth,
         augmentation=Augmentation(shift=2, flip=False),
     )
-    return in_memory(stored, Choices(size, channels, augment, val_samples, train_samples, workers, on_error))
+    return in_memory(stored, Choices(size, channels, augment, val_samples, train_samples, workers, on_error, normalise))
 
 
 def _draw(samples: int, patterns: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.engine.randomness import other_random_numbers
+from mptrain.numerics.rounding import saturated
 from mptrain.records import EvalRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor, nn
 
@@ -18,9 +22,30 @@ if TYPE_CHECKING:
     from mptrain.engine.job import Parts
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What came out of an evaluation.
+
+    Attributes:
+        record: The metrics.
+        exhibits: Pictures by name, float ``[N, C, H, W]`` from 0 to 1 on the host; empty unless asked for.
+    """
+
+    record: EvalRecord
+    exhibits: dict[str, Tensor] = field(default_factory=dict)
+
+
 def evaluate(
-    parts: Parts, loader: Loader, split: str, step: int, epoch: int, stop: Callable[[], bool]
-) -> EvalRecord | None:
+    parts: Parts,
+    loader: Loader,
+    split: str,
+    step: int,
+    epoch: int,
+    stop: Callable[[], bool],
+    *,
+    average: bool = True,
+    exhibit: bool = False,
+) -> Measured | None:
     """Metrics of the current weights on all samples of a split.
 
     The sums are kept on the device and read once, at the end.
@@ -32,38 +57,59 @@ def evaluate(
         step: Attempts so far, for the record.
         epoch: Completed epochs, for the record.
         stop: Asked between batches whether to give up.
+        average: Measure the average of the weights, where there is one.
+        exhibit: Let the task make its pictures.
 
     Returns:
         The outcome, or None if evaluation was given up.
     """
-    model, prepare_batch, contexts = parts.model, parts.prepare, (parts.plan.products, parts.plan.autocast)
-    if parts.policy.eval == "fp32" and parts.policy.half:
-        contexts, prepare_batch = (torch.no_grad, torch.no_grad), parts.prepare_float32
-        if parts.policy.parameters != "float32":
-            model = in_float32(parts.model, parts.full_precision())
-    was_training = model.training
-    model.eval()
-    parts.plan.guard.snapshot()
+    wide = parts.policy.eval == "fp32" and parts.policy.half
+    prepare = parts.prepare_float32 if wide else parts.prepare
+    products, autocast = (torch.no_grad, torch.no_grad) if wide else (parts.plan.products, parts.plan.autocast)
+    model = _model_to_measure(parts, wide=wide, average=average)
     sums: dict[str, Tensor] = {}
-    terms = 0
-    try:
-        with torch.no_grad(), contexts[0]():
-            for batch in loader.batches(epoch=0):
-                if stop():
-                    return None
-                prepared = prepare_batch(batch)
-                with contexts[1]():
-                    measured = parts.task.measure(model, prepared)
-                for name, value in measured.items():
-                    sums[name] = sums[name] + value if name in sums else value
-                terms += prepared.terms
-    finally:
-        parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
-        model.train(was_training)
+    exhibits: dict[str, Tensor] = {}
+    samples = terms = 0
+    with _in_evaluation_mode(parts, model), products():
+        for batch in loader.batches(epoch=0):
+            if stop():
+                return None
+            prepared = prepare(batch)
+            with autocast():
+                if exhibit and not samples:
+                    exhibits = parts.task.exhibits(model, prepared)
+                measured = parts.task.measure(model, prepared)
+            for name, value in measured.items():
+                sums[name] = sums[name] + value if name in sums else value
+            samples += prepared.samples
+            terms += prepared.terms
     names = list(sums)
     values = torch.stack([sums[name] for name in names]).tolist()  # the one wait of an evaluation
     metrics = parts.task.summarise(dict(zip(names, values, strict=True)), terms)
-    return EvalRecord(split=split, step=step, epoch=epoch, samples=terms, metrics=metrics)
+    record = EvalRecord(split=split, step=step, epoch=epoch, samples=samples, metrics=metrics)
+    return Measured(record, {name: pictures.float().cpu() for name, pictures in exhibits.items()})
+
+
+@contextlib.contextmanager
+def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, in which buffers and random numbers may move: they are put back."""
+    was_training = model.training
+    model.eval()
+    parts.plan.guard.snapshot()
+    try:
+        with torch.no_grad(), other_random_numbers(parts.device):
+            yield
+    finally:
+        parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
+        model.train(was_training)
+
+
+def _model_to_measure(parts: Parts, *, wide: bool, average: bool) -> nn.Module:
+    """The model itself, or where other weights or dtypes are asked for, a copy."""
+    averages = parts.averages() if average else {}
+    if wide and parts.policy.parameters != "float32":
+        return in_float32(parts.model, {**parts.full_precision(), **averages})
+    return with_weights(copy.deepcopy(parts.model), averages) if averages else parts.model
 
 
 def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Module:
@@ -73,9 +119,13 @@ def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Mod
         model: The model as it trains.
         full_precision: Best copies by parameter name (see `Weights.full_precision`); others are widened.
     """
-    wide = copy.deepcopy(model).float()
+    return with_weights(copy.deepcopy(model).float(), full_precision)
+
+
+def with_weights(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """The model with parameters replaced in place, by name; FP16 ones saturate."""
     with torch.no_grad():
-        for name, parameter in wide.named_parameters():
-            if name in full_precision:
-                parameter.copy_(full_precision[name])
-    return wide
+        for name, parameter in model.named_parameters():
+            if name in values:
+                parameter.copy_(saturated(values[name], parameter.dtype))
+    return model

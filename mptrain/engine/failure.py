@@ -90,7 +90,7 @@ def diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, bat
     state |= {f"buffer {name}": value for name, value in parts.model.named_buffers() if value.is_floating_point()}
     gradients = learner.judge().norms.tolist()
     found = {
-        "input": _non_finite({"inputs": batch.inputs}),
+        "input": _non_finite({name: t for name, t in batch.tensors().items() if t.is_floating_point()}),
         "weights": _non_finite(state),
         "gradients": offenders(learner.weights.names, gradients),
     }
@@ -123,8 +123,8 @@ def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mappi
         folder.mkdir(exist_ok=True)
         saved = {
             "step": diagnosis.step,
-            "inputs": batch.inputs.cpu(),
-            "targets": batch.targets.cpu(),
+            "batch": {name: tensor.cpu() for name, tensor in batch.tensors().items()},
+            "counts": list(batch.counts) if batch.counts else None,
             "random": random,
         }
         torch.save(saved, folder / "step.pt")

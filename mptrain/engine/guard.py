@@ -24,33 +24,36 @@ class BufferGuard:
 
     The buffers become views of one flat tensor per dtype, so that both are single kernels however many there are.
     Build it after the model has its final device and dtypes. A module must change its buffers in place: one that puts
-    a new tensor there takes it out of the guard.
+    a new tensor there takes it out of the guard, and `recapture` names it.
 
     Attributes:
         count: How many buffers are guarded.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        places: dict[int, list[tuple[nn.Module, str]]] = {}
+        places: dict[int, list[tuple[str, nn.Module, str]]] = {}
         tensors: dict[int, Tensor] = {}
-        for module in model.modules():
+        for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    places.setdefault(id(buffer), []).append((module, name))
+                    qualified = f"{path}.{name}" if path else name
+                    places.setdefault(id(buffer), []).append((qualified, module, name))
                     tensors[id(buffer)] = buffer
         by_dtype: dict[torch.dtype, list[int]] = {}
         for key, buffer in tensors.items():
             by_dtype.setdefault(buffer.dtype, []).append(key)
         self.count = len(tensors)
         self._flat: list[tuple[Tensor, Tensor]] = []
+        self._places: list[tuple[str, nn.Module, str, Tensor]] = []
         for dtype, keys in by_dtype.items():
             unit = ALIGNMENT // dtype.itemsize
             rooms = [F.pad(tensors[key].detach().reshape(-1), (0, -tensors[key].numel() % unit)) for key in keys]
             flat = torch.cat(rooms)
             for key, room in zip(keys, flat.split([len(room) for room in rooms]), strict=True):
                 view = room[: tensors[key].numel()].view(tensors[key].shape)
-                for module, name in places[key]:
+                for qualified, module, name in places[key]:
                     module._buffers[name] = view
+                    self._places.append((qualified, module, name, view))
             self._flat.append((flat, flat.clone()))
 
     def snapshot(self) -> None:
@@ -67,3 +70,16 @@ class BufferGuard:
         refused = skip == 1
         for flat, saved in self._flat:
             torch.where(refused, saved, flat, out=flat)
+
+    def recapture(self) -> list[str]:
+        """Put the guarded tensors back where modules have put others in their place.
+
+        Returns:
+            The names of those buffers, which no refused step restores.
+        """
+        escaped = []
+        for qualified, module, name, view in self._places:
+            if module._buffers.get(name) is not view:
+                module._buffers[name] = view
+                escaped.append(qualified)
+        return escaped

@@ -38,6 +38,7 @@ class Parts:
         plan: What holds for every step.
         memory_format: Of images.
         loaders: ``train``, and ``val`` and ``test`` where the data set has them.
+        notes: What the user should know about how it was built, one sentence each.
     """
 
     model: nn.Module
@@ -50,6 +51,7 @@ class Parts:
     plan: Plan
     memory_format: torch.memory_format
     loaders: dict[str, Loader]
+    notes: tuple[str, ...] = ()
 
     def prepare(self, batch: Batch) -> Batch:
         """A host batch, on the device and in the dtype the model takes."""
@@ -62,6 +64,27 @@ class Parts:
     def full_precision(self) -> dict[str, Tensor]:
         """The best copy of each trained parameter by name."""
         return {name: value for learner in self.learners for name, value in learner.weights.full_precision().items()}
+
+    def averages(self) -> dict[str, Tensor]:
+        """The average of each parameter that has one, by name."""
+        averages = [learner.average.values() for learner in self.learners if learner.average]
+        return {name: value for values in averages for name, value in values.items()}
+
+    def compile(self) -> None:
+        """Let torch.compile make kernels for the modules that the learners train.
+
+        Each shape of batch gets kernels of its own: kernels for any shape would come into use only after a second shape
+        was seen, and a resumed run would compute other bits than an undisturbed one.
+        """
+        modules = dict(self.model.named_modules())
+        for name in {name for learner in self.learners for name in learner.objective.modules}:
+            if name in modules:
+                modules[name].compile(dynamic=False)
+
+    def carried(self) -> dict[str, Tensor]:
+        """Buffers that belong to the run and not to the weights: those that the model's state_dict leaves out."""
+        lasting = self.model.state_dict(keep_vars=True).keys()
+        return {name: buffer for name, buffer in self.model.named_buffers() if name not in lasting}
 
 
 @dataclass(frozen=True)
@@ -80,6 +103,23 @@ class Options:
 
 
 @dataclass
+class LearnerTotals:
+    """What is added up of one learner's steps.
+
+    Attributes:
+        epoch_loss: Sum of the finite losses of the current epoch's steps.
+        epoch_losses: How many there were.
+        epoch_skipped: Refused updates of the current epoch.
+        scale_path: First, smallest, largest and newest loss scale; empty before any step.
+    """
+
+    epoch_loss: float = 0.0
+    epoch_losses: int = 0
+    epoch_skipped: int = 0
+    scale_path: tuple[float, ...] = ()
+
+
+@dataclass
 class Progress:
     """How far a run has come; saved with every checkpoint.
 
@@ -87,16 +127,15 @@ class Progress:
         step: Attempted steps.
         epoch: Completed epochs, their evaluation included.
         batch: Batches of the current epoch that were consumed; equal to the epoch's length while it is evaluated.
-        best: Best validation metric so far; None before the first evaluation.
+        best: Best validation metric so far; None before the first evaluation, or where the task has no metric.
         last: Metrics of the last evaluation by split.
         evaluated_at: Attempted steps at the last validation; -1 before the first.
-        epoch_loss: Sum of the finite losses of the current epoch's steps, and how many there were.
-        epoch_skipped: Refused updates of the current epoch.
         epoch_seconds: Wall time spent in training steps of the current epoch, over all attempts.
-        epoch_samples: Training samples of the current epoch.
-        scale_path: First, smallest, largest and newest loss scale, of the first learner; empty before any step.
+        epoch_terms: Loss terms (`mptrain.task.Task.term`) of the current epoch.
         seconds: Wall time spent in training steps, over all attempts.
         samples: Training samples consumed, over all attempts.
+        terms: Loss terms consumed, over all attempts.
+        learners: Totals of each learner, by name.
     """
 
     step: int = 0
@@ -105,13 +144,12 @@ class Progress:
     best: float | None = None
     last: dict[str, dict[str, float]] = field(default_factory=dict)
     evaluated_at: int = -1
-    epoch_loss: tuple[float, int] = (0.0, 0)
-    epoch_skipped: int = 0
     epoch_seconds: float = 0.0
-    epoch_samples: int = 0
-    scale_path: tuple[float, ...] = ()
+    epoch_terms: int = 0
     seconds: float = 0.0
     samples: int = 0
+    terms: int = 0
+    learners: dict[str, LearnerTotals] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         """All fields, plain values."""
@@ -120,7 +158,8 @@ class Progress:
     @classmethod
     def from_state(cls, saved: Mapping[str, Any]) -> Progress:
         """The progress that `state_dict` described."""
-        return cls(**saved)
+        learners = {name: LearnerTotals(**totals) for name, totals in saved["learners"].items()}
+        return cls(**{**saved, "learners": learners})
 
 
 def _cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch
 from mptrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
     from mptrain.engine.guard import BufferGuard
     from mptrain.numerics.verdict import Verdict
+    from mptrain.optimizer.average import WeightAverage
     from mptrain.optimizer.weights import Weights
     from mptrain.scaler.base import Scaler, ScalerState
     from mptrain.task.base import Objective
@@ -43,6 +45,15 @@ class Plan:
 class Learner:
     """An objective with its weights, scaler and schedule.
 
+    Args:
+        objective: The loss it minimises.
+        weights: What it moves.
+        scaler: The loss scaling rule.
+        rates: float32, shape (planned + 1,): learning rate by number of applied updates.
+        device: Where it trains.
+        average: An average that follows the weights, or None.
+        others: Parameters that other learners train, and that this one's loss may flow through.
+
     Attributes:
         objective: The loss it minimises.
         weights: What it moves.
@@ -50,10 +61,19 @@ class Learner:
         scale_state: The state of that rule, device tensors of shape (1,).
         rates: float32, shape (planned + 1,): learning rate by number of applied updates.
         updates: int64, shape (1,): updates applied so far.
+        average: The average of its weights, or None.
     """
 
     def __init__(
-        self, objective: Objective, weights: Weights, scaler: Scaler, rates: Tensor, device: torch.device
+        self,
+        objective: Objective,
+        weights: Weights,
+        scaler: Scaler,
+        rates: Tensor,
+        device: torch.device,
+        *,
+        average: WeightAverage | None = None,
+        others: Sequence[nn.Parameter] = (),
     ) -> None:
         self.objective = objective
         self.weights = weights
@@ -61,6 +81,9 @@ class Learner:
         self.scale_state: ScalerState = scaler.initial(device)
         self.rates = rates
         self.updates = torch.zeros(1, dtype=torch.int64, device=device)
+        self.average = average
+        self._followers = (average,) if average else ()
+        self._others = tuple(others)
         self._refuse = torch.full((1,), float(scaler.on_overflow == "skip"), device=device)
 
     @property
@@ -72,6 +95,17 @@ class Learner:
     def scale(self) -> Tensor:
         """The loss scale in force, float32 of shape (1,)."""
         return self.scale_state["scale"]
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A region in which no parameter of another learner gets a gradient."""
+        for parameter in self._others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in self._others:
+                parameter.requires_grad_(True)
 
     def loss(self, model: nn.Module, micro: Batch) -> Tensor:
         """The mean loss over a micro-batch's terms, a float32 scalar.
@@ -96,27 +130,36 @@ class Learner:
         return self.weights.judge(self.scale, self._refuse)
 
     def advance(self, verdict: Verdict) -> None:
-        """Count the update if it was applied, then move the scale; in this order after `Weights.update`."""
+        """Count the update if it was applied, let the average follow, then move the scale; after `Weights.update`."""
         self.updates = self.updates + (verdict.skip == 0)
+        for follower in self._followers:
+            follower.follow(self.updates, verdict)
         self.scale_state = self.scaler.after(self.scale_state, verdict)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the weights themselves: optimizer state, scaler state, number of updates."""
+        """Everything but the weights themselves: optimizer and scaler state, number of updates, averaged weights."""
         return {
             "optimizer": self.weights.state_dict(),
             "scaler": dict(self.scale_state),
             "updates": self.updates,
+            "average": self.average.values() if self.average else {},
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
         """Restore what `state_dict` gave.
 
         Returns:
-            What could not be restored, as sentences: another optimizer's state, another scaler's.
+            What could not be restored, as sentences: another optimizer's state, another scaler's, no average.
         """
         notes = self.weights.load_state_dict(saved["optimizer"])
         device = self.updates.device
         self.scale_state, changed = self.scaler.resume(saved["scaler"], device)
         notes += changed
         self.updates = saved["updates"].to(device)
+        if self.average is not None:
+            if saved["average"]:
+                self.average.load(saved["average"])
+            else:
+                self.average.restart()
+                notes.append("the checkpoint has no average of the weights: it begins with the saved weights")
         return notes

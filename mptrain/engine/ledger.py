@@ -79,7 +79,7 @@ class Account:
                 )
             )
         if row.next_scale != row.loss_scale:
-            why = "overflow" if row.overflow else "growth"
+            why = "growth" if row.next_scale > row.loss_scale else "overflow"
             sink.take(ScaleRecord(self.name, step, row.loss_scale, row.next_scale, why))
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.evaluate import evaluate
+from mptrain.engine.exhibit import keep_exhibits
 from mptrain.engine.failure import diagnose, is_sound, keep_failure
 from mptrain.engine.interrupt import Interrupts
-from mptrain.engine.job import Progress
+from mptrain.engine.job import LearnerTotals, Progress
 from mptrain.engine.ledger import Account, Ledger
 from mptrain.engine.memory import forget_peak, memory_now
+from mptrain.engine.randomness import random_state
+from mptrain.engine.rehearsal import rehearse
 from mptrain.engine.ring import Ring
-from mptrain.engine.snapshot import random_state, restore_snapshot, take_snapshot
+from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 from mptrain.engine.step import train_step
 from mptrain.engine.summary import summarise
 from mptrain.engine.tally import Stopwatch, Tally
 from mptrain.errors import NumericsError, Preempted
-from mptrain.precision.check import ProductCensus, check_step
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
 from mptrain.runlog.sink import Fanout
 
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 
     from mptrain.dataset.batch import Batch
     from mptrain.engine.job import Options, Parts
-    from mptrain.engine.learner import Plan
     from mptrain.runlog.checkpoints import CheckpointStore
     from mptrain.runlog.layout import RunPaths
     from mptrain.runlog.sink import Sink
@@ -69,9 +70,9 @@ class Loop:
         self.parts = parts
         self.options = options
         self.storage = storage
-        self.progress = Progress()
+        self.progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
         self.interrupts = Interrupts()
-        self._tally = Tally(self.progress, parts.learners[0].name)
+        self._tally = Tally(self.progress)
         self._sink = Fanout((storage.writer, self._tally, *displays))
         self._rings = tuple(
             Ring(options.log.ring, len(learner.weights.names), parts.device) for learner in parts.learners
@@ -82,7 +83,7 @@ class Loop:
         ]
         self._ledger = Ledger(accounts, self._sink, options.log)
         self._watch = Stopwatch()
-        self._checked = False
+        self._rehearsed = False
         self._unusable: dict[str, set[str]] = {name: set() for name in parts.loaders}
         self._random: dict[str, Any] = {}  # before the last step, once it may be one that ends the run
 
@@ -91,6 +92,11 @@ class Loop:
         """How many steps will be attempted."""
         steps = self.options.train.epochs * self.steps_per_epoch
         return min(steps, self.options.train.max_steps or steps)
+
+    @property
+    def _finished(self) -> bool:
+        minutes = self.options.train.max_minutes
+        return self.progress.step >= self.planned or (minutes is not None and self.progress.seconds >= 60 * minutes)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -134,46 +140,48 @@ class Loop:
             except BaseException:
                 self._ledger.flush()  # what was recorded on the device is on record whatever ended the run
                 raise
-        return summarise(self.parts, self.options, self.progress, self._ledger.accounts[0])
+        return summarise(self.parts, self.options, self.progress, self._ledger.accounts)
 
     def require_success(self) -> None:
         """Refuse to call a run done that learned nothing because of its numerics.
 
         Raises:
-            NumericsError: No update was ever applied, or the last evaluation's loss is not finite.
+            NumericsError: A learner never applied an update, or a loss of the last evaluation is not finite.
         """
-        account = self._ledger.accounts[0]
-        if self.progress.step and not account.updates:
-            raise NumericsError(
-                f"not one of {self.progress.step} updates was applied: every step overflowed",
-                "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down",
-            )
-        for split, metrics in self.progress.last.items():
-            if not math.isfinite(metrics.get("loss", 0.0)):
+        for account in self._ledger.accounts:
+            if self.progress.step and not account.updates:
+                whose = "" if len(self._ledger.accounts) == 1 else f" of the {account.name}"
                 raise NumericsError(
-                    f"the run diverged: its last loss on {split} is {metrics['loss']}",
-                    "lower optimizer.lr, clip with train.clip_norm, or compare with precision=fp32",
+                    f"not one of {self.progress.step} updates{whose} was applied: every step overflowed",
+                    "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down",
                 )
+        for split, metrics in self.progress.last.items():
+            for name, value in metrics.items():
+                if name.endswith("loss") and not math.isfinite(value):
+                    raise NumericsError(
+                        f"the run diverged: its last {name.replace('_', ' ')} on {split} is {value}",
+                        "lower optimizer.lr, clip with train.clip_norm, or compare with precision=fp32",
+                    )
 
     def _train_and_evaluate(self) -> None:
         progress = self.progress
         if self.parts.loaders.keys() == {"train"}:
             self._warn(f"{self.parts.dataset.name} has neither validation nor test data: nothing will be evaluated")
-        while progress.step < self.planned or progress.evaluated_at != progress.step:
+        while not self._finished or progress.evaluated_at != progress.step:
             self._train_epoch()
             self._evaluate_epoch()
             every = self.options.checkpoint.every_epochs
-            if progress.step >= self.planned or (every is not None and progress.epoch % every == 0):
+            if self._finished or (every is not None and progress.epoch % every == 0):
                 self._save()
 
     def _train_epoch(self) -> None:
         """Train on what is left of the current epoch."""
         progress, options = self.progress, self.options
-        if progress.batch >= self.steps_per_epoch or progress.step >= self.planned:
+        if progress.batch >= self.steps_per_epoch or self._finished:
             return
         self.parts.model.train()
         batches = self.parts.loaders["train"].batches(progress.epoch, start=progress.batch)
-        while progress.batch < self.steps_per_epoch and progress.step < self.planned:
+        while progress.batch < self.steps_per_epoch and not self._finished:
             started = time.perf_counter()
             batch = next(batches, None)
             if batch is None:  # unusable samples were left out, and with them the last batches
@@ -181,10 +189,11 @@ class Loop:
                 break
             waited = time.perf_counter() - started
             self._attempt(batch)
+            progress.samples += batch.samples
             self._clock(batch.terms, waited, time.perf_counter() - started)
             self._obey_signals()
             every = options.checkpoint.every_steps
-            if every is not None and progress.step % every == 0 and progress.step < self.planned:
+            if every is not None and progress.step % every == 0 and not self._finished:
                 self._settle()
                 self._save()
         self._settle()
@@ -195,14 +204,10 @@ class Loop:
         batch = self.parts.prepare(host_batch)
         if self._ledger.close_to(self.options.train.patience):
             self._random = random_state(self.parts.device)
-        if self._checked:
-            self._step_all(batch, self.parts.plan)
-        else:
-            census = ProductCensus()
-            self._step_all(batch, replace(self.parts.plan, products=census.inside(self.parts.plan.products)))
-            check_step(self.parts.policy, self.parts.model, self.parts.kept, census)
-            self._name_untrained()
-            self._checked = True
+        if not self._rehearsed:
+            self._rehearse(batch)
+        for learner, ring in zip(self.parts.learners, self._rings, strict=True):
+            train_step(learner, self.parts.model, batch, self.parts.plan, ring)
         progress.step += 1
         progress.batch += 1
         self._ledger.note(progress.step, progress.epoch)
@@ -210,21 +215,25 @@ class Loop:
         if account is not None:
             self._give_up(account, batch)
 
-    def _name_untrained(self) -> None:
-        """Put on record which parameters the first step did not train, and warn of those that should have been."""
-        parameters = dict(self.parts.model.named_parameters())
-        owned = {name for learner in self.parts.learners for name in learner.weights.names}
-        untrained = {
-            "frozen": [name for name, parameter in parameters.items() if not parameter.requires_grad],
-            "no_learner": [name for name, p in parameters.items() if p.requires_grad and name not in owned],
-            "no_gradient": [name for learner in self.parts.learners for name in learner.weights.missing],
-        }
-        if any(untrained.values()):
-            self._sink.take(EventRecord("untrained", self.progress.step, untrained))
-        for kind, why in (("no_gradient", "get no gradient"), ("no_learner", "belong to no learner")):
-            if names := untrained[kind]:
+    def _rehearse(self, batch: Batch) -> None:
+        """Check the promises of the precision mode; put on record, and warn of, what will not be trained."""
+        found = rehearse(self.parts, batch)
+        self._rehearsed = True
+        if any(found.values()):
+            self._sink.take(EventRecord("untrained", self.progress.step, found))
+        for kind, why in (
+            ("no_gradient", "parameters get no gradient and are not trained"),
+            ("no_learner", "parameters belong to no learner and are not trained"),
+            (
+                "unguarded",
+                "buffers are replaced instead of changed in place, so that a refused step cannot restore them",
+            ),
+        ):
+            if names := found[kind]:
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-                self._warn(f"{len(names)} parameters {why} and are not trained: {', '.join(names[:3])}{more}")
+                self._warn(f"{len(names)} {why}: {', '.join(names[:3])}{more}")
+        if self.options.train.compile:
+            self.parts.compile()
 
     def _warn(self, message: str) -> None:
         self._sink.take(EventRecord("warning", self.progress.step, {"message": message}))
@@ -241,10 +250,6 @@ class Loop:
                 more = f" and {len(news) - 1} more" if len(news) > 1 else ""
                 self._warn(f"left out of {split}: {name} ({reason}){more}")
 
-    def _step_all(self, batch: Batch, plan: Plan) -> None:
-        for learner, ring in zip(self.parts.learners, self._rings, strict=True):
-            train_step(learner, self.parts.model, batch, plan, ring)
-
     def _evaluate_epoch(self) -> None:
         """Validate, write the epoch's row and begin the next one."""
         progress = self.progress
@@ -253,45 +258,56 @@ class Loop:
         completed = progress.epoch + (progress.batch >= self.steps_per_epoch)
         if "val" in self.parts.loaders:
             metrics = self._evaluate("val", completed)
-        account = self._ledger.accounts[0]
-        total, count = progress.epoch_loss
-        self._sink.take(
-            EpochRecord(
-                epoch=progress.epoch + 1,
-                step=progress.step,
-                updates=account.updates,
-                skipped=progress.epoch_skipped,
-                train_loss=total / count if count else math.nan,
-                loss_scale=account.last.loss_scale if account.last else math.nan,
-                lr=account.last.lr if account.last else math.nan,
-                val=metrics,
-                seconds=round(progress.epoch_seconds, 3),
-                samples_per_second=round(progress.epoch_samples / max(progress.epoch_seconds, 1e-9), 1),
+        for account in self._ledger.accounts:
+            totals = progress.learners[account.name]
+            self._sink.take(
+                EpochRecord(
+                    learner=account.name,
+                    epoch=progress.epoch + 1,
+                    step=progress.step,
+                    updates=account.updates,
+                    skipped=totals.epoch_skipped,
+                    train_loss=totals.epoch_loss / totals.epoch_losses if totals.epoch_losses else math.nan,
+                    loss_scale=account.last.loss_scale if account.last else math.nan,
+                    lr=account.last.lr if account.last else math.nan,
+                    val=metrics,
+                    seconds=round(progress.epoch_seconds, 3),
+                    terms_per_second=round(progress.epoch_terms / max(progress.epoch_seconds, 1e-9), 1),
+                )
             )
-        )
         progress.evaluated_at = progress.step
         if progress.batch >= self.steps_per_epoch:
             progress.epoch, progress.batch = completed, 0
-            progress.epoch_loss, progress.epoch_skipped = (0.0, 0), 0
-            progress.epoch_seconds, progress.epoch_samples = 0.0, 0
+            progress.epoch_seconds, progress.epoch_terms = 0.0, 0
+            for totals in progress.learners.values():
+                totals.epoch_loss, totals.epoch_losses, totals.epoch_skipped = 0.0, 0, 0
         self._name_unusable()
 
     def _evaluate(self, split: str, epoch: int) -> dict[str, float]:
         self._show("evaluating")
         loader = self.parts.loaders[split]
         outcome = evaluate(
-            self.parts, loader, split, self.progress.step, epoch, stop=lambda: self.interrupts.received is not None
+            self.parts,
+            loader,
+            split,
+            self.progress.step,
+            epoch,
+            stop=lambda: self.interrupts.received is not None,
+            exhibit=split == "val",
         )
         if outcome is None:
             self._obey_signals()
         assert outcome is not None
-        self._sink.take(outcome)
-        self.progress.last[split] = outcome.metrics
-        if split == "val":
-            value, best, sign = outcome.metrics[self.parts.task.metric], self.progress.best, self._sign
+        metrics = outcome.record.metrics
+        self._sink.take(outcome.record)
+        if files := keep_exhibits(self.storage.paths.samples, epoch, outcome.exhibits):
+            self._sink.take(EventRecord("samples", self.progress.step, {"files": files}))
+        self.progress.last[split] = metrics
+        if split == "val" and self.parts.task.metric is not None:
+            value, best, sign = metrics[self.parts.task.metric], self.progress.best, self._sign
             if not math.isnan(value) and (best is None or sign * value > sign * best):
                 self.progress.best = value
-        return outcome.metrics
+        return metrics
 
     def _evaluate_test(self) -> None:
         if "test" in self.parts.loaders:
@@ -304,9 +320,9 @@ class Loop:
 
     def _validation_metric(self) -> float | None:
         """The metric of exactly the present weights, if they were validated."""
-        if self.progress.evaluated_at != self.progress.step or "val" not in self.progress.last:
+        if self.progress.evaluated_at != self.progress.step:
             return None
-        return self.progress.last["val"][self.parts.task.metric]
+        return self.progress.last.get("val", {}).get(self.parts.task.metric or "")
 
     def _save(self) -> None:
         self._show("saving")
@@ -356,13 +372,13 @@ class Loop:
         self._ledger.flush()
         self._clock(0, 0.0, time.perf_counter() - started)
 
-    def _clock(self, samples: int, waited: float, seconds: float) -> None:
+    def _clock(self, terms: int, waited: float, seconds: float) -> None:
         progress = self.progress
         progress.seconds += seconds
-        progress.samples += samples
+        progress.terms += terms
         progress.epoch_seconds += seconds
-        progress.epoch_samples += samples
-        self._watch.lap(samples, waited, seconds)
+        progress.epoch_terms += terms
+        self._watch.lap(terms, waited, seconds)
         if self._watch.elapsed >= self.options.log.seconds:
             self._show("training")
             self.storage.writer.flush()  # so that a reader, or a kill, finds what is shown
@@ -371,16 +387,20 @@ class Loop:
         self._watch.read()
         progress, planned = self.progress, self.planned
         rate = progress.seconds / progress.step if progress.step else 0.0
+        eta = rate * (planned - progress.step)
+        if self.options.train.max_minutes is not None:
+            eta = min(eta, max(0.0, 60 * self.options.train.max_minutes - progress.seconds))
         self._sink.take(
             ProgressRecord(
                 step=progress.step,
                 steps=planned,
                 epoch=progress.epoch,
                 epochs=self.options.train.epochs,
-                samples_per_second=self._watch.rate,
+                terms_per_second=self._watch.rate,
+                term=self.parts.task.term,
                 data_wait=self._watch.wait_share,
                 memory=memory_now(self.parts.device),
-                eta=rate * (planned - progress.step),
+                eta=eta,
                 doing=doing,
             )
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mptrain.fields import NonNegativeFloat, PositiveFloat, PositiveInt
+from mptrain.fields import BelowOne, NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,10 @@ class TrainOptions:
         clip_norm: Largest global L2 norm of the unscaled gradients; None does not clip.
         channels_last: Memory layout of images and convolution kernels.
         patience: Refused steps in a row that end a run.
+        max_minutes: End after so many minutes of training steps, over all attempts; None sets no limit.
+        ema_decay: Largest decay of an exponential moving average of the weights, which is evaluated in their place
+            (see `mptrain.optimizer.average`); None keeps none.
+        compile: Let torch.compile make kernels for the model.
     """
 
     epochs: PositiveInt = 10
@@ -28,6 +32,9 @@ class TrainOptions:
     clip_norm: PositiveFloat | None = None
     channels_last: bool = True
     patience: PositiveInt = 100
+    max_minutes: PositiveFloat | None = None
+    ema_decay: BelowOne | None = None
+    compile: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ checkpoint can be continued, or evaluated, in another mode.
 
 from __future__ import annotations
 
-import random
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mptrain.engine.job import Progress
+from mptrain.engine.randomness import random_state, set_random_state
 from mptrain.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mptrain.engine.job import Parts
     from mptrain.engine.ledger import Ledger
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str, Any]:
@@ -35,6 +35,7 @@ def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str,
         "batch_size": parts.loaders["train"].batch_size,
         "progress": progress.state_dict(),
         "model": model,
+        "carried": parts.carried(),
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
         "accounts": {account.name: account.state_dict() for account in ledger.accounts},
         "random": random_state(parts.device),
@@ -68,6 +69,7 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
             "resume with the task it was saved from",
         )
     _require_same_tensors(parts.model.state_dict(), saved["model"])
+    _require_same_tensors(parts.carried(), saved["carried"])
     before, now = saved["batch_size"], parts.loaders["train"].batch_size
     if before != now:
         raise CheckpointError(
@@ -102,6 +104,9 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
     parts.model.load_state_dict(saved["model"])
     for learner in parts.learners:
         learner.weights.load_full_precision(saved["model"])
+        average = saved["learners"].get(learner.name, {}).get("average")
+        if learner.average is not None and average:
+            learner.average.load(average)
 
 
 def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
@@ -115,29 +120,10 @@ def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> 
     """
     require_fit(parts, saved)
     load_weights(parts, saved)
+    for name, buffer in parts.carried().items():
+        buffer.copy_(saved["carried"][name])
     notes = [note for learner in parts.learners for note in learner.load_state_dict(saved["learners"][learner.name])]
     for account in ledger.accounts:
         account.load_state_dict(saved["accounts"][account.name])
     set_random_state(saved["random"], parts.device)
     return Progress.from_state(saved["progress"]), notes
-
-
-def random_state(device: torch.device) -> dict[str, Any]:
-    """The states of Python's and torch's generators, of the kinds that a safe load accepts."""
-    version, internal, gauss = random.getstate()
-    states: dict[str, Any] = {
-        "python": {"version": version, "internal": list(internal), "gauss": gauss},
-        "torch": torch.get_rng_state(),
-    }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
-    """Restore what `random_state` gave; a device without a saved state keeps its own."""
-    python = states["python"]
-    random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))
-    torch.set_rng_state(states["torch"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

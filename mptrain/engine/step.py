@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from mptrain.dataset.batch import Batch
     from mptrain.engine.learner import Learner, Plan
@@ -30,14 +30,7 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, rin
     """
     learner.weights.clear()  # first, not last: the gradients of a refused step can still be looked at
     plan.guard.snapshot()
-    total = torch.zeros(1, device=learner.scale.device)
-    with plan.products():
-        for micro in batch.split(plan.accumulate):
-            with plan.autocast():
-                loss = learner.loss(model, micro) * batch.share(micro)
-            (loss * learner.scale).backward()  # outside autocast, inside the choice of kernels
-            learner.weights.gather()
-            total += loss.detach()
+    total = accumulate_gradients(learner, model, batch, plan)
 
     verdict = learner.judge()
     lr, scale = learner.rate(), learner.scale  # the scale that multiplied this loss unscales these gradients
@@ -45,3 +38,20 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, rin
     plan.guard.restore(verdict.skip)
     learner.advance(verdict)
     ring.record(total, scale, verdict, lr, learner.scale)
+
+
+def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan: Plan) -> Tensor:
+    """Forward and backward passes over the micro-batches of an update.
+
+    Returns:
+        The unscaled loss of the whole batch, float32 of shape (1,).
+    """
+    total = torch.zeros(1, device=learner.scale.device)
+    with plan.products(), learner.alone():
+        for micro in batch.split(plan.accumulate):
+            with plan.autocast():
+                loss = learner.loss(model, micro) * batch.share(micro)
+            (loss * learner.scale).backward()  # outside autocast, inside the choice of kernels
+            learner.weights.gather()
+            total += loss.detach()
+    return total

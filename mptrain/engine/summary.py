@@ -9,45 +9,56 @@ import torch
 from mptrain.engine.memory import memory_peak
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mptrain.engine.job import Options, Parts, Progress
     from mptrain.engine.ledger import Account
 
 
-def summarise(parts: Parts, options: Options, progress: Progress, account: Account) -> dict[str, Any]:
+def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequence[Account]) -> dict[str, Any]:
     """What stands in ``summary.json``.
 
     Args:
         parts: What the run is made of.
         options: What the user chose about it.
         progress: How far it came.
-        account: Of its first learner.
+        accounts: Of its learners.
 
     Returns:
         Plain values. ``metric`` is of the last evaluation on test data, on validation data where there are no test
-        data; fractions, not per cent. Bytes, seconds, samples a second.
+        data; fractions, not per cent. Bytes, seconds, loss terms a second.
     """
     record = "test" if "test" in progress.last else "val"
     return {
         "metric_name": parts.task.metric,
-        "metric": progress.last.get(record, {}).get(parts.task.metric),
+        "metric": progress.last.get(record, {}).get(parts.task.metric or ""),
         "metric_split": record,
         "best_val": progress.best,
         "val": progress.last.get("val"),
         "test": progress.last.get("test"),
         "steps": progress.step,
-        "updates": account.updates,
-        "skipped": account.refused,
-        "skip_rate": account.refused / progress.step if progress.step else 0.0,
-        "overflows": account.history.counts,
-        "scale": dict(zip(("first", "min", "max", "last"), progress.scale_path, strict=False)),
+        "learners": {account.name: _of_learner(account, progress) for account in accounts},
         "epochs": progress.epoch,
         "planned_epochs": options.train.epochs,
         "max_steps": options.train.max_steps,
         "samples": progress.samples,
-        "samples_per_second": progress.samples / max(progress.seconds, 1e-9),
+        "term": parts.task.term,
+        "terms": progress.terms,
+        "terms_per_second": progress.terms / max(progress.seconds, 1e-9),
         "train_seconds": progress.seconds,
         "peak_memory": memory_peak(parts.device),
         "unusable_samples": {name: loader.split.skipped for name, loader in parts.loaders.items()},
         "device": str(parts.device),
         "threads": torch.get_num_threads(),
+    }
+
+
+def _of_learner(account: Account, progress: Progress) -> dict[str, Any]:
+    path = progress.learners[account.name].scale_path
+    return {
+        "updates": account.updates,
+        "skipped": account.refused,
+        "skip_rate": account.refused / progress.step if progress.step else 0.0,
+        "overflows": account.history.counts,
+        "scale": dict(zip(("first", "min", "max", "last"), path, strict=False)),
     }

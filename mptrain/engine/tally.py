@@ -18,25 +18,23 @@ class Tally:
 
     Args:
         progress: Changed in place.
-        learner: The learner whose losses, refusals and scales are counted: the first.
     """
 
-    def __init__(self, progress: Progress, learner: str) -> None:
+    def __init__(self, progress: Progress) -> None:
         self.progress = progress
-        self._learner = learner
 
     def take(self, record: Record) -> None:
         """Count a step; other records are of no interest."""
-        if not isinstance(record, StepRecord) or record.learner != self._learner:
+        if not isinstance(record, StepRecord):
             return
-        progress = self.progress
+        totals = self.progress.learners[record.learner]
         if math.isfinite(record.loss):
-            total, count = progress.epoch_loss
-            progress.epoch_loss = (total + record.loss, count + 1)
-        progress.epoch_skipped += record.skipped
+            totals.epoch_loss += record.loss
+            totals.epoch_losses += 1
+        totals.epoch_skipped += record.skipped
         scale = record.loss_scale
-        first, low, high, _ = progress.scale_path or (scale, scale, scale, scale)
-        progress.scale_path = (first, min(low, scale), max(high, scale), scale)
+        first, low, high, _ = totals.scale_path or (scale, scale, scale, scale)
+        totals.scale_path = (first, min(low, scale), max(high, scale), scale)
 
     def close(self) -> None:
         """Nothing is held back."""
@@ -46,21 +44,21 @@ class Stopwatch:
     """Measures recent throughput, and how much of the time in training steps went into waiting for data.
 
     Attributes:
-        rate: Samples a second at the last `read`; evaluating and saving do not count.
+        rate: Loss terms a second at the last `read`; evaluating and saving do not count.
         wait_share: Share of the time spent waiting for data at the last `read`, 0 to 1.
     """
 
     def __init__(self) -> None:
         self._read_at = time.perf_counter()
-        self._samples = 0
+        self._terms = 0
         self._waited = 0.0
         self._seconds = 0.0
         self.rate = 0.0
         self.wait_share = 0.0
 
-    def lap(self, samples: int, waited: float, seconds: float) -> None:
+    def lap(self, terms: int, waited: float, seconds: float) -> None:
         """Count a step that took ``seconds``, of which it waited for data for ``waited``."""
-        self._samples += samples
+        self._terms += terms
         self._waited += waited
         self._seconds += seconds
 
@@ -72,5 +70,5 @@ class Stopwatch:
     def read(self) -> None:
         """Turn what was counted since the last call into `rate` and `wait_share`."""
         if self._seconds > 0:
-            self.rate, self.wait_share = self._samples / self._seconds, min(1.0, self._waited / self._seconds)
-        self._read_at, self._samples, self._waited, self._seconds = time.perf_counter(), 0, 0.0, 0.0
+            self.rate, self.wait_share = self._terms / self._seconds, min(1.0, self._waited / self._seconds)
+        self._read_at, self._terms, self._waited, self._seconds = time.perf_counter(), 0, 0.0, 0.0

@@ -21,7 +21,7 @@ class Verdict:
     """What one step's gradients turned out to be. All tensors live on the training device.
 
     Attributes:
-        overflow: bool, shape (1,): some gradient holds inf or NaN.
+        overflow: bool, shape (1,): some gradient holds inf or NaN, or the scale is 0.
         skip: float32, shape (1,): 1 where the update is refused, else 0. Exactly 0 or 1, because torch's fused
             optimizers compare with 1.
         grad_norm: float64, shape (1,): L2 norm of the unscaled gradients before clipping; non-finite on overflow.
@@ -56,8 +56,9 @@ def judge(norms: Tensor, scale: Tensor, refuse: Tensor) -> Verdict:
         refuse: float32, shape (1,): 1 where an overflow refuses the update, 0 where it is applied all the same.
     """
     total = torch.linalg.vector_norm(norms.clamp(min=0.0), keepdim=True)  # clamp keeps NaN and inf
-    overflow = total.isfinite().logical_not_()
-    return Verdict(overflow=overflow, skip=overflow * refuse, grad_norm=total / scale, norms=norms)
+    grad_norm = total / scale
+    overflow = grad_norm.isfinite().logical_not_()  # also where a scale has fallen to 0: nothing can be unscaled by it
+    return Verdict(overflow=overflow, skip=overflow * refuse, grad_norm=grad_norm, norms=norms)
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:

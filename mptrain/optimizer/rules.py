@@ -18,7 +18,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 
 from mptrain.errors import ConfigError
-from mptrain.fields import Momentum, NonNegativeFloat
+from mptrain.fields import BelowOneOrZero, NonNegativeFloat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +94,7 @@ class SGD:
     """
 
     lr: NonNegativeFloat = 0.05
-    momentum: Momentum = 0.9
+    momentum: BelowOneOrZero = 0.9
     nesterov: bool = False
     weight_decay: NonNegativeFloat = 0.0
     decay_norms_and_biases: bool = False

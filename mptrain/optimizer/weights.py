@@ -45,7 +45,6 @@ class Weights:
 
     Attributes:
         names: The names of the P parameters trained, in the order of `Verdict.norms`.
-        missing: Names of parameters that had no gradient in the last judged step.
     """
 
     def __init__(
@@ -64,7 +63,6 @@ class Weights:
         self.names = tuple(trained)
         self.rule = rule
         self.clip_norm = clip_norm
-        self.missing: tuple[str, ...] = ()
         self._params = list(trained.values())
         self._in_place = [p.dtype == torch.float32 or state_in_half for p in self._params]
         self._keeps_master = master_weights
@@ -105,6 +103,10 @@ class Weights:
         if later[0]:
             torch._foreach_add_(*later)
 
+    def without_gradient(self) -> list[str]:
+        """Names of the parameters that have no gradient at present."""
+        return [name for name, grad in zip(self.names, self._grads(), strict=True) if grad is None]
+
     def judge(self, scale: Tensor, refuse: Tensor) -> Verdict:
         """Whether the gathered gradients are finite, and their norms.
 
@@ -114,7 +116,6 @@ class Weights:
         """
         grads = self._grads()
         norms = iter(gradient_norms([grad for grad in grads if grad is not None]))
-        self.missing = tuple(name for name, grad in zip(self.names, grads, strict=True) if grad is None)
         stacked = torch.stack([self._no_gradient if grad is None else next(norms) for grad in grads])
         return judge(stacked, scale, refuse)
 

@@ -10,7 +10,7 @@ import contextlib
 import fnmatch
 import functools
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,7 @@ from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.precision.policy import NORMS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from mptrain.precision.policy import Dtype, Policy
@@ -75,9 +76,15 @@ def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
 
     Returns:
         The modules kept in FP32, by qualified name.
+
+    Raises:
+        ConfigError: ``keep_fp32`` matches nothing, or keeps a parameter that other modules read in half precision.
     """
     kept = kept_modules(model, policy.keep_fp32)
     inside = {id(part) for module in kept.values() for part in module.modules()}
+    within = {id(part) for module in kept.values() for part in module.modules() if part is not module}
+    if policy.parameters != "float32":
+        _refuse_sharing(model, kept, inside)
     for module in model.modules():
         if id(module) not in inside:  # there and back again would round what is to stay FP32
             module._apply(lambda tensor: _cast(tensor, DTYPES[policy.parameters]), recurse=False)
@@ -85,21 +92,37 @@ def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:
         module.float()
         if not (isinstance(module, _MIXED_KERNELS) and not policy.autocast):
             module.__class__ = _in_float32(type(module))  # type: ignore[arg-type]
+            cast("Any", module).answers_in = DTYPES["float32" if id(module) in within else policy.parameters]
     return kept
+
+
+def _refuse_sharing(model: nn.Module, kept: dict[str, nn.Module], inside: set[int]) -> None:
+    """Refuse to keep a parameter in FP32 that another module shares and reads in half precision."""
+    places = {id(p): f"{name}.{own}" for name, module in kept.items() for own, p in module.named_parameters()}
+    for name, module in model.named_modules():
+        for own, parameter in module.named_parameters(recurse=False):
+            if id(module) not in inside and id(parameter) in places:
+                raise ConfigError(
+                    f"precision.keep_fp32 keeps {places[id(parameter)]}, which is {name}.{own} as well",
+                    f"name both modules or neither: precision.keep_fp32 may list {name}",
+                )
 
 
 @functools.cache
 def _in_float32(cls: type[nn.Module]) -> type[nn.Module]:
     """A subclass whose forward computes in FP32 and answers in the dtype it was given.
 
+    Given nothing but whole numbers, such as the tokens of an embedding, it answers in the dtype that it would have if
+    it had not been kept, ``answers_in``; casting the whole model casts that as well.
+
     A subclass, and not a wrapped method, so that copying the module keeps working.
     """
     if getattr(cls, "computes_in_float32", False):
         return cls
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-        given = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), torch.float32)
+        given = next((tensor.dtype for tensor in tensors if tensor.is_floating_point()), self.answers_in)
         device = next((tensor.device.type for tensor in tensors), "cpu")
         with torch.autocast(device, enabled=False):
             wide_args = tree_map(lambda x: _cast(x, torch.float32), args)
@@ -107,7 +130,13 @@ def _in_float32(cls: type[nn.Module]) -> type[nn.Module]:
             output = cls.forward(self, *wide_args, **wide_kwargs)
         return tree_map(lambda x: _cast(x, given), output)
 
-    return type(cls.__name__, (cls,), {"forward": forward, "computes_in_float32": True, "__module__": cls.__module__})
+    def _apply(self: Any, fn: Callable[[torch.Tensor], torch.Tensor], *args: Any, **kwargs: Any) -> nn.Module:
+        cls._apply(self, fn, *args, **kwargs)
+        self.answers_in = fn(torch.empty(0, dtype=self.answers_in)).dtype
+        return cast("nn.Module", self)
+
+    own = {"forward": forward, "_apply": _apply, "computes_in_float32": True, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), own)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:

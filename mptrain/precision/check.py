@@ -37,8 +37,9 @@ class ProductCensus(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in PRODUCTS:
-            operands = [a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point()]
-            for dtype in set(operands):
+            # The first alone: statistics among the others, such as an attention's, are FP32 in every mode.
+            floating = (a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
+            if (dtype := next(floating, None)) is not None:
                 self.counts[func.overloadpacket.__name__][dtype] += 1
         return func(*args, **(kwargs or {}))
 

@@ -1,15 +1,22 @@
 """Half-precision products on CPUs that have no half-precision arithmetic.
 
 Without AVX512-FP16 or AMX, torch's FP16 convolutions and matrix products on a CPU run scalar fallbacks, 10 to 80 times
-slower than FP32. Here such a product is computed as a tensor core computes it (Micikevicius et al. 2018, section 3.3):
-operands in half precision, products and sums in FP32, the result rounded once to half precision. Every tensor in
-memory keeps its dtype, before and after; only the inside of the product is wide. The difference to a native kernel is
-the order of an FP32 sum.
+slower than FP32, and its LSTM under autocast does not run at all. Here such a product is computed as a tensor core
+computes it (Micikevicius et al. 2018, section 3.3): operands in half precision, products and sums in FP32, the result
+rounded once to half precision. Every tensor in memory keeps its dtype, before and after; only the inside of the product
+is wide. The difference to a native kernel is the order of an FP32 sum.
+
+An operator that chains products is wide from its operands to its results: attention, and an LSTM layer over all its
+time steps where torch makes one operator of it, which is under autocast, from FP32 input. Of FP16 input or weights it
+makes a chain of small operators on such a CPU, and what stands between its products is rounded at each time step.
+
+Some sums are wide on every CPU, too: torch's kernels there add them up in half precision, those for CUDA in FP32.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
-#: Operators whose arithmetic is products summed up; all else is point-wise or reduces in FP32 already.
+#: Operators whose arithmetic is products summed up, on a CPU and on CUDA. Their first tensor is an operand.
 PRODUCTS = frozenset(
     {
         aten.mm.default,
@@ -35,26 +42,75 @@ PRODUCTS = frozenset(
         aten.dot.default,
         aten.convolution.default,
         aten.convolution_backward.default,
+        aten.mkldnn_rnn_layer.default,
+        aten.mkldnn_rnn_layer_backward.default,
+        aten._cudnn_rnn.default,
+        aten._cudnn_rnn_backward.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_backward.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_cudnn_attention_backward.default,
     }
 )
 
+#: Sums that a CPU alone adds up in half precision: of 8,192 gradients of one token, half is lost in FP16.
+SUMS = frozenset(
+    {
+        aten.embedding_dense_backward.default,
+        aten.native_layer_norm.default,
+        aten.native_layer_norm_backward.default,
+    }
+)
+
+#: Places of results that are FP32 whatever the operands are, in torch's own kernels: statistics, and gradients that
+#: autograd rounds.
+_STAY_WIDE: Mapping[Any, frozenset[int]] = {
+    aten.mkldnn_rnn_layer_backward.default: frozenset(range(7)),
+    aten._scaled_dot_product_flash_attention_for_cpu.default: frozenset({1}),
+    aten.native_layer_norm.default: frozenset({1, 2}),
+}
+
 
 class Widened(TorchDispatchMode):
-    """Runs half-precision products through FP32 kernels, forward and backward."""
+    """Runs half-precision products and sums through FP32 kernels, forward and backward.
+
+    Args:
+        operators: Which ones.
+    """
+
+    def __init__(self, operators: frozenset[Any] = PRODUCTS | SUMS) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators = operators
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func not in PRODUCTS:
-            return func(*args, **(kwargs or {}))
-        half = next((a.dtype for a in args if isinstance(a, torch.Tensor) and a.dtype in _HALF), None)
+        half = next((a.dtype for a in args if _is_half(a)), None) if func in self.operators else None
         if half is None:
             return func(*args, **(kwargs or {}))
-        wide = [a.float() if isinstance(a, torch.Tensor) and a.dtype in _HALF else a for a in args]
-        result = func(*wide, **(kwargs or {}))
+        result = func(*map(_widen, args), **{name: _widen(value) for name, value in (kwargs or {}).items()})
         if isinstance(result, torch.Tensor):
             return result.to(half)
-        return tuple(None if part is None else part.to(half) for part in result)
+        stays = _STAY_WIDE.get(func, frozenset())
+        return tuple(
+            part.to(half) if _is_float(part) and place not in stays else part for place, part in enumerate(result)
+        )
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in _HALF
+
+
+def _widen(value: Any) -> Any:
+    return value.float() if _is_half(value) else value
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -75,6 +131,22 @@ def widens(policy: Policy, device: torch.device) -> bool:
     return policy.cpu_kernels == "widened" or not has_native_half(policy.compute)
 
 
-def products(policy: Policy, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
-    """What to enter around a forward and backward pass: `Widened` where a run widens its products, else nothing."""
-    return Widened if widens(policy, device) else contextlib.nullcontext
+def products(
+    policy: Policy, device: torch.device, *, compiled: bool = False
+) -> Callable[[], AbstractContextManager[Any]]:
+    """What to enter around a forward and backward pass.
+
+    Args:
+        policy: The mode.
+        device: Where it runs.
+        compiled: torch.compile makes the kernels: it does nothing for a model within a `Widened`, and sums in FP32.
+
+    Returns:
+        Makes a `Widened` for everything where a run widens its products; one for `SUMS` on a CPU with arithmetic of its
+        own, unless native kernels were asked for; else nothing.
+    """
+    if widens(policy, device):
+        return Widened
+    if device.type == "cpu" and policy.half and policy.cpu_kernels != "native" and not compiled:
+        return functools.partial(Widened, SUMS)
+    return contextlib.nullcontext

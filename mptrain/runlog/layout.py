@@ -74,6 +74,21 @@ class RunPaths:
         return self.root / "failure"
 
     @property
+    def samples(self) -> Path:
+        """The folder of pictures that the task exhibits after each validation."""
+        return self.root / "samples"
+
+    @property
+    def export(self) -> Path:
+        """The folder of weights that were exported."""
+        return self.root / "export"
+
+    @property
+    def logger_log(self) -> Path:
+        """What the experiment tracker printed; made only where there is one."""
+        return self.root / "logger.log"
+
+    @property
     def lock(self) -> Path:
         """The file whose kernel lock says that a process is writing this run."""
         return self.root / "run.lock"

@@ -167,12 +167,16 @@ def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> Epoc
     try:
         for column, cell in zip(header, cells, strict=True):
             if not column.startswith(VAL_PREFIX):
-                values[column] = int(cell) if column in _INTEGERS else float(cell)
+                values[column] = cell if column == "learner" else _number(column, cell)
             elif cell:
                 metrics[column.removeprefix(VAL_PREFIX)] = float(cell)
     except ValueError:
         raise _damaged(path, number, f"{cell!r} is not a number") from None
     return EpochRecord(val=metrics, **values)
+
+
+def _number(column: str, cell: str) -> float:
+    return int(cell) if column in _INTEGERS else float(cell)
 
 
 def _damaged(path: Path, number: int, why: str) -> StorageError:

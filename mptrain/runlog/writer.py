@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from mptrain.runlog.layout import RunPaths
 
 BUFFER_BYTES: Final = 1 << 16
-EPOCHS_BEFORE: Final = ("epoch", "step", "updates", "skipped", "train_loss", "loss_scale", "lr")
-EPOCHS_AFTER: Final = ("seconds", "samples_per_second")
+EPOCHS_BEFORE: Final = ("learner", "epoch", "step", "updates", "skipped", "train_loss", "loss_scale", "lr")
+EPOCHS_AFTER: Final = ("seconds", "terms_per_second")
 VAL_PREFIX: Final = "val_"
 
 

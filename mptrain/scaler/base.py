@@ -30,7 +30,7 @@ class Scaler(Protocol):
 
     @property
     def floor(self) -> float:
-        """The lowest scale that this rule can reach; an overflow there is nothing that a lower scale would mend."""
+        """From this scale down the rule backs off no further; an overflow there is none that a lower scale would mend."""
 
     def initial(self, device: torch.device) -> ScalerState:
         """The state before the first step; ``scale`` is float32 of shape (1,)."""

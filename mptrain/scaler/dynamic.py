@@ -1,33 +1,48 @@
 """A loss scale that starts high, backs off on overflow and grows after a window of clean steps.
 
-The rule of Micikevicius et al. 2018 (section 3.2) as `torch.amp.GradScaler`, apex and Megatron-LM run it, with
-Megatron's hysteresis, a floor and a ceiling:
+The rule of Micikevicius et al. 2018 (section 3.2) with Megatron-LM's hysteresis, a floor and a ceiling:
 
-    on overflow:  clean <- 0;  tolerance <- max(tolerance - 1, 0)
+    at first:     clean <- -uncounted_steps;  tolerance <- hysteresis
+    on overflow:  clean <- -uncounted_steps;  tolerance <- max(tolerance - 1, 0)
                   if tolerance = 0:  scale <- max(scale * backoff_factor, min_scale)
     else:         clean <- clean + 1
-                  if clean = growth_interval:
-                      clean <- 0;  tolerance <- hysteresis;  scale <- min(scale * growth_factor, max_scale)
+                  if clean = growth_interval:  clean <- 0;  scale <- min(scale * growth_factor, max_scale)
+    then:         if refill calls for it:  tolerance <- hysteresis
 
-With hysteresis 1 every overflow backs off. Tolerance is refilled by growth alone, so once it is used up every further
-overflow backs off until the scale has grown again. A floor above the start or a ceiling below it is refused.
+With hysteresis 1 every overflow backs off. With ``refill`` "growth" tolerance comes back by growth alone: once it is
+used up every further overflow backs off until the scale has grown again. "clean" also refills it on every clean step:
+the first overflows of each row are tolerated. "backoff" refills it after a back-off as well: of each row, every
+``hysteresis``-th overflow backs off.
+
+Without a floor the scale falls through the subnormal numbers to 0, where it stays. Without a ceiling it grows as long
+as FP32 can hold it, and a growth that FP32 cannot hold is left out, as `torch.amp.GradScaler` does it. Products are
+taken in FP64 and rounded once to FP32, as in its kernel; a rule that multiplies in FP32 is had by a factor that is an
+FP32 number. A floor above the start or a ceiling below it is refused.
+
+Run like this, with different constants, by `torch.amp.GradScaler`, apex, DeepSpeed, Megatron-LM, ColossalAI, Keras,
+NNabla, Flax and Paddle: ``configs/scaler/`` has a file for each, with its source.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from mptrain.errors import ConfigError, Problem
-from mptrain.fields import AboveOne, BelowOne, PositiveFloat, PositiveInt
+from mptrain.fields import AboveOne, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT32, scale_in_words
 from mptrain.scaler.base import OnOverflow
+from mptrain.scaler.restart import take_up
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mptrain.numerics.verdict import Verdict
     from mptrain.scaler.base import ScalerState
+
+Refill = Literal["growth", "clean", "backoff"]
 
 
 @dataclass(frozen=True)
@@ -39,9 +54,11 @@ class DynamicScaler:
         growth_factor: Multiplies the scale after ``growth_interval`` clean steps in a row.
         backoff_factor: Multiplies the scale after an overflow.
         growth_interval: Clean steps in a row before the scale grows.
-        hysteresis: Overflows since the last growth before the scale backs off.
-        min_scale: The scale never falls below.
-        max_scale: The scale never rises above.
+        hysteresis: Overflows before the scale backs off.
+        refill: When they count afresh: on ``growth`` alone, on every ``clean`` step, or also after a ``backoff``.
+        uncounted_steps: Clean steps after the start and after an overflow that do not count towards the window.
+        min_scale: The scale never falls below; None lets it fall to 0.
+        max_scale: The scale never rises above; None leaves it to the largest FP32 number.
         on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
     """
 
@@ -50,31 +67,36 @@ class DynamicScaler:
     backoff_factor: BelowOne = 0.5
     growth_interval: PositiveInt = 2000
     hysteresis: PositiveInt = 1
-    min_scale: PositiveFloat = 1.0
-    max_scale: PositiveFloat = 2.0**24
+    refill: Refill = "growth"
+    uncounted_steps: NonNegativeInt = 0
+    min_scale: PositiveFloat | None = 1.0
+    max_scale: PositiveFloat | None = 2.0**24
     on_overflow: OnOverflow = "skip"
 
     def __post_init__(self) -> None:
         problems = []
-        if not self.min_scale <= self.init_scale <= self.max_scale:
+        lowest = FLOAT32.smallest_normal if self.min_scale is None else self.min_scale
+        highest = FLOAT32.max if self.max_scale is None else self.max_scale
+        if not lowest <= self.init_scale <= highest:
+            floor = "the smallest normal FP32 number" if self.min_scale is None else f"scaler.min_scale={lowest:g}"
+            ceiling = "the largest FP32 number" if self.max_scale is None else f"scaler.max_scale={highest:g}"
             problems.append(
                 Problem(
-                    f"scaler.init_scale={self.init_scale:g} is outside scaler.min_scale={self.min_scale:g} to "
-                    f"scaler.max_scale={self.max_scale:g}",
+                    f"scaler.init_scale={self.init_scale:g} is outside {floor} to {ceiling}",
                     "move the start between the floor and the ceiling",
                 )
             )
-        if self.max_scale > FLOAT32.max:
+        if highest > FLOAT32.max:
             problems.append(
                 Problem(
-                    f"scaler.max_scale={self.max_scale:g} is above the largest FP32 number, {FLOAT32.max:g}",
+                    f"scaler.max_scale={highest:g} is above the largest FP32 number, {FLOAT32.max:g}",
                     "the scale is an FP32 number: set a ceiling that it can hold, such as 2^24",
                 )
             )
-        if self.min_scale < FLOAT32.smallest_normal:
+        if lowest < FLOAT32.smallest_normal:
             problems.append(
                 Problem(
-                    f"scaler.min_scale={self.min_scale:g} is below the smallest normal FP32 number",
+                    f"scaler.min_scale={lowest:g} is below the smallest normal FP32 number",
                     "a scale near 0 cannot be undone; 1 is the usual floor",
                 )
             )
@@ -83,34 +105,25 @@ class DynamicScaler:
 
     @property
     def floor(self) -> float:
-        """``min_scale``."""
-        return self.min_scale
+        """``min_scale``; 0 without one."""
+        return 0.0 if self.min_scale is None else self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
         """``scale`` float32, ``clean`` and ``tolerance`` int32, each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
-            "clean": torch.zeros(1, dtype=torch.int32, device=device),
+            "clean": torch.tensor([-self.uncounted_steps], dtype=torch.int32, device=device),
             "tolerance": torch.tensor([self.hysteresis], dtype=torch.int32, device=device),
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
         """The saved state, brought within this rule's floor, ceiling, window and hysteresis."""
-        own = self.initial(device)
-        if own.keys() != saved.keys():
-            return own, [
-                f"the checkpoint's scaler was another one: the loss scale starts afresh at {self.init_scale:g}"
-            ]
-        state = {key: saved[key].to(device, own[key].dtype) for key in own}
-        state["clean"] = state["clean"].clamp(max=self.growth_interval - 1)
-        state["tolerance"] = state["tolerance"].clamp(max=self.hysteresis)
-        state["scale"] = state["scale"].clamp(self.min_scale, self.max_scale)
-        notes = [
-            f"the scaler's {key} goes on at {float(state[key]):g}; it was {float(saved[key]):g} in the checkpoint"
-            for key in state
-            if float(state[key]) != float(saved[key])
-        ]
-        return state, notes
+        limits = {
+            "scale": (self.min_scale, self.max_scale),
+            "clean": (-self.uncounted_steps, self.growth_interval - 1),
+            "tolerance": (1 if self.refill == "backoff" else 0, self.hysteresis),
+        }
+        return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """The next state by the rule in this module's docstring."""
@@ -119,20 +132,41 @@ class DynamicScaler:
         grows = (clean == self.growth_interval).logical_and_(~overflow)
         tolerance = (state["tolerance"] - overflow.int()).clamp_(min=0)
         backs_off = (tolerance == 0).logical_and_(overflow)
-        exact = scale.double()  # rounds once, as torch's kernel does; an FP32 product would round the factor as well
-        lower = (exact * self.backoff_factor).clamp_(min=self.min_scale).to(scale.dtype)
-        higher = (exact * self.growth_factor).clamp_(max=self.max_scale).to(scale.dtype)  # before FP32 makes it inf
+        refills = grows if self.refill == "growth" else ~overflow
+        if self.refill == "backoff":
+            refills = refills | backs_off
         return {
-            "scale": torch.where(backs_off, lower, torch.where(grows, higher, scale)),
-            "clean": torch.where(overflow | grows, 0, clean),
-            "tolerance": torch.where(grows, self.hysteresis, tolerance),
+            "scale": torch.where(backs_off, self._lower(scale), torch.where(grows, self._higher(scale), scale)),
+            "clean": torch.where(overflow, -self.uncounted_steps, torch.where(grows, 0, clean)),
+            "tolerance": torch.where(refills, self.hysteresis, tolerance),
         }
+
+    def _lower(self, scale: Tensor) -> Tensor:
+        exact = scale.double() * self.backoff_factor  # FP64: an FP32 product would round the factor as well
+        return exact.clamp(min=self.floor).to(scale.dtype)
+
+    def _higher(self, scale: Tensor) -> Tensor:
+        exact = scale.double() * self.growth_factor
+        if self.max_scale is not None:
+            return exact.clamp_(max=self.max_scale).to(scale.dtype)  # before FP32 makes it inf
+        rounded = exact.to(scale.dtype)
+        return torch.where(rounded.isfinite(), rounded, scale)
 
     def in_words(self) -> str:
         """The rule in one line."""
-        patience = "" if self.hysteresis == 1 else f" after {self.hysteresis} overflows"
+        late = f" (the first after {self.uncounted_steps} more)" if self.uncounted_steps else ""
+        every, row = {"growth": ("", ""), "clean": ("", " in a row"), "backoff": ("every ", " in a row")}[self.refill]
+        patience = "" if self.hysteresis == 1 else f" after {every}{self.hysteresis} overflows{row}"
         return (
-            f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} clean steps, "
-            f"x{self.backoff_factor:g} on overflow{patience}, within {scale_in_words(self.min_scale)} to "
-            f"{scale_in_words(self.max_scale)}"
+            f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} clean steps{late}, "
+            f"x{self.backoff_factor:g} on overflow{patience}, {self._range_in_words()}"
         )
+
+    def _range_in_words(self) -> str:
+        if self.min_scale is None:
+            return "without floor" + (
+                " or ceiling" if self.max_scale is None else f", at most {scale_in_words(self.max_scale)}"
+            )
+        if self.max_scale is None:
+            return f"at least {scale_in_words(self.min_scale)}, without ceiling"
+        return f"within {scale_in_words(self.min_scale)} to {scale_in_words(self.max_scale)}"

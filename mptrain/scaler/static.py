@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.errors import ConfigError
 from mptrain.fields import PositiveFloat
-from mptrain.numerics.formats import scale_in_words
+from mptrain.numerics.formats import FLOAT32, scale_in_words
 from mptrain.scaler.base import OnOverflow
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ class StaticScaler:
 
     scale: PositiveFloat = 1024.0
     on_overflow: OnOverflow = "skip"
+
+    def __post_init__(self) -> None:
+        if not FLOAT32.smallest_normal <= self.scale <= FLOAT32.max:
+            raise ConfigError(
+                f"scaler.scale={self.scale:g} is outside of the normal FP32 numbers, {FLOAT32.smallest_normal:g} to "
+                f"{FLOAT32.max:g}",
+                "the scale is an FP32 number; the paper's networks trained with 8 to 32768",
+            )
 
     @property
     def floor(self) -> float:

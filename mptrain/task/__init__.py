@@ -2,5 +2,7 @@
 
 from mptrain.task.base import Objective, Task
 from mptrain.task.classify import Classify
+from mptrain.task.gan import Gan
+from mptrain.task.language import Language
 
-__all__ = ["Classify", "Objective", "Task"]
+__all__ = ["Classify", "Gan", "Language", "Objective", "Task"]

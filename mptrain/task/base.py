@@ -20,7 +20,8 @@ class Objective:
 
     Attributes:
         learner: The learner's name in records; ``main`` where there is only one.
-        modules: Names of the modules, or parameters, that it trains; an empty name means the whole model.
+        modules: Names of the modules, or parameters, that it trains; an empty name means the whole model. Only they
+            get gradients from this loss, whatever else it flows through.
         loss: From the model and a micro-batch on the device to the mean loss over its terms, a float32 scalar.
     """
 
@@ -30,21 +31,37 @@ class Objective:
 
 
 class Task(Protocol):
-    """A workload.
+    """A workload. Derive from this class, then only what differs has to be written.
 
     Attributes:
-        metric: The name of the metric that decides which checkpoint is best.
+        metric: The name of the metric that decides which checkpoint is best; None where none can.
         higher_is_better: Its direction.
+        term: What one term of the loss is, in the plural; throughput is counted in these.
     """
 
-    metric: str
+    metric: str | None
     higher_is_better: bool
+    term: str = "samples"
 
     def objectives(self) -> tuple[Objective, ...]:
-        """The losses, in the order in which they are stepped."""
+        """The losses, in the order in which they are stepped on each batch."""
+        ...
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums over a batch's terms, float64 scalars on the device; called in evaluation mode without gradients."""
+        """Sums over a batch's terms, float64 scalars on the device.
+
+        Called in evaluation mode, without gradients, with random numbers of its own that are the same in every
+        evaluation.
+        """
+        ...
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
-        """Metrics from the sums over a whole split; ``loss`` is always among them."""
+        """Metrics from the sums over a whole split; ``loss``, where there is one, is the mean over all terms."""
+        ...
+
+    def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Pictures to look at after each validation: float ``[N, C, H, W]`` from 0 to 1 by name; none by default.
+
+        Called as `measure` is, with the first batch of the validation split.
+        """
+        return {}

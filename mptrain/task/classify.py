@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from mptrain.fields import NonNegativeFloat
-from mptrain.task.base import Objective
+from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveInt
+from mptrain.task.base import Objective, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,14 +23,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Classify:
+class Classify(Task):
     """One class per sample.
 
     Attributes:
+        num_classes: How many classes there are.
         aux_weight: Weight of the loss of each auxiliary head (0.3 in GoogLeNet, Szegedy et al. 2014).
+        label_smoothing: Share of the target's probability that is spread over all classes while training (0.1 in
+            Inception v3, Szegedy et al. 2015, section 7). What is measured is the plain loss.
     """
 
+    num_classes: PositiveInt
     aux_weight: NonNegativeFloat = 0.3
+    label_smoothing: BelowOneOrZero = 0.0
 
     metric = "top1"
     higher_is_better = True
@@ -43,10 +48,10 @@ class Classify:
         """Mean cross-entropy of the logits and, weighted, of each auxiliary head's; float32 scalar."""
         output = model(batch.inputs)
         logits, *auxiliary = output if isinstance(output, tuple) else (output,)
-        loss = F.cross_entropy(logits.float(), batch.targets)
+        loss = self._cross_entropy(logits, batch.targets)
         for extra in auxiliary:
             if extra is not None:
-                loss = loss + self.aux_weight * F.cross_entropy(extra.float(), batch.targets)
+                loss = loss + self.aux_weight * self._cross_entropy(extra, batch.targets)
         return loss
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -59,6 +64,9 @@ class Classify:
             "top1": best[:, 0].sum(dtype=torch.float64),
             "top5": best.sum(dtype=torch.float64),
         }
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), targets, label_smoothing=self.label_smoothing)
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
         """Mean loss in nats and accuracies as fractions."""

@@ -24,17 +24,22 @@ def banner(**changes):
     return stream.getvalue()
 
 
+LEARNER = {
+    "updates": 376,
+    "skipped": 4,
+    "skip_rate": 4 / 380,
+    "overflows": {"calibrating": 3, "growth probe": 1, "abnormal": 0},
+    "scale": {"first": 65536.0, "min": 8192.0, "max": 65536.0, "last": 16384.0},
+}
 SUMMARY = {
     "metric_name": "top1",
     "metric": 0.9673,
     "metric_split": "test",
     "best_val": 0.97,
     "steps": 380,
-    "updates": 376,
-    "skipped": 4,
-    "overflows": {"calibrating": 3, "growth probe": 1, "abnormal": 0},
-    "scale": {"first": 65536.0, "min": 8192.0, "max": 65536.0, "last": 16384.0},
-    "samples_per_second": 4215.0,
+    "learners": {"main": LEARNER},
+    "term": "samples",
+    "terms_per_second": 4215.0,
     "train_seconds": 61.0,
     "peak_memory": 512_000_000,
     "epochs": 10,
@@ -79,13 +84,15 @@ def test_the_end_names_metric_counts_scale_path_and_the_next_commands():
 
 
 def test_a_quiet_run_says_so():
-    text = closing(skipped=0, overflows={}, scale={"first": 1024.0, "min": 1024.0, "max": 1024.0, "last": 1024.0})
+    quiet = {"skipped": 0, "overflows": {}, "scale": dict.fromkeys(("first", "min", "max", "last"), 1024.0)}
+    text = closing(learners={"main": {**LEARNER, **quiet}})
     assert "none skipped" in text
     assert "1024 (2^10) throughout" in text
 
 
 def test_a_run_without_evaluation_or_steps_is_closed_too():
-    text = closing(metric=None, best_val=None, steps=0, scale={}, peak_memory=None)
+    learner = {"updates": 0, "skipped": 0, "skip_rate": 0.0, "overflows": {}, "scale": {}}
+    text = closing(metric=None, best_val=None, steps=0, learners={"main": learner}, peak_memory=None)
     assert "on val" not in text
     assert "loss scale" not in text
     assert "0 attempted" in text

@@ -34,9 +34,9 @@ def overflow(number, phase="calibrating"):
     return OverflowRecord("main", number, 1024.0, phase, "finite", (), 1, True, 0)
 
 
-PROGRESS = ProgressRecord(3, 40, 0, 10, 4215.2, 0.25, 512_000_000, 32.0, "training")
+PROGRESS = ProgressRecord(3, 40, 0, 10, 4215.2, "samples", 0.25, 512_000_000, 32.0, "training")
 EVALUATION = EvalRecord("val", 3, 1, 200, {"loss": 0.1, "top1": 0.95})
-EPOCH = EpochRecord(1, 38, 36, 2, 0.5, 512.0, 0.05, {"top1": 0.95}, 2.0, 600.0)
+EPOCH = EpochRecord("main", 1, 38, 36, 2, 0.5, 512.0, 0.05, {"top1": 0.95}, 2.0, 600.0)
 RECORDS = [
     step(1),
     step(2, overflow=True),
@@ -93,7 +93,7 @@ def test_the_panel_shows_everything_a_run_is_watched_for():
 @pytest.mark.parametrize("width", [60, 80])
 def test_a_narrow_panel_wraps_instead_of_cutting(width):
     evaluation = EvalRecord("val", 3, 1, 200, {"loss": 0.1234, "top1": 0.9512, "top5": 0.9987})
-    progress = ProgressRecord(123_456, 9_876_543, 0, 10, 4215.2, 0.25, 512_000_000, 32.0, "evaluating")
+    progress = ProgressRecord(123_456, 9_876_543, 0, 10, 4215.2, "samples", 0.25, 512_000_000, 32.0, "evaluating")
     text = shown([step(1), overflow(1, "growth probe"), step(2, refused=1), evaluation, progress], width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text

@@ -31,7 +31,8 @@ def test_resume_and_eval_pass_the_run_and_the_overrides(terminal):
     assert terminal("resume", "outputs/x", "train.epochs=3") == 0
     assert terminal("eval", "outputs/x", "--best", "device=cpu") == 0
     assert terminal.resumed == [("last", []), ("outputs/x", ["train.epochs=3"])]
-    assert terminal.evaluated == [("outputs/x", ["device=cpu"], "best")]
+    assert terminal("eval", "outputs/x", "--raw") == 0
+    assert terminal.evaluated == [("outputs/x", ["device=cpu"], "best", True), ("outputs/x", [], "last", False)]
 
 
 @pytest.mark.parametrize("words", [("resume",), ("eval",), ("resume", "train.epochs=3"), ("eval", "--all")])

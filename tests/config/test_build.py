@@ -5,8 +5,10 @@ import torch
 from small_runs import TINY, parts_of
 from torch import nn
 
-from mptrain.config.build import _is_in
+from mptrain.config.build import _parameters
+from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
+from mptrain.task.base import Objective
 
 
 @pytest.mark.parametrize("channels_last", ["true", "false"])
@@ -53,10 +55,17 @@ def layout(tensor):
 
 
 def test_the_name_of_a_module_means_its_parameters_and_not_those_of_its_namesakes():
-    names = [name for name, _ in nn.ModuleDict({"net1": nn.Linear(1, 1), "net10": nn.Linear(1, 1)}).named_parameters()]
-    assert [name for name in names if _is_in(name, ("net1",))] == ["net1.weight", "net1.bias"]
-    assert [name for name in names if _is_in(name, ("net1.bias", "net10"))] == names[1:]
-    assert [name for name in names if _is_in(name, ("",))] == names
+    model = nn.ModuleDict({"net1": nn.Linear(1, 1), "net10": nn.Linear(1, 1)})
+    names = [name for name, _ in model.named_parameters()]
+
+    def trained_by(*modules):
+        return list(_parameters(model, Objective("main", modules, None), compose([])))
+
+    assert trained_by("net1") == ["net1.weight", "net1.bias"]
+    assert trained_by("net1.bias", "net10") == names[1:]
+    assert trained_by("") == names
+    with pytest.raises(ConfigError, match="trains generator, but mptrain.model.cnn has only the parts net1, net10"):
+        trained_by("generator")
 
 
 def test_weights_move_after_a_module_gave_its_parameters_other_storage():

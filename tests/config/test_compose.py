@@ -26,6 +26,7 @@ def test_the_default_is_the_one_that_the_files_say():
         "optimizer": "sgd",
         "schedule": "cosine",
         "scaler": "dynamic",
+        "logger": "none",
         "model": "cnn",
         "precision": "amp_dynamic",
     }
@@ -188,7 +189,7 @@ def test_a_key_of_the_other_scaler_is_answered_with_its_counterpart():
     assert what == "unknown key 'scaler.scale' in the scaler chosen here: it belongs to scaler=static"
     assert hint == "did you mean scaler.init_scale=8?"
     [(what, hint)] = problems("precision=fp16_static", "scaler.init_scale=8").items()
-    assert "belongs to scaler=dynamic" in what
+    assert "belongs to scaler=dynamic, scaler=apex, scaler=colossalai or one of" in what
     assert hint == "did you mean scaler.scale=8?"
 
 
@@ -367,8 +368,7 @@ def test_several_options_of_a_group_are_not_called_a_list():
 def test_a_huge_power_of_two_is_written_as_one():
     [warning] = compose(["scaler=static", "scaler.scale=1.3e30"]).warnings
     assert warning.endswith("nearest 2^100")
-    [warning] = compose(["scaler=static", "scaler.scale=1.79e308"]).warnings
-    assert warning.endswith("nearest 2^1024")
+    assert list(problems("scaler=static", "scaler.scale=1.79e308"))[0].startswith("scaler.scale=1.79e+308 is outside of")
 
 
 def test_the_saved_text_gives_the_same_configuration_again():

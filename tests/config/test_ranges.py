@@ -6,7 +6,7 @@ import pytest
 from annotated_types import Interval, MinLen, MultipleOf
 
 from mptrain.config.ranges import UNRESOLVED, UnfitError, describe, fit, show
-from mptrain.fields import AboveOne, BelowOne, Fraction, Momentum, NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.fields import AboveOne, BelowOne, Fraction, BelowOneOrZero, NonNegativeInt, PositiveFloat, PositiveInt
 
 REFUSED = [
     (1.5, PositiveInt),
@@ -33,8 +33,8 @@ REFUSED = [
     (3, str),
     ("norms", tuple[str, ...]),
     ([True], tuple[str, ...]),
-    ([0.9], tuple[Momentum, Momentum]),
-    ([0.9, 1.0], tuple[Momentum, Momentum]),
+    ([0.9], tuple[BelowOneOrZero, BelowOneOrZero]),
+    ([0.9, 1.0], tuple[BelowOneOrZero, BelowOneOrZero]),
     (1.5, PositiveInt | None),
     ([1, 2], PositiveInt),
     ({}, PositiveFloat),
@@ -53,7 +53,7 @@ ACCEPTED = [
     (1e3, PositiveInt | None, 1000),
     (None, PositiveInt | None, None),
     (2, PositiveFloat, 2.0),
-    ([0.9, 0.999], tuple[Momentum, Momentum], (0.9, 0.999)),
+    ([0.9, 0.999], tuple[BelowOneOrZero, BelowOneOrZero], (0.9, 0.999)),
     ([], tuple[str, ...], ()),
     (["a"], tuple[str, ...], ("a",)),
     (["norms", 16], tuple[str, ...], ("norms", "16")),
@@ -80,7 +80,7 @@ WORDS = [
     (AboveOne, "a number above 1"),
     (BelowOne, "a number above 0 and below 1"),
     (Fraction, "a number from 0 to 1"),
-    (Momentum, "a number, at least 0 and below 1"),
+    (BelowOneOrZero, "a number, at least 0 and below 1"),
     (bool, "true or false"),
     (Literal["auto", "never", "must"], "auto, never or must"),
     (tuple[str, ...], "a list, each entry text"),

@@ -14,7 +14,7 @@ from mptrain.dataset import Batch
 
 def numbered(samples: int) -> Batch:
     inputs = torch.arange(samples, dtype=torch.float32).view(-1, 1, 1, 1)
-    return Batch(inputs, torch.arange(samples), samples)
+    return Batch(inputs, torch.arange(samples))
 
 
 @given(st.integers(1, 70), st.integers(1, 90))

@@ -26,7 +26,7 @@ def test_arrays_become_channel_first_splits(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "CIFAR10", Published)
     data = load_cifar10(root=tmp_path, val_samples=10, augment=False)
     assert [len(part) for part in (data.train, data.val, data.test)] == [50, 10, 20]
-    assert (data.name, data.image_size, data.channels, len(data.class_names)) == ("cifar10", 32, 3, 10)
+    assert (data.name, data.in_words(), len(data.class_names)) == ("cifar10", "3x32x32", 10)
     expected = torch.from_numpy(Published(None, False, False).data[7]).permute(2, 0, 1)
     assert torch.equal(data.test.fetch([7], 0, 0).inputs[0], expected)
     batch = data.prepare(data.train.fetch([0], 0, 0), torch.device("cpu"), torch.contiguous_format)

@@ -25,23 +25,38 @@ def target_of(keys):
     return getattr(importlib.import_module(module), function)
 
 
+IMAGES = {"digits", "fashion_mnist", "cifar10", "cifar100", "imagenet", "image_folder", "synthetic"}
+TEXT = {"python_docs", "text"}
+#: Keys whose values follow the model, and what a target learns from the program instead of its file.
+FOLLOWING = {"image_size", "channels", "normalise", "tokens", "sequence_length", "stream"}
+FACTS = {"batch_size"}
+
+
 def test_these_data_sets_are_offered():
-    assert {"digits", "fashion_mnist", "cifar10", "cifar100", "imagenet", "image_folder", "synthetic"} == set(NAMES)
+    assert set(NAMES) == IMAGES | TEXT
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_file_gives_every_key_its_target_takes_and_no_other(name):
     _, keys = read(name)
-    assert set(keys) - {"_target_"} == set(inspect.signature(target_of(keys)).parameters)
+    assert set(keys) - {"_target_"} == set(inspect.signature(target_of(keys)).parameters) - FACTS
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_values_in_the_file_are_the_targets_defaults(name):
     _, keys = read(name)
     for key, parameter in inspect.signature(target_of(keys)).parameters.items():
-        if key not in ("image_size", "channels"):  # these follow the model
+        if key not in FOLLOWING | FACTS:
             default = parameter.default
             assert keys[key] == (str(default) if isinstance(default, Path) else default), key
+
+
+@pytest.mark.parametrize("name", sorted(TEXT))
+def test_text_follows_the_model_and_falls_back_to_the_targets_defaults(name):
+    _, keys = read(name)
+    for key, default in (("tokens", "word"), ("sequence_length", 128), ("stream", True)):
+        assert inspect.signature(target_of(keys)).parameters[key].default == default
+        assert keys[key] == f"${{oc.select:model.defaults.{key},{str(default).lower()}}}"
 
 
 @pytest.mark.parametrize("name", NAMES)

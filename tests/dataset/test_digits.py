@@ -54,10 +54,10 @@ def test_stated_mean_and_std_are_those_of_the_training_images():
 def test_options_decide_what_the_network_sees():
     data = load_digits(image_size=16, channels=3)
     batch = data.prepare(data.train.fetch([0, 1], 0, 0), torch.device("cpu"), torch.channels_last)
-    assert (data.image_size, data.channels) == (16, 3)
+    assert data.in_words() == "3x16x16"
     assert tuple(batch.inputs.shape) == (2, 3, 16, 16)
     native = load_digits()
-    assert (native.image_size, native.channels, native.augment) == (8, 1, False)
+    assert (native.in_words(), native.augment) == ("1x8x8", False)
 
 
 def test_training_images_vary_only_when_asked_to_and_test_images_never():

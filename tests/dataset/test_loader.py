@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from mptrain.dataset import Batch, Loader
+from mptrain.dataset.draws import sample_order
 from mptrain.dataset.faults import Faults
 from mptrain.errors import DataError
 
@@ -35,11 +36,14 @@ class Numbers:
     def skipped(self):
         return len(self.faults.found)
 
+    def order(self, seed, epoch, *, shuffle):
+        return sample_order(len(self), seed, epoch, shuffle=shuffle)
+
     def fetch(self, indices, epoch, seed):
         self.fetched += indices
         self.faults.report({f"file{i}": "empty" for i in indices if i in self.unusable})
         targets = torch.tensor([i for i in indices if i not in self.unusable])
-        return Batch(torch.zeros(len(targets), 1, 1, 1), targets, len(targets))
+        return Batch(torch.zeros(len(targets), 1, 1, 1), targets)
 
 
 def order(loader, epoch, start=0):

@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def batch_of(images):
-    return Batch(images, torch.zeros(len(images), dtype=torch.int64), len(images))
+    return Batch(images, torch.zeros(len(images), dtype=torch.int64))
 
 
 def prepared(preparation, images, memory_format=torch.contiguous_format):

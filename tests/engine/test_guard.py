@@ -42,3 +42,14 @@ def test_buffers_change_alone_and_go_back_only_where_the_step_was_refused():
         kept = {name: torch.equal(value, before[name]) for name, value in model.named_buffers()}
         changed = {name for name, same in kept.items() if not same}
         assert changed == (set() if skip else {"norm.running_var", "norm.num_batches_tracked"})
+
+
+def test_a_buffer_that_is_replaced_is_named_and_put_back():
+    model = nn.ModuleDict({"a": nn.BatchNorm1d(2), "b": nn.BatchNorm1d(2)})
+    guard = BufferGuard(model)
+    guarded = model["a"].running_mean
+    assert guard.recapture() == []
+    model["a"].running_mean = torch.ones(2)
+    assert guard.recapture() == ["a.running_mean"]
+    assert model["a"].running_mean is guarded
+    assert guard.recapture() == []

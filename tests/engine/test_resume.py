@@ -83,7 +83,7 @@ def test_an_epoch_whose_evaluation_was_interrupted_has_the_same_row(tmp_path):
     assert loop.progress.step == 6
     continue_loop(loop, *words, kept=rows).run()
     timeless = [
-        [replace(row, seconds=0, samples_per_second=0) for row in kept.of(EpochRecord)] for kept in (undisturbed, rows)
+        [replace(row, seconds=0, terms_per_second=0) for row in kept.of(EpochRecord)] for kept in (undisturbed, rows)
     ]
     assert timeless[0] == timeless[1]
     assert len(timeless[0]) == 3

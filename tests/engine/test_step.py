@@ -172,7 +172,7 @@ def test_trap_14_parameters_that_are_not_trained_are_named(tmp_path):
     model.register_parameter("fixed", nn.Parameter(torch.ones(2), requires_grad=False))
     loop.run()
     (untrained,) = [event for event in kept.of(EventRecord) if event.kind == "untrained"]
-    assert untrained.fields == {"frozen": ["fixed"], "no_learner": ["spare"], "no_gradient": []}
+    assert untrained.fields == {"frozen": ["fixed"], "no_learner": ["spare"], "no_gradient": [], "unguarded": []}
     (warning,) = [event for event in kept.of(EventRecord) if event.kind == "warning"]
     assert warning.fields["message"] == "1 parameters belong to no learner and are not trained: spare"
 
@@ -242,7 +242,7 @@ def fake_steps(objective=None, overrides=()):
     ring = ring_for(parts)
     batch = batches(parts, 1)[0]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        fake = Batch(torch.empty_like(batch.inputs), torch.empty_like(batch.targets), batch.terms)
+        fake = Batch(torch.empty_like(batch.inputs), torch.empty_like(batch.targets))
         for _ in range(2):
             train_step(learner, parts.model, fake, parts.plan, ring)
     assert isinstance(learner.scale, torch._subclasses.FakeTensor) or learner.scaler.in_words().startswith(

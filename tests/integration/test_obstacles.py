@@ -184,7 +184,7 @@ def test_a_run_that_diverged_is_not_called_done(capsys):
     assert "the run diverged: its last loss on" in errors[0]
     assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "failed"
     assert json.loads(Path("outputs/run/summary.json").read_text())["steps"] == 18
-    phases = json.loads(Path("outputs/run/summary.json").read_text())["overflows"]
+    phases = json.loads(Path("outputs/run/summary.json").read_text())["learners"]["main"]["overflows"]
     assert set(phases) == {"abnormal"}
 
 

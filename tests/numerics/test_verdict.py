@@ -134,3 +134,10 @@ def test_the_clip_coefficient_is_torchs(norm):
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_trap_21_a_non_finite_norm_clips_nothing(bad):
     assert clip_coefficient(torch.tensor([bad], dtype=torch.float64), 1.0).item() == 1.0
+
+
+@pytest.mark.parametrize("norm", [0.0, 1.0, 1e30])
+def test_trap_1_gradients_of_a_scale_that_fell_to_zero_are_refused(norm):
+    verdict = judge(torch.tensor([norm, -1.0], dtype=torch.float64), torch.zeros(1), torch.ones(1))
+    assert verdict.overflow
+    assert verdict.skip == 1

@@ -125,6 +125,75 @@ def test_a_kept_module_of_several_outputs_answers_all_of_them_in_that_dtype():
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kept_module_that_is_given_whole_numbers_answers_as_if_it_were_not_kept(name):
+    tokens = torch.tensor([[1, 2], [0, 2]])
+    plain, kept = (nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2)) for _ in range(2))
+    cast_model(plain, mode(name, keep_fp32=[]))
+    cast_model(kept, mode(name, keep_fp32=["Embedding"]))
+    assert kept[0].weight.dtype == torch.float32
+    assert kept[0](tokens).dtype == plain[0](tokens).dtype
+    assert torch.equal(kept[0](tokens), kept[0].weight[tokens].to(plain[0].weight.dtype))
+    with products(mode(name), CPU)(), autocast(mode(name), CPU):
+        assert kept(tokens).dtype == plain(tokens).dtype
+
+
+def test_a_copy_cast_to_fp32_answers_in_fp32_where_the_model_answers_in_half_precision():
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2))
+    cast_model(model, mode("fp16_dynamic", keep_fp32=["Embedding"]))
+    wide = copy.deepcopy(model).float()
+    tokens = torch.tensor([1, 2])
+    assert wide[0](tokens).dtype == wide(tokens).dtype == torch.float32
+    assert model[0](tokens).dtype == torch.float16
+
+
+def test_a_kept_module_within_a_kept_module_answers_in_fp32():
+    model = nn.Sequential(nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2)), nn.Linear(2, 2))
+    cast_model(model, mode("fp16_dynamic", keep_fp32=["0", "Embedding"]))
+    with products(mode("fp16_dynamic"), CPU)():
+        assert model[0](torch.tensor([1, 2])).dtype == torch.float16
+        assert model[0][0](torch.tensor([1, 2])).dtype == torch.float32
+        assert model(torch.tensor([1, 2])).dtype == torch.float16
+
+
+def test_keeping_one_of_two_modules_that_share_a_matrix_is_refused_and_keeping_both_is_fine():
+    def tied():
+        model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 3))
+        model[1].weight = model[0].weight
+        return model
+
+    with pytest.raises(ConfigError, match=r"precision.keep_fp32 keeps 0.weight, which is 1.weight as well"):
+        cast_model(tied(), mode("fp16_dynamic", keep_fp32=["Embedding"]))
+    for policy in (mode("fp16_dynamic", keep_fp32=["0", "1"]), mode("amp_dynamic", keep_fp32=["0"])):
+        model = tied()
+        cast_model(model, policy)
+        assert model[1].weight is model[0].weight
+        assert model[0].weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_lstm_is_cast_with_its_flat_weights_and_a_copy_of_it_has_its_own(name):
+    policy, model = mode(name), nn.Sequential(nn.LSTM(4, 3, 2, batch_first=True))
+    cast_model(model, policy)
+    given = torch.randn(2, 5, 4).to(input_dtype(policy))
+    twin = copy.deepcopy(model)
+
+    def answer(network):
+        with products(policy, CPU)(), autocast(policy, CPU):
+            return network[0](given)[0]
+
+    before = answer(model)
+    assert before.dtype == DTYPES[policy.compute]
+    assert torch.equal(answer(twin), before)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert torch.equal(answer(model), before)
+    assert not answer(twin).any()
+    assert twin.float()[0](given.float())[0].dtype == torch.float32
+    assert all(flat is own for flat, own in zip(model[0]._flat_weights, model[0].parameters(), strict=True))
+
+
 def test_a_kept_local_response_norm_survives_where_half_precision_loses_its_squares():
     """Squares of 2^-12 are zero in FP16 and those of 300 are inf; a kept layer squares in FP32."""
     values = torch.full((1, 4, 2, 2), 300.0, dtype=torch.float16)
@@ -238,11 +307,11 @@ def test_trap_34_no_update_happens_within_an_autocast_region():
 
     policy, model = mode("amp_dynamic"), nn.Linear(4, 3)
     weights = Weights(dict(model.named_parameters()), Looking(), master_weights=False)
-    (objective,) = Classify().objectives()
+    (objective,) = Classify(num_classes=3).objectives()
     learner = Learner(objective, weights, DynamicScaler(), torch.full((5,), 0.1), CPU)
     region = functools.partial(autocast, policy, CPU)
     plan = Plan(2, contextlib.nullcontext, region, BufferGuard(model))
-    batch = Batch(torch.randn(8, 4), torch.zeros(8, dtype=torch.int64), 8)
+    batch = Batch(torch.randn(8, 4), torch.zeros(8, dtype=torch.int64))
     train_step(learner, model, batch, plan, Ring(4, 2, CPU))
     assert seen
     assert not any(seen)

@@ -7,6 +7,7 @@ from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
 from mptrain.errors import EnvironmentRefused
+from mptrain.model import lstm_language_model, transformer_language_model
 from mptrain.precision.apply import autocast, cast_model, input_dtype
 from mptrain.precision.check import ProductCensus, check_step
 from mptrain.precision.widened import products
@@ -33,6 +34,55 @@ def test_an_honest_model_passes_in_every_mode(name, kernels):
     check_step(policy, model, kept, census)
     assert set().union(*census.counts.values()) == {getattr(torch, policy.compute)}
     assert {"convolution", "convolution_backward", "mm"} <= census.counts.keys()
+
+
+LANGUAGE = {
+    "lstm": lambda: lstm_language_model(vocabulary_size=11, lanes=4, embedding_size=8, hidden_size=8, layers=2),
+    "transformer": lambda: transformer_language_model(vocabulary_size=11, sequence_length=6, width=8, heads=2),
+}
+
+
+def language_step(policy, model):
+    """The same for a language model, whose inputs are whole numbers."""
+    kept, census = cast_model(model, policy), ProductCensus()
+    tokens = torch.randint(11, (4, 6))
+    more = {"lane": torch.arange(4), "fresh": torch.zeros(4, dtype=torch.bool)} if hasattr(model, "hidden") else {}
+    with census.inside(products(policy, CPU))():
+        with autocast(policy, CPU):
+            loss = F.cross_entropy(model(tokens, **more).float().flatten(0, 1), tokens.flatten())
+        loss.backward()
+    return kept, census
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", LANGUAGE)
+def test_language_models_are_honest_in_every_mode_and_their_products_are_counted(name, kind):
+    policy, model = mode(name, cpu_kernels="widened"), LANGUAGE[kind]()
+    kept, census = language_step(policy, model)
+    check_step(policy, model, kept, census)
+    assert set().union(*census.counts.values()) == {getattr(torch, policy.compute)}
+    if kind == "transformer":
+        for operator in ("attention_for_cpu", "attention_for_cpu_backward"):
+            assert sum(census.counts[f"_scaled_dot_product_flash_{operator}"].values()) == 2
+    elif policy.parameters != "float16":  # an LSTM of FP16 weights is a chain of small products on most CPUs
+        for operator in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"):
+            assert sum(census.counts[operator].values()) == 2
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
+def test_a_kept_embedding_leaves_the_products_in_half_precision(name):
+    policy, model = mode(name, cpu_kernels="widened", keep_fp32=["Embedding", "norms"]), LANGUAGE["transformer"]()
+    kept, census = language_step(policy, model)
+    check_step(policy, model, kept, census)
+    assert model.embedding.weight.dtype == torch.float32
+    assert set().union(*census.counts.values()) == {getattr(torch, policy.compute)}
+
+
+def test_a_product_of_whole_numbers_is_not_counted():
+    numbers = torch.arange(6).reshape(2, 3)
+    with ProductCensus() as census:
+        assert (numbers @ numbers.t()).tolist() == [[5, 14], [14, 50]]
+    assert not census.counts
 
 
 class CastsInside(nn.Module):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.precision.apply import cast_model
 from mptrain.precision.check import ProductCensus
-from mptrain.precision.widened import Widened, has_native_half, products, widens
+from mptrain.precision.widened import PRODUCTS, SUMS, Widened, has_native_half, products, widens
 
 CPU = torch.device("cpu")
 HALF = [torch.float16, torch.bfloat16]
@@ -201,6 +203,127 @@ def test_a_whole_network_agrees_with_native_half_kernels_up_to_the_order_of_sums
     with Widened():
         widened = model(given.half())
     assert torch.allclose(native.float(), widened.float(), atol=0.02)
+
+
+def attention(query, key, value):
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_attention_is_fp32_attention_rounded_once_forward_and_backward(dtype):
+    half = [draw(2, 3, 17, 8, dtype=dtype).requires_grad_() for _ in range(3)]
+    wide = [tensor.detach().float().requires_grad_() for tensor in half]
+    upstream = draw(2, 3, 17, 8, dtype=dtype)
+    with Widened():
+        output = attention(*half)
+        output.backward(upstream)
+    expected = attention(*wide)
+    # Backward goes from the rounded answer, as it is in memory.
+    logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*wide, is_causal=True)[1]
+    grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        upstream.float(), *wide, expected.to(dtype).float(), logsumexp, 0.0, True
+    )
+    assert torch.equal(output, expected.to(dtype))
+    for tensor, grad in zip(half, grads, strict=True):
+        assert torch.equal(tensor.grad, grad.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_statistics_of_attention_stay_fp32(dtype):
+    with Widened():
+        _, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *(draw(1, 1, 4, 8, dtype=dtype) for _ in range(3))
+        )
+    assert logsumexp.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_mask_given_by_keyword_is_widened_with_the_rest(dtype):
+    query, key, value = (draw(1, 1, 5, 8, dtype=dtype) for _ in range(3))
+    mask = torch.zeros(5, 5, dtype=dtype).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), float("-inf"))
+    with Widened():
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        causal = attention(query, key, value)
+    assert output.isfinite().all()
+    assert torch.allclose(output.float(), causal.float(), atol=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_lstm_under_autocast_is_an_fp32_lstm_whose_results_are_rounded(dtype, layers):
+    lstm, given = nn.LSTM(6, 7, layers, batch_first=True), torch.randn(3, 9, 6).to(dtype).float()
+    rounded = nn.LSTM(6, 7, layers, batch_first=True)
+    rounded.load_state_dict({name: value.to(dtype).float() for name, value in lstm.state_dict().items()})
+    with Widened():
+        with torch.autocast("cpu", dtype=dtype):
+            output, (hidden, cell) = lstm(given)
+        output.float().square().mean().backward()
+    expected, (expected_hidden, expected_cell) = rounded(given)
+    expected.square().mean().backward()
+    assert {output.dtype, hidden.dtype, cell.dtype} == {dtype}
+    if layers == 1:
+        assert torch.equal(output, expected.to(dtype))
+        assert torch.equal(hidden, expected_hidden.to(dtype))
+        assert torch.equal(cell, expected_cell.to(dtype))
+    tolerance = 8 * torch.finfo(dtype).eps
+    assert torch.allclose(output.float(), expected, atol=tolerance)
+    for (name, own), other in zip(lstm.named_parameters(), rounded.parameters(), strict=True):
+        assert own.grad.dtype == torch.float32, name
+        assert torch.allclose(own.grad, other.grad, atol=tolerance * other.grad.abs().max().item()), name
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_an_lstm_stored_in_half_precision_agrees_with_an_fp32_one_up_to_its_rounding(dtype):
+    lstm, given = nn.LSTM(6, 7, batch_first=True).to(dtype), torch.randn(3, 9, 6).to(dtype)
+    wide = copy.deepcopy(lstm).float()
+    with Widened(), ProductCensus() as census:
+        output, _ = lstm(given)
+        output.float().square().mean().backward()
+    expected, _ = wide(given.float())
+    expected.square().mean().backward()
+    assert set().union(*census.counts.values()) == {dtype}
+    assert torch.allclose(output.float(), expected, atol=8 * torch.finfo(dtype).eps)
+    for own, other in zip(lstm.parameters(), wide.parameters(), strict=True):
+        assert own.grad.dtype == dtype
+        assert torch.allclose(own.grad.float(), other.grad, atol=32 * torch.finfo(dtype).eps * other.grad.abs().max())
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_gradients_of_a_frequent_token_are_summed_in_fp32(dtype):
+    embedding, tokens = nn.Embedding(3, 4).to(dtype), torch.zeros(8192, dtype=torch.int64)
+    upstream = torch.rand(8192, 4).to(dtype)
+    with Widened():
+        embedding(tokens).backward(upstream)
+    assert embedding.weight.grad.dtype == dtype
+    assert torch.equal(embedding.weight.grad[0], upstream.double().sum(0).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_the_gradients_of_a_layer_norm_in_half_precision_are_summed_in_fp32(dtype):
+    half, upstream = nn.LayerNorm(16).to(dtype), torch.rand(4096, 16).to(dtype)
+    given = draw(4096, 16, dtype=dtype)
+    wide = nn.LayerNorm(16)
+    with Widened():
+        half(given).backward(upstream)
+    wide(given.float()).backward(upstream.float())
+    assert half.bias.grad.dtype == half.weight.grad.dtype == dtype
+    assert torch.equal(half.bias.grad, wide.bias.grad.to(dtype))
+    assert torch.allclose(half.weight.grad.float(), wide.weight.grad, atol=torch.finfo(dtype).eps * 64)
+
+
+def test_every_operator_exists_in_this_torch_and_sums_are_no_products():
+    assert all(isinstance(operator, torch._ops.OpOverload) for operator in PRODUCTS | SUMS)
+    assert not PRODUCTS & SUMS
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
+def test_where_products_are_native_sums_are_wide_all_the_same_unless_native_ones_were_asked_for(name, monkeypatch):
+    monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: True)
+    assert products(mode(name), CPU)().operators == SUMS
+    assert products(mode(name, cpu_kernels="widened"), CPU)().operators == PRODUCTS | SUMS
+    assert not isinstance(products(mode(name, cpu_kernels="native"), CPU)(), Widened)
+    assert not isinstance(products(mode(name), CPU, compiled=True)(), Widened)
+    assert not isinstance(products(mode(name), torch.device("cuda", 0))(), Widened)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -72,6 +72,7 @@ def make_step(step, loss=0.5, grad_norm=1.25):
 
 def make_epoch(epoch, **val):
     return EpochRecord(
+        learner="main",
         epoch=epoch,
         step=10 * epoch,
         updates=9 * epoch,
@@ -81,7 +82,7 @@ def make_epoch(epoch, **val):
         lr=1e-3,
         val=val,
         seconds=1.5,
-        samples_per_second=640.0,
+        terms_per_second=640.0,
     )
 
 
@@ -106,7 +107,7 @@ def some_records():
         make_step(2, loss=math.nan, grad_norm=math.inf),
         OverflowRecord("main", 2, 1024.0, "calibrating", "nan", (("fc.weight", "inf"), ("fc.bias", "nan")), 2, True, 1),
         ScaleRecord("main", 2, 1024.0, 512.0, "overflow"),
-        ProgressRecord(2, 10, 0, 1, 100.0, 0.1, 1 << 20, 3.0, "training"),
+        ProgressRecord(2, 10, 0, 1, 100.0, "samples", 0.1, 1 << 20, 3.0, "training"),
         make_step(3, loss=-math.inf),
         EvalRecord("val", 3, 1, 50, {"loss": math.inf, "top1": 0.5}),
         make_epoch(1, loss=math.inf, top1=0.5),

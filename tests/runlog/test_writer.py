@@ -60,11 +60,11 @@ def test_epochs_have_the_documented_header_once_and_empty_cells_for_missing_metr
         writer.take(epoch_record(epoch, **val))
         writer.close()
     rows = list(csv.reader(paths.epochs.read_text().splitlines()))
-    header = "epoch,step,updates,skipped,train_loss,loss_scale,lr,val_loss,val_top1,seconds,samples_per_second"
+    header = "learner,epoch,step,updates,skipped,train_loss,loss_scale,lr,val_loss,val_top1,seconds,terms_per_second"
     assert rows[0] == header.split(",")
-    assert rows[1][7:9] == ["0.5", "0.1"]
-    assert rows[2][7:9] == ["", "nan"]
-    assert rows[3][7:9] == ["", ""]
+    assert rows[1][8:10] == ["0.5", "0.1"]
+    assert rows[2][8:10] == ["", "nan"]
+    assert rows[3][8:10] == ["", ""]
     assert len(rows) == 4
 
 

@@ -56,7 +56,7 @@ class Attempt:
         inputs = self.inputs.clone()
         if kind == "input":
             inputs[len(inputs) // 2, 3] = value
-        return Batch(inputs, self.targets, len(self.targets))
+        return Batch(inputs, self.targets)
 
 
 def attempts(names, steps=200, seed=0, *, clean_start=True, share=0.12):

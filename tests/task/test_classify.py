@@ -23,7 +23,7 @@ class Says(nn.Module):
 
 
 def batch_of(targets):
-    return Batch(torch.zeros(len(targets), 1), torch.tensor(targets), len(targets))
+    return Batch(torch.zeros(len(targets), 1), torch.tensor(targets))
 
 
 LOGITS = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0], [1.0, 0.0, -2.0]])
@@ -32,7 +32,7 @@ LOGITS = torch.tensor([[3.0, 1.0, 0.0], [0.0, 2.0, 1.0], [1.0, 0.0, -2.0]])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_trap_04_the_loss_is_a_float32_scalar_whatever_the_logits_are(dtype):
     for output in (LOGITS.to(dtype), (LOGITS.to(dtype), LOGITS.to(dtype)), (LOGITS.to(dtype), None, LOGITS.to(dtype))):
-        loss = Classify().loss(Says(output), batch_of([0, 1, 2]))
+        loss = Classify(num_classes=3).loss(Says(output), batch_of([0, 1, 2]))
         assert loss.dtype == torch.float32
         assert loss.shape == ()
 
@@ -40,7 +40,7 @@ def test_trap_04_the_loss_is_a_float32_scalar_whatever_the_logits_are(dtype):
 def test_trap_04_a_batch_of_8192_half_logits_has_a_finite_loss_and_finite_scaled_gradients():
     logits = (torch.randn(8192, 10) * 30).half().requires_grad_()
     targets = torch.randint(10, (8192,)).tolist()
-    loss = Classify().loss(Says(logits), batch_of(targets))
+    loss = Classify(num_classes=3).loss(Says(logits), batch_of(targets))
     per_sample = F.cross_entropy(logits.detach().float(), torch.tensor(targets), reduction="none")
     assert per_sample.half().cumsum(0, dtype=torch.float16)[-1].isinf()  # what an FP16 sum over the batch would be
     assert loss.item() == pytest.approx(per_sample.double().mean().item(), rel=1e-5)
@@ -52,12 +52,12 @@ def test_trap_04_a_batch_of_8192_half_logits_has_a_finite_loss_and_finite_scaled
 
 def test_trap_04_the_largest_half_logits_have_a_finite_loss():
     logits = torch.tensor([[65504.0, -65504.0]]).half()
-    assert Classify().loss(Says(logits), batch_of([1])).item() == 131008.0
-    assert Classify(aux_weight=1.0).loss(Says((logits, logits)), batch_of([1])).item() == 262016.0
+    assert Classify(num_classes=3).loss(Says(logits), batch_of([1])).item() == 131008.0
+    assert Classify(num_classes=3, aux_weight=1.0).loss(Says((logits, logits)), batch_of([1])).item() == 262016.0
 
 
 def test_the_loss_is_the_mean_negative_log_likelihood():
-    loss = Classify().loss(Says(LOGITS), batch_of([0, 1, 2]))
+    loss = Classify(num_classes=3).loss(Says(LOGITS), batch_of([0, 1, 2]))
     expected = [
         math.log(sum(math.exp(value) for value in row)) - row[target]
         for row, target in zip(LOGITS.tolist(), [0, 1, 2], strict=True)
@@ -67,11 +67,11 @@ def test_the_loss_is_the_mean_negative_log_likelihood():
 
 def test_auxiliary_heads_are_weighted_and_absent_ones_skipped():
     batch = batch_of([0, 1, 2])
-    plain = Classify().loss(Says(LOGITS), batch)
-    assert Classify(aux_weight=0.4).loss(Says((LOGITS, LOGITS)), batch).item() == pytest.approx(1.4 * plain.item())
-    assert Classify().loss(Says((LOGITS, LOGITS, LOGITS)), batch).item() == pytest.approx(1.6 * plain.item())
-    assert Classify().loss(Says((LOGITS, None)), batch).item() == plain.item()
-    assert Classify(aux_weight=0.0).loss(Says((LOGITS, LOGITS)), batch).item() == plain.item()
+    plain = Classify(num_classes=3).loss(Says(LOGITS), batch)
+    assert Classify(num_classes=3, aux_weight=0.4).loss(Says((LOGITS, LOGITS)), batch).item() == pytest.approx(1.4 * plain.item())
+    assert Classify(num_classes=3).loss(Says((LOGITS, LOGITS, LOGITS)), batch).item() == pytest.approx(1.6 * plain.item())
+    assert Classify(num_classes=3).loss(Says((LOGITS, None)), batch).item() == plain.item()
+    assert Classify(num_classes=3, aux_weight=0.0).loss(Says((LOGITS, LOGITS)), batch).item() == plain.item()
 
 
 def test_counts_by_hand():
@@ -84,16 +84,16 @@ def test_counts_by_hand():
         ]
     )
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        sums = Classify().measure(Says(logits.to(dtype)), batch_of([0, 4, 5, 5]))
+        sums = Classify(num_classes=3).measure(Says(logits.to(dtype)), batch_of([0, 4, 5, 5]))
         assert sums["top1"].item() == 2.0
         assert sums["top5"].item() == 3.0
         assert all(value.dtype == torch.float64 and value.shape == () for value in sums.values())
-    metrics = Classify().summarise({name: value.item() for name, value in sums.items()}, 4)
+    metrics = Classify(num_classes=3).summarise({name: value.item() for name, value in sums.items()}, 4)
     assert (metrics["top1"], metrics["top5"]) == (0.5, 0.75)
 
 
 def test_fewer_than_five_classes_are_always_among_the_best_five():
-    sums = Classify().measure(Says(LOGITS), batch_of([2, 2, 2]))
+    sums = Classify(num_classes=3).measure(Says(LOGITS), batch_of([2, 2, 2]))
     assert sums["top5"].item() == 3.0
     assert sums["top1"].item() == 0.0
 
@@ -101,7 +101,7 @@ def test_fewer_than_five_classes_are_always_among_the_best_five():
 def test_sums_over_parts_make_the_metrics_of_the_whole():
     generator = torch.Generator().manual_seed(0)
     logits, targets = torch.randn(50, 10, generator=generator), torch.randint(10, (50,), generator=generator)
-    task, sums = Classify(), {}
+    task, sums = Classify(num_classes=3), {}
     for part in (slice(0, 20), slice(20, 21), slice(21, 50)):
         for name, value in task.measure(Says(logits[part]), batch_of(targets[part].tolist())).items():
             sums[name] = sums.get(name, 0.0) + value.item()
@@ -112,12 +112,12 @@ def test_sums_over_parts_make_the_metrics_of_the_whole():
 
 
 def test_measuring_takes_the_first_of_several_outputs():
-    first = Classify().measure(Says((LOGITS, -LOGITS)), batch_of([0, 1, 0]))
+    first = Classify(num_classes=3).measure(Says((LOGITS, -LOGITS)), batch_of([0, 1, 0]))
     assert first["top1"].item() == 3.0
 
 
 def test_there_is_one_objective_for_all_parameters():
-    (objective,) = Classify().objectives()
+    (objective,) = Classify(num_classes=3).objectives()
     assert objective.learner == "main"
     assert "any.name".startswith(objective.modules)
-    assert Classify.metric in Classify().measure(Says(LOGITS), batch_of([0, 1, 2]))
+    assert Classify.metric in Classify(num_classes=3).measure(Says(LOGITS), batch_of([0, 1, 2]))

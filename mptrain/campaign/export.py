@@ -1,0 +1,74 @@
+"""Takes the weights of a run out of its checkpoint, for programs that know nothing of runs."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from mptrain.campaign.attempt import find_run
+from mptrain.config.compose import reload
+from mptrain.engine.portable import in_dtype, plain_weights
+from mptrain.engine.snapshot import require_same_schema
+from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.storage import storing, write_atomically
+
+if TYPE_CHECKING:
+    from mptrain.config.schema import Config
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written.
+
+    Attributes:
+        path: The file: a plain state dict, loadable with ``weights_only=True``.
+        config: Of the run.
+        step: Attempted steps of the checkpoint.
+        averaged: Whether the weights are averages.
+        tensors: How many there are.
+        bytes: Size of the file.
+    """
+
+    path: Path
+    config: Config
+    step: int
+    averaged: bool
+    tensors: int
+    bytes: int
+
+
+def export_run(
+    run: str, which: Literal["last", "best"], dtype: torch.dtype, *, average: bool, output: Path | None
+) -> Export:
+    """Write a checkpoint's weights as a plain state dict.
+
+    Args:
+        run: The run directory, or ``last``.
+        which: Which checkpoint.
+        dtype: Of all floating-point tensors; FP16 saturates at 65504.
+        average: Take the average of the weights, where there is one.
+        output: The file; None makes one in the run's ``export`` folder. An old one is replaced.
+
+    Raises:
+        MptrainError: No usable checkpoint, or the disk refuses.
+    """
+    directory = find_run(run)
+    config = reload(directory.paths.config.read_text(encoding="utf-8"))
+    loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
+    require_same_schema(loaded.state)
+    averaged = average and any(learner["average"] for learner in loaded.state["learners"].values())
+    weights = in_dtype(plain_weights(loaded.state, average=averaged), dtype)
+    if output is None:
+        output = (
+            directory.paths.export / f"{which}{'-average' if averaged else ''}-{str(dtype).removeprefix('torch.')}.pt"
+        )
+        with storing(output.parent):
+            output.parent.mkdir(exist_ok=True)
+    file = io.BytesIO()
+    torch.save(weights, file)
+    write_atomically(output, file.getvalue())
+    return Export(output, config, loaded.state["progress"]["step"], averaged, len(weights), file.tell())

@@ -1,0 +1,52 @@
+"""Ties a run to its experiment tracker, in a process beside the training (`mptrain.logger`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+from omegaconf import OmegaConf
+
+from mptrain.errors import ConfigError
+from mptrain.logger import Background, Logger, NoLogger, TrackedRun
+from mptrain.runlog.sink import Fanout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mptrain.config.schema import Config
+    from mptrain.runlog import RunDirectory
+    from mptrain.runlog.sink import Sink
+
+
+def require_logger(config: Config) -> None:
+    """Refuse a tracker that cannot be used; to be called before anything is written.
+
+    Raises:
+        ConfigError: Its package is missing, or it is no tracker of mptrain.
+    """
+    logger = config.logger.build()
+    if not (hasattr(logger, "require") and hasattr(logger, "open")) and not isinstance(logger, NoLogger):
+        raise ConfigError(
+            f"{config.logger.path} is not a tracker of mptrain: it has no require() or no open()",
+            "choose one of mptrain list logger",
+        )
+    logger.require()
+
+
+def track(config: Config, directory: RunDirectory, name: str, from_step: int, others: Sequence[Sink]) -> list[Sink]:
+    """The sink of the run's tracker; none where it has no tracker.
+
+    Args:
+        config: Of the run.
+        directory: Of the run.
+        name: Of the run, for people.
+        from_step: Steps that it goes on from.
+        others: Where the warning goes if the tracker fails.
+    """
+    logger: Logger | NoLogger = config.logger.build()
+    if isinstance(logger, NoLogger):
+        return []
+    paths = directory.paths
+    tree = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(config.yaml)))
+    run = TrackedRun(name, paths.root.absolute(), paths.samples.absolute(), tree, from_step)
+    return [Background(logger, run, paths.logger_log, Fanout(others))]

@@ -1,0 +1,185 @@
+"""Completes ``KEY=VALUE``: groups and their options, keys of what the line has chosen, values where they are listed."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mptrain.cli.completion_choices import choices_in_section, choices_of_target
+from mptrain.config.catalogue import RECHOSEN, Entry, Option, read_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mptrain.config.catalogue import Catalogue
+
+
+class Candidate(NamedTuple):
+    """A word that could stand there, and what it means; a word that ends with ``=``, ``.``, ``/`` or ``,`` goes on."""
+
+    text: str
+    about: str = ""
+
+
+_CHOOSES = re.compile(r"^\s*- override /(?P<group>[\w/]+): *(?P<option>\S+)")
+_HIDDEN = re.compile(r"(^|\.)_target_$|^model\.defaults\.|^chosen\.")
+
+#: Last parts of keys whose values are paths.
+_PATHS = ("path", "root", "file", "folder", "weights")
+
+#: Values of keys whose annotations are patterns.
+_KNOWN = {"device": ("auto", "cpu", "cuda")}
+
+
+class Overrides:
+    """Completes overrides that follow others.
+
+    Args:
+        catalogue: The groups and options there are.
+        before: The overrides that the line has already.
+        saved: The ``config.yaml`` of the run that they are meant for; None for a new run.
+    """
+
+    def __init__(self, catalogue: Catalogue, before: Sequence[str], saved: Path | None = None) -> None:
+        self._catalogue = catalogue
+        self._before = before
+        self._saved = saved
+
+    def candidates(self, current: str) -> Iterator[Candidate]:
+        """The words that ``current`` could become."""
+        sign = re.match(r"[+~]*", current)
+        prefix = sign[0] if sign else ""
+        name, equals, value = current[len(prefix) :].partition("=")
+        if equals:
+            for found in self._values(name, value):
+                yield Candidate(f"{prefix}{name}={found.text}", found.about)
+            return
+        for found in self._names(name, "" if prefix == "~" else "="):
+            yield Candidate(prefix + found.text, found.about)
+
+    def _names(self, typed: str, end: str) -> Iterator[Candidate]:
+        """Groups, and keys up to their next dot."""
+        for group in self._groups:
+            if group.startswith(typed):
+                yield Candidate(group + end, self._catalogue.comment(group))
+        sections = set()
+        for key, entry in self._entries.items():
+            if not key.startswith(typed):
+                continue
+            section, dot, _ = key[len(typed) :].partition(".")
+            if not dot:
+                yield Candidate(key + end, "  ".join(filter(None, [entry.value, entry.comment])))
+            elif section not in sections:
+                sections.add(section)
+                yield Candidate(f"{typed}{section}.")
+
+    def _values(self, name: str, typed: str) -> Iterator[Candidate]:
+        if name in self._groups:
+            earlier, comma, _ = typed.rpartition(",")
+            options = [Candidate(option.name, option.summary) for option in self._catalogue.groups[name].values()]
+            if name in self._catalogue.defaults and self._catalogue.defaults[name] is None:
+                options.append(Candidate("null", "none of them"))
+            for text, about in options:
+                if text not in earlier.split(","):
+                    yield Candidate(earlier + comma + text, about)
+            return
+        listed = _KNOWN.get(name) or self._choices(name)
+        if listed:
+            earlier, comma, _ = typed.rpartition(",")
+            for text in listed:
+                if text not in earlier.split(","):
+                    yield Candidate(earlier + comma + text)
+        elif name.rpartition(".")[2] in _PATHS or typed.startswith(("/", "./", "../", "~/")):
+            yield from paths(typed)
+
+    def _choices(self, name: str) -> list[str]:
+        section, _, field = name.rpartition(".")
+        found = choices_in_section(section, field)
+        target = self._targets.get(section)
+        if not found and target:
+            found = choices_of_target(target, field)
+        if not found and name in self._entries and self._entries[name].value in ("true", "false"):
+            found = ["true", "false"]
+        return found
+
+    @property
+    def _groups(self) -> list[str]:
+        """The groups that can be chosen."""
+        return [group for group in self._catalogue.groups if self._saved is None or group in RECHOSEN]
+
+    @cached_property
+    def _entries(self) -> dict[str, Entry]:
+        """Every key that the line's choices have, by its dotted name; a comment comes from the file that has one."""
+        found: dict[str, Entry] = {}
+        for entry in self._all_entries:
+            known = found.get(entry.key)
+            if not _HIDDEN.search(entry.key):
+                found[entry.key] = entry if known is None or not known.comment else known
+        return found
+
+    @cached_property
+    def _targets(self) -> dict[str, str]:
+        """What each group's ``_target_`` is, as far as the line says."""
+        suffix = "._target_"
+        return {e.key.removesuffix(suffix): e.value for e in self._all_entries if e.key.endswith(suffix)}
+
+    @cached_property
+    def _all_entries(self) -> list[Entry]:
+        if self._saved is None:
+            options = [option for group in self._chosen(self._defaults()) for option in group]
+            return [*self._catalogue.root_entries(), *(entry for option in options for entry in option.entries)]
+        asked = self._chosen({})
+        replaced = {option.group for options in asked for option in options}
+        try:
+            lines = self._saved.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            lines = []
+        kept = [entry for entry in read_entries(lines) if entry.key.split(".")[0] not in replaced]
+        return [*kept, *(entry for options in asked for option in options for entry in option.entries)]
+
+    def _defaults(self) -> dict[str, list[str]]:
+        return {group: [option] for group, option in self._catalogue.defaults.items() if option}
+
+    def _chosen(self, chosen: dict[str, list[str]]) -> list[list[Option]]:
+        """The options of each group: what the line asks for, what that chooses besides, and ``chosen`` else."""
+        words = [word.lstrip("+").partition("=") for word in self._before]
+        asked = {name: value.split(",") for name, equals, value in words if equals and name in self._catalogue.groups}
+        found = dict(chosen)
+        order = [*asked, *(group for group in chosen if group not in asked)]
+        for group in order:
+            for name in asked.get(group) or chosen[group]:
+                self._follow(group, name, asked, found)
+        found |= asked
+        groups = self._catalogue.groups
+        return [
+            [groups[group][name] for name in dict.fromkeys(names) if name in groups[group]]
+            for group, names in found.items()
+            if group in groups
+        ]
+
+    def _follow(self, group: str, name: str, asked: dict[str, list[str]], found: dict[str, list[str]]) -> None:
+        """Note what an option chooses in other groups that the line does not ask for."""
+        option = self._catalogue.groups.get(group, {}).get(name)
+        for line in option.lines if option else ():
+            match = _CHOOSES.match(line)
+            if match and match["group"] not in asked and found.get(match["group"]) != [match["option"]]:
+                found[match["group"]] = [match["option"]]
+                self._follow(match["group"], match["option"], asked, found)
+
+
+def paths(typed: str, *, folders_only: bool = False) -> Iterator[Candidate]:
+    """Files and folders that a path could become; a folder ends with a slash."""
+    folder, slash, start = typed.rpartition("/")
+    place = Path(folder + slash).expanduser() if folder or slash else Path()
+    try:
+        inside = sorted(place.iterdir())
+    except OSError:
+        return
+    for path in inside:
+        if path.name.startswith(start) and (start or not path.name.startswith(".")):
+            if path.is_dir():
+                yield Candidate(f"{folder}{slash}{path.name}/")
+            elif not folders_only:
+                yield Candidate(f"{folder}{slash}{path.name}")

@@ -1,0 +1,77 @@
+"""The command that takes weights out of a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.campaign.export import export_run
+from mptrain.cli.rows import print_rows
+from mptrain.errors import EXIT_OK, UsageError
+from mptrain.runlog.storage import readable_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_FLAGS = ("--best", "--raw", "--fp16", "--output PATH")
+
+
+def export(words: Sequence[str]) -> int:
+    """Write a run's weights as a plain state dict, and say how to load it.
+
+    Args:
+        words: The run and flags.
+
+    Raises:
+        MptrainError: A word that means nothing here, no usable checkpoint, or a disk that refuses.
+    """
+    run, flags, output = _read(words)
+    done = export_run(
+        run,
+        "best" if "--best" in flags else "last",
+        torch.float16 if "--fp16" in flags else torch.float32,
+        average="--raw" not in flags,
+        output=output,
+    )
+    kind = "averaged weights" if done.averaged else "weights"
+    dtype = "float16" if "--fp16" in flags else "float32"
+    arguments = "".join(f", {name}={value!r}" for name, value in done.config.model.arguments.items())
+    rows = [
+        ("file", str(done.path)),
+        ("content", f"{kind} of step {done.step:,}, {done.tensors} tensors, {dtype}, {readable_bytes(done.bytes)}"),
+        ("load", f"model.load_state_dict(torch.load({str(done.path)!r}, weights_only=True))"),
+        ("model", f"{done.config.model.path}{arguments}"),
+        ("tune", f"mptrain {_model_word(done.config.chosen)} model.weights={done.path}"),
+    ]
+    print_rows("exported", rows, sys.stdout)
+    return EXIT_OK
+
+
+def _model_word(chosen: dict[str, str]) -> str:
+    return f"model={chosen['model']}" if "model" in chosen else "model=..."
+
+
+def _read(words: Sequence[str]) -> tuple[str, set[str], Path | None]:
+    run, flags, output = "", set(), None
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.partition("=")
+        if name == "--output":
+            if not equals:
+                value = rest.pop(0) if rest else ""
+            if not value:
+                raise UsageError("--output needs a value", "write --output PATH")
+            output = Path(value)
+        elif word in ("--best", "--raw", "--fp16"):
+            flags.add(word)
+        elif word.startswith("-") or run:
+            raise UsageError(f"'{word}' means nothing to export", f"mptrain export RUN [{'] ['.join(_FLAGS)}]")
+        else:
+            run = word
+    if not run:
+        raise UsageError("export needs a run directory", "write mptrain export last, or its path")
+    return run, flags, output

@@ -1,0 +1,50 @@
+"""The states of the random number generators that training draws from."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators of Python and torch, on every device."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The states of Python's and torch's generators, of the kinds that a safe load accepts."""
+    version, internal, gauss = random.getstate()
+    states: dict[str, Any] = {
+        "python": {"version": version, "internal": list(internal), "gauss": gauss},
+        "torch": torch.get_rng_state(),
+    }
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
+    """Restore what `random_state` gave; a device without a saved state keeps its own."""
+    python = states["python"]
+    random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))
+    torch.set_rng_state(states["torch"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+@contextlib.contextmanager
+def other_random_numbers(device: torch.device, seed: int = 0) -> Iterator[None]:
+    """Whatever is drawn inside comes from generators seeded with ``seed``, and leaves no trace outside."""
+    states = random_state(device)
+    seed_everything(seed)
+    try:
+        yield
+    finally:
+        set_random_state(states, device)

@@ -1,0 +1,108 @@
+"""What a tracker is, and what it is told about the run.
+
+A tracker is shown what the run writes down anyway. It may fail in any way: it never changes, stops or delays training.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mptrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mptrain.records import Record
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker knows about a run before its first record.
+
+    Attributes:
+        name: The run's directory relative to the root of all runs, its name for people.
+        folder: The run directory; a tracker keeps its own files in a folder of its name below.
+        samples: Where the files are that a ``samples`` event names.
+        config: The resolved configuration, plain containers.
+        from_step: Attempted steps that the run goes on from; 0 for a new one.
+    """
+
+    name: str
+    folder: Path
+    samples: Path
+    config: dict[str, Any]
+    from_step: int
+
+
+class Tracker(Protocol):
+    """Takes the records of one attempt at a run; lives in a process of its own and may block or raise."""
+
+    def take(self, record: Record) -> None:
+        """Send or keep one record. A ``summary`` event, the last, says that the run is done and holds its numbers."""
+
+    def close(self) -> None:
+        """Send what is still held back; called once."""
+
+
+class Logger(Protocol):
+    """The options of a kind of tracker: a frozen dataclass that can be pickled.
+
+    Attributes:
+        close_seconds: How long the end of a run may wait for the tracker.
+    """
+
+    @property
+    def close_seconds(self) -> float:
+        """See the class."""
+
+    def require(self) -> None:
+        """Refuse a run that the tracker could not even begin to follow; imports nothing.
+
+        Raises:
+            ConfigError: A package is missing; says how to install it.
+        """
+
+    def open(self, run: TrackedRun) -> Tracker:
+        """The tracker of a run, called in the tracker's process; may raise anything."""
+
+
+@dataclass(frozen=True)
+class NoLogger:
+    """No tracker: the run directory holds everything."""
+
+    def require(self) -> None:
+        """Nothing is needed."""
+
+
+def require_package(package: str, extra: str) -> None:
+    """Refuse a tracker whose package is not installed.
+
+    Args:
+        package: The name it is imported by; it is looked for, not imported.
+        extra: The extra of mptrain that brings it, and the name of its option in ``configs/logger/``.
+
+    Raises:
+        ConfigError: It is missing.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"logger={extra} needs the package {package}, which is not installed", f"pip install 'mptrain[{extra}]'"
+        )
+
+
+def kept_id(file: Path, make: Callable[[], str]) -> str:
+    """The id under which a tracker knows the run: the one in the file, or a new one, which is written there.
+
+    Args:
+        file: In the tracker's folder of the run directory.
+        make: Makes a new id.
+    """
+    if file.exists():
+        return file.read_text(encoding="utf-8").strip()
+    identity = make()
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(identity + "\n", encoding="utf-8")
+    return identity

@@ -1,0 +1,116 @@
+"""Event files for TensorBoard, in the run directory.
+
+Written with TensorBoard's own classes, as torch.utils.tensorboard does, but without importing torch: the tracker's
+process is there in 0.3 s instead of 2, and small.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mptrain.fields import PositiveFloat, PositiveInt
+from mptrain.logger.base import require_package
+from mptrain.logger.series import flat, points
+from mptrain.records import EventRecord, OverflowRecord
+
+if TYPE_CHECKING:
+    from mptrain.logger.base import TrackedRun
+    from mptrain.records import Record
+
+#: Seconds after which what was written can be seen in TensorBoard.
+_FLUSH = 5
+
+
+@dataclass(frozen=True)
+class TensorBoard:
+    """Event files in ``RUN/tensorboard``; look at them with ``tensorboard --logdir outputs``.
+
+    Attributes:
+        every_steps: Keep the curves of each n-th step only; those of overflows are always kept.
+        close_seconds: How long the end of a run may wait for the last of them.
+    """
+
+    every_steps: PositiveInt = 1
+    close_seconds: PositiveFloat = 10.0
+
+    def require(self) -> None:
+        """TensorBoard's package.
+
+        Raises:
+            ConfigError: It is missing.
+        """
+        require_package("tensorboard", "tensorboard")
+
+    def open(self, run: TrackedRun) -> _EventFile:
+        """A new event file; TensorBoard shows those of all attempts as one run."""
+        return _EventFile(run, self.every_steps)
+
+
+class _EventFile:
+    """Scalars, overflows in words, pictures, and the configuration as hyper-parameters."""
+
+    def __init__(self, run: TrackedRun, every_steps: int) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._events, self._summaries = event_pb2, summary_pb2
+        self._samples = run.samples
+        self._every_steps = every_steps
+        self._file = EventFileWriter(str(run.folder / "tensorboard"), flush_secs=_FLUSH)
+        # What an earlier attempt has written beyond the checkpoint is not shown any more.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._add(run.from_step + 1, session_log=start)
+        self._add(run.from_step, summary=hparams_pb(flat(run.config)))
+
+    def take(self, record: Record) -> None:
+        """Write what the record adds to curves, as one event; overflows and the summary also in words."""
+        value = self._summaries.Summary.Value
+        values = [value(tag=tag, simple_value=number) for tag, number in points(record, self._every_steps).items()]
+        match record:
+            case OverflowRecord():
+                values.append(self._text("overflows", _in_words(record)))
+            case EventRecord(kind="summary"):
+                rows = [f"    {name}: {number}" for name, number in flat(record.fields).items()]  # 4 blanks: verbatim
+                values.append(self._text("summary", "\n".join(rows)))
+            case EventRecord(kind="samples"):
+                values += [self._picture(name) for name in record.fields["files"]]
+        if values:
+            self._add(record.step, summary=self._summaries.Summary(value=values))
+
+    def close(self) -> None:
+        """Write everything."""
+        self._file.close()
+
+    def _add(self, step: int, **what: Any) -> None:
+        self._file.add_event(self._events.Event(wall_time=time.time(), step=step, **what))
+
+    def _text(self, tag: str, text: str) -> Any:
+        from tensorboard.compat.proto.tensor_pb2 import TensorProto
+        from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+        from tensorboard.plugins.text.metadata import create_summary_metadata
+
+        one = TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)])
+        tensor = TensorProto(dtype="DT_STRING", string_val=[text.encode()], tensor_shape=one)
+        metadata = create_summary_metadata(display_name="", description="")
+        return self._summaries.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
+
+    def _picture(self, name: str) -> Any:
+        from PIL import Image
+
+        path = self._samples / name
+        with Image.open(path) as picture:
+            width, height = picture.size
+            channels = len(picture.getbands())
+        image = self._summaries.Summary.Image(
+            height=height, width=width, colorspace=channels, encoded_image_string=path.read_bytes()
+        )
+        return self._summaries.Summary.Value(tag=f"samples/{name.rpartition('-')[0]}", image=image)
+
+
+def _in_words(record: OverflowRecord) -> str:
+    named = ", ".join(f"{name} ({kind})" for name, kind in record.tensors)
+    more = f" and {record.count - len(record.tensors)} more" if record.count > len(record.tensors) else ""
+    return f"{record.phase}, loss {record.loss}, scale {record.loss_scale:g}: {named or 'no parameter'}{more}"

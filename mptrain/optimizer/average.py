@@ -1,0 +1,67 @@
+"""An exponential moving average of weights, which often evaluates better than the weights themselves.
+
+    decay(n) = min(decay, (1 + n) / (10 + n))          n: updates applied so far, this one included
+    average <- average + (1 - decay(n)) * (weight - average)
+
+The growing decay keeps the first weights, which are random, from staying in the average for long; the rule is that of
+TensorFlow's `tf.train.ExponentialMovingAverage` with ``num_updates``. The average is in FP32 and follows the master
+weights where there are any. A refused update leaves it bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from mptrain.numerics.verdict import Verdict
+    from mptrain.optimizer.weights import Weights
+
+
+class WeightAverage:
+    """The average of one learner's weights.
+
+    Args:
+        weights: What to follow; the average starts where they stand.
+        decay: Largest share of the average that survives an update, between 0 and 1.
+    """
+
+    def __init__(self, weights: Weights, decay: float) -> None:
+        self._weights = weights
+        self._decay = decay
+        self._values = {name: value.float().clone() for name, value in weights.full_precision().items()}
+
+    def follow(self, updates: Tensor, verdict: Verdict) -> None:
+        """Take in the weights after a step; nothing waits for the device.
+
+        Args:
+            updates: int64, shape (1,): updates applied so far, this one included.
+            verdict: Whether this step's was applied.
+        """
+        count = updates.double()
+        kept = ((1.0 + count) / (10.0 + count)).clamp_(max=self._decay)
+        weight = ((1.0 - kept) * (1.0 - verdict.skip)).float()
+        own = list(self._values.values())
+        current = self._weights.full_precision()
+        change = torch._foreach_sub([current[name] for name in self._values], own)
+        torch._foreach_mul_(change, weight.squeeze(0))
+        torch._foreach_add_(own, change)
+
+    def values(self) -> dict[str, Tensor]:
+        """The average of each trained parameter by name, float32."""
+        return dict(self._values)
+
+    def restart(self) -> None:
+        """Begin again at the present weights."""
+        for name, value in self._weights.full_precision().items():
+            self._values[name].copy_(value)
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Set the average from what `values` gave."""
+        for name, value in self._values.items():
+            value.copy_(saved[name])

@@ -1,0 +1,90 @@
+"""A dynamic loss scale whose every change comes into force one step late, as in MXNet's AMP.
+
+MXNet (``python/mxnet/amp/loss_scaler.py``, `LossScaler.has_overflow`) first puts in force what the step before
+decided, and then decides the next change from that. The loss of the next step is scaled by the former:
+
+    scale <- decided
+    decided <- the dynamic rule's next scale after ``decided``
+
+So an overflow is followed by one more step at the scale that overflowed, and a row of k overflows halves the scale k
+times all the same. What the dynamic rule is stands in `mptrain.scaler.dynamic`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mptrain.fields import AboveOne, BelowOne, PositiveFloat, PositiveInt
+from mptrain.scaler.base import OnOverflow
+from mptrain.scaler.dynamic import DynamicScaler
+from mptrain.scaler.restart import take_up
+
+if TYPE_CHECKING:
+    import torch
+
+    from mptrain.numerics.verdict import Verdict
+    from mptrain.scaler.base import ScalerState
+
+
+@dataclass(frozen=True)
+class DelayedScaler:
+    """Dynamic loss scaling, one step late.
+
+    Attributes:
+        init_scale: The scale of the first two steps.
+        growth_factor: Multiplies the scale after ``growth_interval`` clean steps in a row.
+        backoff_factor: Multiplies the scale after an overflow.
+        growth_interval: Clean steps in a row before the scale grows.
+        min_scale: The scale never falls below; None lets it fall to 0.
+        max_scale: The scale never rises above; None leaves it to the largest FP32 number.
+        on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
+    """
+
+    init_scale: PositiveFloat = 65536.0
+    growth_factor: AboveOne = 2.0
+    backoff_factor: BelowOne = 0.5
+    growth_interval: PositiveInt = 2000
+    min_scale: PositiveFloat | None = None
+    max_scale: PositiveFloat | None = 2.0**24
+    on_overflow: OnOverflow = "skip"
+
+    def __post_init__(self) -> None:
+        _ = self._rule  # refuses what the dynamic rule refuses
+
+    @cached_property
+    def _rule(self) -> DynamicScaler:
+        return DynamicScaler(
+            init_scale=self.init_scale,
+            growth_factor=self.growth_factor,
+            backoff_factor=self.backoff_factor,
+            growth_interval=self.growth_interval,
+            min_scale=self.min_scale,
+            max_scale=self.max_scale,
+        )
+
+    @property
+    def floor(self) -> float:
+        """``min_scale``; 0 without one."""
+        return self._rule.floor
+
+    def initial(self, device: torch.device) -> ScalerState:
+        """The dynamic rule's state, with its scale both in force and as ``decided``, float32 of shape (1,)."""
+        first = self._rule.initial(device)
+        return {**first, "decided": first["scale"].clone()}
+
+    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
+        """The saved state, brought within this rule's floor, ceiling and window."""
+        scales = (self.min_scale, self.max_scale)
+        limits = {"scale": scales, "decided": scales, "clean": (0, self.growth_interval - 1), "tolerance": (0, 1)}
+        return take_up(saved, self.initial(device), limits, device)
+
+    def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
+        """The next state by the rule in this module's docstring."""
+        after = self._rule.after({**state, "scale": state["decided"]}, verdict)
+        return {**after, "scale": state["decided"], "decided": after["scale"]}
+
+    def in_words(self) -> str:
+        """The rule in one line."""
+        return f"{self._rule.in_words()}, each change one step late"

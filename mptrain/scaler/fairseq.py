@@ -1,0 +1,105 @@
+"""A loss scale that tolerates a share of overflows, as in fairseq.
+
+fairseq (``fairseq/optim/dynamic_loss_scaler.py``, `DynamicLossScaler`):
+
+    attempts <- attempts + 1
+    on overflow:  clean <- 0;  overflows <- overflows + 1
+                  if overflows / attempts >= tolerance:
+                      overflows <- 0;  attempts <- 0
+                      if scale / growth_factor > min_loss_scale:  scale <- scale / growth_factor
+    else:         clean <- clean + 1
+                  if clean = growth_interval:  clean <- 0;  attempts <- 0;  scale <- scale * growth_factor
+
+``attempts`` counts steps since the scale last changed, ``overflows`` those since it last fell: growth leaves them.
+With tolerance 0 every overflow halves the scale. A fall to ``min_loss_scale`` or below does not take place: fairseq
+ends the run there, here the scale stays. A growth that FP32 cannot hold is left out. fairseq's optional
+``--threshold-loss-scale`` is left out as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.errors import ConfigError
+from mptrain.fields import AboveOne, Fraction, PositiveFloat, PositiveInt
+from mptrain.numerics.formats import FLOAT32, scale_in_words
+from mptrain.scaler.base import OnOverflow
+from mptrain.scaler.restart import take_up
+
+if TYPE_CHECKING:
+    from mptrain.numerics.verdict import Verdict
+    from mptrain.scaler.base import ScalerState
+
+
+@dataclass(frozen=True)
+class FairseqScaler:
+    """Dynamic loss scaling by the share of steps that overflow.
+
+    Attributes:
+        init_scale: The scale of the first step.
+        growth_factor: Multiplies the scale after ``growth_interval`` clean steps in a row, divides it on back-off.
+        growth_interval: Clean steps in a row before the scale grows.
+        tolerance: Share of the steps since the last change of scale that may overflow, below which it does not fall.
+        min_loss_scale: No back-off takes the scale to it or below.
+        on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
+    """
+
+    init_scale: PositiveFloat = 128.0
+    growth_factor: AboveOne = 2.0
+    growth_interval: PositiveInt = 2**14
+    tolerance: Fraction = 0.0
+    min_loss_scale: PositiveFloat = 1e-4
+    on_overflow: OnOverflow = "skip"
+
+    def __post_init__(self) -> None:
+        if self.init_scale <= self.min_loss_scale or not FLOAT32.smallest_normal <= self.init_scale <= FLOAT32.max:
+            raise ConfigError(
+                f"scaler.init_scale={self.init_scale:g} is not above scaler.min_loss_scale={self.min_loss_scale:g}, "
+                "or not a normal FP32 number",
+                "start higher than the scale at which to give up, such as at 128",
+            )
+
+    @property
+    def floor(self) -> float:
+        """``min_loss_scale * growth_factor``: no scale up to there falls any further."""
+        return self.min_loss_scale * self.growth_factor
+
+    def initial(self, device: torch.device) -> ScalerState:
+        """``scale`` float32; ``clean``, ``attempts`` and ``overflows`` int32; each of shape (1,)."""
+        return {
+            "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
+            "clean": torch.zeros(1, dtype=torch.int32, device=device),
+            "attempts": torch.zeros(1, dtype=torch.int32, device=device),
+            "overflows": torch.zeros(1, dtype=torch.int32, device=device),
+        }
+
+    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
+        """The saved state, its count of clean steps brought within this rule's window."""
+        return take_up(saved, self.initial(device), {"clean": (0, self.growth_interval - 1)}, device)
+
+    def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
+        """The next state by the rule in this module's docstring."""
+        scale, overflow = state["scale"], verdict.overflow
+        attempts, overflows = state["attempts"] + 1, state["overflows"] + overflow.int()
+        clean = state["clean"] + 1
+        grows = (clean == self.growth_interval).logical_and_(~overflow)
+        backs_off = (overflows.double() / attempts >= self.tolerance).logical_and_(overflow)
+        lower, higher = scale.double() / self.growth_factor, (scale.double() * self.growth_factor).to(scale.dtype)
+        falls, rises = backs_off & (lower > self.min_loss_scale), grows & higher.isfinite()
+        return {
+            "scale": torch.where(falls, lower.to(scale.dtype), torch.where(rises, higher, scale)),
+            "clean": torch.where(overflow | grows, 0, clean),
+            "attempts": torch.where(backs_off | grows, 0, attempts),
+            "overflows": torch.where(backs_off, 0, overflows),
+        }
+
+    def in_words(self) -> str:
+        """The rule in one line."""
+        when = f"where {self.tolerance:.3g} of the steps overflow" if self.tolerance else "on overflow"
+        return (
+            f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} clean "
+            f"steps, /{self.growth_factor:g} {when}, above {scale_in_words(self.min_loss_scale)}"
+        )

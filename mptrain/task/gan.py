@@ -1,0 +1,119 @@
+"""Generative adversarial networks (Goodfellow et al. 2014): two losses, two learners, one network that holds both.
+
+The losses are of logits in FP32: a sigmoid in FP16 is exactly 0 below -17, and its logarithm -inf. Noise is drawn in
+FP32 and then rounded, so that a seed draws the same in every precision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mptrain.errors import ConfigError
+from mptrain.fields import BelowOneOrZero
+from mptrain.task.base import Objective, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from mptrain.dataset.batch import Batch
+
+#: How many pictures to show of each kind.
+SHOWN = 64
+
+
+@dataclass(frozen=True)
+class Gan(Task):
+    """A generator and a discriminator, in this order of steps: discriminator, generator.
+
+    The network has the children ``generator`` (noise ``[N, latent]`` to images from -1 to 1) and ``discriminator``
+    (images to one logit each, ``[N]``) and an attribute ``latent``. Targets are not used. There is no metric that
+    could choose a best checkpoint: either loss says how the two compare, not how good the images are.
+
+    Attributes:
+        label_smoothing: How far below 1 the label of real images lies while training (0.1 in Salimans et al. 2016,
+            section 3.4, who leave that of drawn images at 0). What is measured is the plain loss.
+    """
+
+    label_smoothing: BelowOneOrZero = 0.0
+
+    metric = None
+    higher_is_better = False
+
+    def objectives(self) -> tuple[Objective, ...]:
+        """Two losses, each for the parameters of one network."""
+        return (
+            Objective(learner="discriminator", modules=("discriminator",), loss=self.discriminator_loss),
+            Objective(learner="generator", modules=("generator",), loss=self.generator_loss),
+        )
+
+    def discriminator_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross-entropy of real images plus that of as many drawn ones; float32 scalar.
+
+        The two kinds are judged in passes of their own, so that BatchNorm sees one kind at a time. The generator gets
+        no gradient.
+        """
+        generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
+        with torch.no_grad():
+            drawn = generator(noise)
+        real = _cross_entropy(discriminator(batch.inputs), 1.0 - self.label_smoothing)
+        return real.mean() + _cross_entropy(discriminator(drawn), 0.0).mean()
+
+    def generator_loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross-entropy of as many drawn images as the batch has, against the label of real ones; float32 scalar.
+
+        This is the loss that does not saturate while the discriminator wins (Goodfellow et al. 2014, section 3).
+        """
+        generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
+        return _cross_entropy(discriminator(generator(noise)), 1.0).mean()
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sums of both losses, and how many real and how many drawn images the discriminator takes for what they are."""
+        generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
+        real, drawn = discriminator(batch.inputs), discriminator(generator(noise))
+        sums = {
+            "discriminator_loss": _cross_entropy(real, 1.0) + _cross_entropy(drawn, 0.0),
+            "generator_loss": _cross_entropy(drawn, 1.0),
+            "real_accuracy": real > 0,
+            "fake_accuracy": drawn < 0,
+        }
+        return {name: terms.sum(dtype=torch.float64) for name, terms in sums.items()}
+
+    def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
+        """Mean losses in nats, accuracies as fractions."""
+        return {name: total / terms for name, total in sums.items()}
+
+    def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """``samples``: what the generator draws from the same noise each time; ``real``: images of the batch."""
+        generator, _, noise = _parts(model, batch.inputs, SHOWN)
+        pictures = {"samples": generator(noise), "real": batch.inputs[:SHOWN]}
+        return {name: (images.float() / 2 + 0.5).clamp(0.0, 1.0) for name, images in pictures.items()}
+
+
+def _cross_entropy(logits: Tensor, label: float) -> Tensor:
+    """Cross-entropy of each logit ``[N]`` with one label for all, in float32."""
+    logits = logits.float()
+    return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, label), reduction="none")
+
+
+def _parts(model: nn.Module, like: Tensor, samples: int) -> tuple[nn.Module, nn.Module, Tensor]:
+    """The two networks, and noise ``[samples, latent]`` on the device and in the dtype of the inputs.
+
+    Raises:
+        ConfigError: The network is not such a pair.
+    """
+    generator, discriminator = (getattr(model, name, None) for name in ("generator", "discriminator"))
+    latent = getattr(model, "latent", None)
+    if not (isinstance(generator, nn.Module) and isinstance(discriminator, nn.Module) and isinstance(latent, int)):
+        raise ConfigError(
+            f"task=gan trains a generator against a discriminator, but {type(model).__name__} is not such a pair",
+            "choose model=dcgan, or a network with the children generator and discriminator and the number latent",
+        )
+    noise = torch.randn(samples, latent, device=like.device).to(like.dtype)
+    return generator, discriminator, noise

@@ -1,0 +1,389 @@
+"""What TAB offers, in every shell, quickly."""
+
+import contextlib
+import os
+import re
+import resource
+import select
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_runs import environment
+
+from mptrain.cli.completion import SCRIPTS
+from mptrain.cli.completion_answers import answers
+from mptrain.cli.completion_choices import choices_in_section, choices_of_target
+from mptrain.cli.completion_line import escaped, split
+from mptrain.cli.main import COMMANDS
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.compose import RECHOSEN
+from mptrain.runlog import RunState, create_run
+
+#: What bash has where nobody changed it.
+BREAKS = " \t\n\"'@><=;|&(:"
+
+
+def offered(line):
+    """The words offered at the end of a line without quotes."""
+    *before, current = line.split(" ")
+    return [candidate.text for candidate in answers(before, current)]
+
+
+def made_run(name, config="", root=Path("outputs")):
+    run = create_run(root, "label", name)
+    run.write_state(RunState(id=name, argv=(), command="").begin())
+    run.write_config(config, [])
+    return run
+
+
+@pytest.fixture(autouse=True)
+def _somewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_an_empty_line_offers_commands_groups_and_sections():
+    found = offered("")
+    groups = Catalogue([location.configs()]).groups
+    assert set(COMMANDS) <= set(found)
+    assert {f"{group}=" for group in groups} <= set(found)
+    assert {"train.", "run.", "seed="} <= set(found)
+    assert "train.epochs=" not in found  # one level at a time
+
+
+def test_commands_are_offered_as_the_first_word_only():
+    assert "doctor" in offered("do")
+    assert offered("seed=1 do") == []
+    assert offered("--config-name train do") == ["doctor"]
+
+
+@pytest.mark.parametrize("group", ["precision", "logger", "model"])
+def test_all_options_of_a_group_are_offered(group):
+    options = [path.stem for path in sorted((location.configs() / group).glob("*.yaml"))]
+    assert offered(f"{group}=") == [f"{group}={option}" for option in options]
+    assert offered(f"train {group}=") == offered(f"{group}=")
+
+
+def test_a_list_of_options_goes_on_without_those_it_has():
+    assert offered("-m precision=fp32,fp16_s") == ["precision=fp32,fp16_static"]
+    assert "precision=fp32,fp32" not in offered("-m precision=fp32,fp")
+
+
+def test_a_group_that_may_be_empty_offers_that_too():
+    assert "debug=null" in offered("debug=")
+    assert "model=null" not in offered("model=")
+
+
+def test_keys_are_those_of_the_options_that_the_line_has_chosen():
+    assert "scaler.init_scale=" in offered("scaler.")
+    assert offered("scaler=static scaler.") == ["scaler.scale=", "scaler.on_overflow="]
+    assert offered("precision=fp16_static scaler.") == ["scaler.scale=", "scaler.on_overflow="]  # which chooses it
+    assert "scaler.init_scale=" in offered("precision=fp16_static scaler=dynamic scaler.")
+    both = offered("-m scaler=static,dynamic scaler.")
+    assert {"scaler.scale=", "scaler.init_scale="} <= set(both)
+
+
+def test_no_target_and_no_default_of_a_model_is_offered():
+    assert not [word for word in offered("model=resnet50 model.") if "_target_" in word or "defaults" in word]
+
+
+def test_keys_with_a_sign_before_them_are_completed():
+    assert offered("++train.epo") == ["++train.epochs="]
+    assert offered("~debu") == ["~debug"]
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("run.resume=", ["auto", "never", "must"]),
+        ("train.channels_last=", ["true", "false"]),
+        ("scaler.on_overflow=", ["skip", "apply"]),
+        ("logger=wandb logger.mode=", ["online", "offline", "null"]),
+        ("device=c", ["cpu", "cuda"]),
+        ("train.epochs=", []),
+    ],
+)
+def test_values_are_offered_where_they_are_a_short_list(line, values):
+    key = line.split(" ")[-1].partition("=")[0]
+    assert offered(line) == [f"{key}={value}" for value in values]
+
+
+def test_values_come_from_annotations_by_every_way_they_are_written():
+    assert choices_in_section("run", "resume") == ["auto", "never", "must"]
+    assert choices_in_section("precision", "parameters")
+    assert choices_in_section("nothing", "resume") == choices_in_section("run", "nothing") == []
+    assert choices_of_target("mptrain.scaler.StaticScaler", "on_overflow") == ["skip", "apply"]  # imported twice
+    assert choices_of_target("mptrain.scaler.Nothing", "on_overflow") == []
+    assert choices_of_target("torch.optim.SGD", "nesterov") == []  # not ours: not looked into
+
+
+def test_every_listed_value_is_one_that_the_configuration_accepts(terminal):
+    catalogue = Catalogue([location.configs()])
+    tried = 0
+    for line in ("run.resume=", "precision.cpu_kernels=", "scaler.on_overflow=", "train.channels_last="):
+        for word in offered(line):
+            name = ["run.name=x"] if line == "run.resume=" else []
+            assert terminal(word, *name) == 0, word
+            tried += 1
+    assert tried >= 9
+    assert catalogue.groups
+
+
+def test_runs_are_offered_newest_first_and_last():
+    old, new = made_run("old"), made_run("deep/new")
+    os.utime(old.root, (1, 1))
+    for command in ("resume", "eval", "export"):
+        assert offered(f"{command} ")[:2] == [str(new.root), str(old.root)]
+        assert "last" in offered(f"{command} ")
+    assert offered("resume outputs/o") == ["outputs/old"]
+    assert offered("list outputs/o") == []
+
+
+def test_runs_elsewhere_are_found_folder_by_folder(tmp_path):
+    made_run("a", root=tmp_path / "elsewhere")
+    assert "elsewhere/" in offered("resume ")
+    assert offered("resume elsewhere/") == ["elsewhere/a"]
+    assert offered(f"resume {tmp_path}/else") == [f"{tmp_path}/elsewhere/"]
+
+
+def test_behind_a_run_stand_its_own_keys_and_what_may_be_chosen_again():
+    saved = "train:\n  epochs: 3\nscaler:\n  _target_: mptrain.scaler.DynamicScaler\n  init_scale: 8.0\n"
+    saved += "  on_overflow: skip\nmodel:\n  _target_: mine.Net\n  depth: 7\nchosen:\n  model: mine\n"
+    made_run("a", saved)
+    for run in ("outputs/a", "last"):
+        found = offered(f"resume {run} ")
+        assert {word for word in found if word.endswith("=")} == {f"{group}=" for group in RECHOSEN}
+        assert {"train.", "scaler.", "model."} <= set(found)
+        assert "chosen." not in found
+        assert offered(f"eval {run} model.") == ["model.depth="]
+        assert offered(f"resume {run} scaler.o") == ["scaler.on_overflow="]
+        assert offered(f"resume {run} scaler.on_overflow=") == ["scaler.on_overflow=skip", "scaler.on_overflow=apply"]
+        assert offered(f"resume {run} scaler=static scaler.") == ["scaler.scale=", "scaler.on_overflow="]
+    assert offered("resume outputs/nothing train.") == []
+
+
+def test_flags_are_those_that_the_help_of_the_command_names():
+    assert {"--multirun", "--config-dir", "--cfg", "--help"} <= set(offered("--"))
+    assert "--best" in offered("eval last --")
+    assert "--best" not in offered("resume last --")
+    assert "--multirun" not in offered("eval last --")
+
+
+def test_words_of_other_commands_and_flags():
+    assert offered("list sch") == ["schedule"]
+    assert offered("list schedule ") == []
+    assert offered("completion ") == ["bash", "zsh", "fish"]
+    assert set(offered("help ")) == set(COMMANDS)
+    assert offered("doctor ") == []
+    assert offered("--cfg ") == ["job", "hydra", "all"]
+    assert offered("--cfg=j") == ["--cfg=job"]
+    assert "train" in offered("--config-name ")
+
+
+def test_a_folder_of_ones_own_adds_its_groups_and_options(tmp_path):
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own" / "model" / "mine.yaml").write_text("# My own.\n_target_: mine.Net\nwidth: 3\n")
+    assert offered("--config-dir o") == ["own/"]
+    assert offered("--config-dir=own model=mi") == ["model=mine"]
+    assert offered("--config-dir own model=mine model.") == ["model.width="]
+    assert "mine" not in offered("model=")
+
+
+def test_paths_are_offered_where_a_key_is_one():
+    Path("weights.pt").touch()
+    assert offered("dataset=image_folder dataset.root=wei") == ["dataset.root=weights.pt"]
+    assert offered("anything=./wei") == ["anything=./weights.pt"]
+    assert offered("anything=wei") == []
+
+
+def test_a_damaged_world_offers_nothing_and_says_nothing(terminal):
+    made_run("a", "\x00: [")
+    (Path("outputs/a") / "run.json").write_text("{")
+    assert terminal("completion", "query", "fish", "resume", "last", "--", "train.") == 0
+    assert terminal.out + terminal.err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "current", "rest", "quote"),
+    [
+        ("mptrain ", ["mptrain"], "", "", ""),
+        ("mptrain pre", ["mptrain"], "pre", "pre", ""),
+        ("mptrain a=b,c", ["mptrain"], "a=b,c", "b,c", ""),
+        ("mptrain device=cuda:0", ["mptrain"], "device=cuda:0", "0", ""),
+        ("mptrain 'a=b c", ["mptrain"], "a=b c", "a=b c", "'"),
+        ('mptrain a="b=c', ["mptrain"], "a=b=c", "b=c", '"'),
+        ("mptrain 'a b'=c d\\ e", ["mptrain", "a b=c"], "d e", "d e", ""),
+        ('x "" y', ["x", ""], "y", "y", ""),
+        ('x "a\\"b', ["x"], 'a"b', 'a"b', '"'),
+    ],
+)
+def test_a_bash_line_is_split_as_readline_sees_it(text, words, current, rest, quote):
+    line = split(text, BREAKS)
+    assert (line.words, line.current, line.current[line.kept :], line.quote) == (words, current, rest, quote)
+
+
+def test_what_a_shell_would_read_is_escaped_outside_quotes_only():
+    assert escaped("my run:1=(a)", "") == r"my\ run:1=\(a\)"
+    assert escaped("my run", "'") == "my run"
+
+
+def test_candidates_for_bash_leave_out_what_readline_keeps(terminal):
+    assert terminal("completion", "query", "bash", "mptrain precision=fp16_st", BREAKS) == 0
+    assert terminal.out == "fp16_static\n"
+    assert terminal("completion", "query", "bash", "mptrain precision=fp16_st", " ") == 0
+    assert terminal.out == "precision=fp16_static\n"
+    assert terminal("completion", "query", "bash", "mptrain --tracebac --help --traceb", BREAKS) == 0
+    assert terminal.out == "--traceback\n"  # words of the other line, not of ours
+
+
+def test_zsh_and_fish_are_told_what_words_mean(terminal):
+    assert terminal("completion", "query", "zsh", "precision=fp16_st") == 0
+    assert re.fullmatch(r"precision=fp16_static\t\S.*\n", terminal.out)
+    assert terminal("completion", "query", "fish", "train", "--", "train.epo") == 0
+    assert terminal.out == "train.epochs=\t10  passes over the training data\n"
+    assert terminal("completion", "query", "fish", "--", "'precision=fp16_st") == 0
+    assert terminal.out.startswith("precision=fp16_static\t")
+    assert terminal("completion", "query", "fish", "list", "--") == 0
+    assert terminal.out.startswith("task\t")
+
+
+def test_scripts_are_printed_by_name_and_in_hydras_way(terminal):
+    for shell, script in SCRIPTS.items():
+        assert terminal("completion", shell) == 0
+        assert terminal.out == script
+        assert terminal("-sc", f"install={shell}") == 0
+        assert terminal.out == script
+
+
+def test_other_shells_are_refused(terminal):
+    assert terminal("completion") == 2
+    assert "error: completion needs the name of a shell" in terminal.err
+    assert terminal("completion", "zhs") == 2
+    assert "hint: did you mean zsh?" in terminal.err
+    assert terminal("-sc", "install=tcsh") == 2
+    assert "there is bash, zsh, fish" in terminal.err
+    assert terminal("-sc", "query=bash") == 2
+
+
+def test_a_query_imports_neither_torch_nor_hydra_and_is_quick(tmp_path):
+    made_run("a")
+    code = """
+import sys
+from mptrain.cli.main import main
+for line in ("mptrain pre", "mptrain precision=fp16_static scaler.on_overflow=", "mptrain resume ", "mptrain resume last s"):
+    main(["completion", "query", "bash", line, "="])
+print([name for name in ("torch", "hydra", "omegaconf", "pydantic", "yaml", "rich", "numpy") if name in sys.modules])
+"""
+    found = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+    seconds = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        words = [sys.executable, "-m", "mptrain", "completion", "query", "bash", "mptrain scaler.on_overflow=", "="]
+        subprocess.run(words, env=environment(), capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
+    assert min(seconds) < 0.15
+
+
+class Shell:
+    """An interactive shell on a terminal of its own, in which mptrain shows its words instead of training."""
+
+    START = {"bash": ["--norc", "--noprofile", "-i"], "zsh": ["-f", "-i"], "fish": ["--interactive"]}
+    LOAD = {"fish": "mptrain completion fish | source"}
+
+    def __init__(self, name, folder):
+        binaries = folder / "bin"
+        binaries.mkdir()
+        program = binaries / "mptrain"
+        shows = 'printf "ARGS<"; printf "[%s]" "$@"; echo ">"'
+        program.write_text(
+            f'#!/bin/sh\nif [ "$1" = completion ]; then exec {sys.executable} -m mptrain "$@"; fi\n{shows}\n'
+        )
+        program.chmod(0o755)
+        env = environment(PATH=f"{binaries}:{os.environ['PATH']}", HOME=str(folder), TERM="dumb", PS1="> ")
+        env.pop("XDG_CONFIG_HOME", None)
+        terminal = "import pty, sys; pty.spawn(sys.argv[1:])"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", terminal, name, *self.START[name]],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.seen = ""
+        load = self.LOAD.get(name, f'eval "$(mptrain completion {name})"')
+        self.type(f"{load}; echo REA''DY\n")
+        self.wait("READY")
+
+    def type(self, keys):
+        self.process.stdin.write(keys.encode())
+        self.process.stdin.flush()
+
+    def wait(self, pattern, seconds=60):
+        """The first match in what is shown from now on, blanks and control sequences left out."""
+        end = time.monotonic() + seconds
+        while not (match := re.search(pattern, self.plain())):
+            assert time.monotonic() < end, (pattern, self.seen)
+            if select.select([self.process.stdout], [], [], 0.2)[0]:
+                self.seen += os.read(self.process.stdout.fileno(), 65536).decode("utf-8", "replace")
+        return match
+
+    def plain(self):
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|[\x07\x08\r]", "", self.seen)
+
+    def complete(self, typed, until, then=""):
+        """The arguments that a line has after TAB, once what is shown matches; ``then`` is typed after it."""
+        self.seen = ""
+        self.type(typed + "\t")
+        self.wait(until)
+        time.sleep(0.2)
+        self.seen = ""
+        self.type(then + "\n")
+        return self.wait(r"ARGS<(.*?)>")[1]
+
+    def close(self):
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+@pytest.fixture(params=["bash", "zsh", "fish"])
+def shell(request, tmp_path):
+    if shutil.which(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    made_run("my run:1")
+    opened = Shell(request.param, tmp_path)
+    opened.name = request.param
+    yield opened
+    opened.close()
+
+
+def test_a_real_shell_completes(shell):
+    assert shell.complete("mptrain precision=fp16_st", "fp16_static", "x=1") == "[precision=fp16_static][x=1]"
+    assert shell.complete("mptrain optimizer.mom", "momentum=", "0.5") == "[optimizer.momentum=0.5]"
+    lists = shell.complete("mptrain -m precision=fp32,amp_d", "amp_dynamic", "x=1")
+    assert lists == "[-m][precision=fp32,amp_dynamic][x=1]"
+    assert shell.complete("mptrain resume outputs/m", "run", "seed=1") == "[resume][outputs/my run:1][seed=1]"
+    assert shell.complete("mptrain doct", "doctor") == "[doctor]"
+    assert shell.complete("mptrain list sche", "schedule") == "[list][schedule]"
+
+
+def test_a_real_shell_completes_inside_quotes(shell):
+    assert shell.complete("mptrain 'precision=fp16_st", "fp16_static", "x=1") == "[precision=fp16_static][x=1]"
+
+
+def test_a_real_shell_offers_several(shell):
+    lists = "complete -C 'mptrain precision=fp16_'\n"  # fish's own list needs a terminal that can move its cursor
+    shell.type(lists if shell.name == "fish" else "mptrain precision=fp16_\t\t")
+    shell.wait("fp16_noscale")
+    shell.wait("fp16_pure")
+    shell.wait("fp16_dynamic")

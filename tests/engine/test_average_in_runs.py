@@ -1,0 +1,72 @@
+"""What an average of the weights means for evaluation and resume."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from small_runs import TINY, Kept, continue_loop, loop_of
+
+from mptrain.engine.evaluate import evaluate
+from mptrain.records import EvalRecord
+
+
+def measured(loop, **choices):
+    return evaluate(loop.parts, loop.parts.loaders["val"], "val", 0, 0, lambda: False, **choices).record.metrics
+
+
+@pytest.mark.parametrize(
+    ("precision", "wide"),
+    [*itertools.product(["fp32", "amp_dynamic", "fp16_dynamic"], ["same", "fp32"]), ("bf16_pure", "same")],
+)
+def test_what_is_evaluated_is_the_average_and_training_does_not_notice(tmp_path, precision, wide):
+    kept = Kept()
+    words = (*TINY, f"precision={precision}", "train.ema_decay=0.9", f"precision.eval={wide}")
+    loop = loop_of(tmp_path, *words, kept=kept)
+    loop.run()
+    before = {name: value.clone() for name, value in loop.parts.model.state_dict().items()}
+    of_average, of_weights = measured(loop), measured(loop, average=False)
+    assert kept.of(EvalRecord)[-2].metrics == of_average
+    assert of_average["loss"] != of_weights["loss"]
+    assert all(torch.equal(value, before[name]) for name, value in loop.parts.model.state_dict().items())
+    with torch.no_grad():
+        for name, parameter in loop.parts.model.named_parameters():
+            parameter.copy_(loop.parts.averages()[name])
+        for learner in loop.parts.learners:
+            learner.weights.load_full_precision(loop.parts.averages())
+    assert measured(loop, average=False) == of_average
+
+
+def test_ten_steps_and_ten_more_have_the_same_average_as_twenty(tmp_path):
+    words = (*TINY, "precision=fp16_dynamic", "train.ema_decay=0.99", "train.epochs=4", "train.max_steps=20")
+    whole = loop_of(tmp_path, *words)
+    whole.run()
+    first = loop_of(tmp_path, *words, "checkpoint.every_steps=10")
+
+    class StopError(Exception):
+        pass
+
+    save = first._save
+
+    def stop():
+        save()
+        raise StopError
+
+    first._save = stop
+    with pytest.raises(StopError):
+        first.run()
+    assert first.progress.step == 10
+    second = continue_loop(first, *words)
+    second.run()
+    for name, value in whole.parts.averages().items():
+        assert torch.equal(value, second.parts.averages()[name])
+
+
+def test_an_average_that_is_switched_on_later_begins_with_the_saved_weights_and_says_so(tmp_path):
+    loop = loop_of(tmp_path, *TINY, "train.max_steps=3")
+    loop.run()
+    later = continue_loop(loop, *TINY, "train.max_steps=6", "train.ema_decay=0.9")
+    assert any("begins with the saved weights" in note for note in later.notes)
+    for name, value in later.parts.averages().items():
+        assert torch.equal(value, loop.parts.full_precision()[name])

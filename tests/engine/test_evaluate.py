@@ -1,0 +1,110 @@
+"""An evaluation leaves nothing behind, draws the same each time, and lets the task show its pictures."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from PIL import Image
+from small_runs import TINY, Kept, loop_of
+
+from mptrain.engine.evaluate import evaluate
+from mptrain.engine.exhibit import keep_exhibits
+from mptrain.engine.randomness import other_random_numbers
+from mptrain.records import EvalRecord, EventRecord
+from mptrain.runlog.storage import StorageError
+
+
+def test_what_an_evaluation_draws_is_the_same_each_time_and_moves_no_generator(tmp_path):
+    loop = loop_of(tmp_path, *TINY)
+    drawn = []
+    measure = type(loop.parts.task).measure
+
+    def drawing(model, batch):
+        drawn.append((torch.rand(3).tolist(), random.random()))
+        return measure(loop.parts.task, model, batch)
+
+    object.__setattr__(loop.parts.task, "measure", drawing)
+    torch.manual_seed(5)
+    random.seed(5)
+    expected = torch.rand(2).tolist(), random.random()
+    for _ in range(2):
+        torch.manual_seed(5)
+        random.seed(5)
+        evaluate(loop.parts, loop.parts.loaders["val"], "val", 0, 0, lambda: False)
+        assert (torch.rand(2).tolist(), random.random()) == expected
+    assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
+
+
+def test_other_random_numbers_leave_no_trace_even_after_a_failure():
+    torch.manual_seed(1)
+    expected = torch.rand(4)
+    torch.manual_seed(1)
+    with pytest.raises(KeyError), other_random_numbers(torch.device("cpu"), seed=3):
+        torch.rand(100)
+        raise KeyError
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_pictures_are_written_after_each_validation_and_named_in_the_events(tmp_path):
+    kept = Kept()
+    loop = loop_of(tmp_path, *TINY, kept=kept)
+    seen = []
+
+    def exhibits(model, batch):
+        seen.append((model.training, torch.is_grad_enabled(), len(batch.inputs)))
+        return {"inputs": batch.inputs.float()[:9] / 4 + 0.5}
+
+    object.__setattr__(loop.parts.task, "exhibits", exhibits)
+    loop.run()
+    assert seen == [(False, False, 16)] * 3
+    events = [event.fields["files"] for event in kept.of(EventRecord) if event.kind == "samples"]
+    assert events == [["inputs-0001.png"], ["inputs-0002.png"], ["inputs-0003.png"]]
+    with Image.open(loop.storage.paths.samples / "inputs-0003.png") as picture:
+        assert picture.size == (3 * 9 + 1, 3 * 9 + 1)
+        assert picture.mode == "RGB"
+
+
+def test_a_task_without_a_metric_has_no_best_checkpoint_and_ends_in_order(tmp_path):
+    loop = loop_of(tmp_path, *TINY)
+    object.__setattr__(loop.parts.task, "metric", None)
+    summary = loop.run()
+    loop.require_success()
+    assert summary["metric"] is None
+    assert summary["best_val"] is None
+    assert summary["val"]["loss"] > 0
+
+
+def test_pictures_outside_of_the_range_are_clipped_and_nan_is_black(tmp_path):
+    pictures = torch.tensor([-3.0, torch.nan, 0.5, 7.0]).view(4, 1, 1, 1).expand(4, 1, 2, 2)
+    assert keep_exhibits(tmp_path / "samples", 12, {"x": pictures}) == ["x-0012.png"]
+    with Image.open(tmp_path / "samples" / "x-0012.png") as picture:
+        assert [picture.getpixel(place)[0] for place in ((1, 1), (4, 1), (1, 4), (4, 4))] == [0, 0, 128, 255]
+    assert keep_exhibits(tmp_path / "none", 1, {}) == []
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_disk_that_refuses_pictures_is_named(tmp_path):
+    (tmp_path / "samples").write_text("a file")
+    with pytest.raises(StorageError, match="samples"):
+        keep_exhibits(tmp_path / "samples", 1, {"x": torch.zeros(1, 1, 2, 2)})
+
+
+def test_samples_and_loss_terms_are_counted_apart(tmp_path):
+    kept = Kept()
+    loop = loop_of(tmp_path, *TINY, kept=kept)
+    split = loop.parts.loaders["val"].split
+    fetch = split.fetch
+
+    def of_three_terms(indices, epoch, seed):
+        batch = fetch(indices, epoch, seed)
+        return type(batch)(batch.inputs, batch.targets, (3,) * batch.samples)
+
+    split.fetch = of_three_terms
+    once = evaluate(loop.parts, loop.parts.loaders["val"], "val", 0, 0, lambda: False).record
+    del split.fetch
+    plain = evaluate(loop.parts, loop.parts.loaders["val"], "val", 0, 0, lambda: False).record
+    assert once.samples == plain.samples == 200
+    assert once.metrics["loss"] == pytest.approx(plain.metrics["loss"] / 3)
+    assert isinstance(once, EvalRecord)

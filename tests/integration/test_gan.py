@@ -1,0 +1,288 @@
+"""Two learners through one step: what an overflow of either leaves alone, in which dtypes they compute, and resuming."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from PIL import Image
+from small_runs import Kept, continue_loop, loop_of, parts_of, run_command, steps_of
+from torch import nn
+
+from mptrain.engine.ring import Ring
+from mptrain.engine.step import train_step
+from mptrain.errors import ConfigError, Preempted
+from mptrain.records import StepRecord
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+#: mode: parameters of convolutions, their operands, parameters of norms
+PROMISED = {
+    "fp32": (F32, F32, F32),
+    "amp_static": (F32, F16, F32),
+    "amp_dynamic": (F32, F16, F32),
+    "amp_bf16": (F32, BF16, F32),
+    "fp16_static": (F16, F16, F32),
+    "fp16_dynamic": (F16, F16, F32),
+    "fp16_noscale": (F16, F16, F32),
+    "fp16_pure": (F16, F16, F16),
+    "bf16": (BF16, BF16, F32),
+    "bf16_pure": (BF16, BF16, BF16),
+}
+NARROW = (
+    "model=dcgan", "model.width=4", "model.latent=8", "dataset.image_size=16", "dataset.train_samples=96",
+    "train.batch_size=32", "train.epochs=3", "checkpoint.every_epochs=null",
+)  # fmt: skip
+LEARNERS = ("discriminator", "generator")
+
+
+def moderate(precision):
+    """The words of a mode with a dynamic scale that no gradient overflows by itself."""
+    return (f"precision={precision}", *(["scaler.init_scale=1024"] if "dynamic" in precision else []))
+
+
+class Bench:
+    """The parts of a run, and single steps of its learners."""
+
+    def __init__(self, *overrides) -> None:
+        self.parts, _ = parts_of(*NARROW, *overrides)
+        self.learners = {learner.name: learner for learner in self.parts.learners}
+        self.rings = {name: Ring(64, len(one.weights.names), self.parts.device) for name, one in self.learners.items()}
+        loader = self.parts.loaders["train"]
+        self.batch = self.parts.prepare(next(loader.batches(0)))
+        self.poison = dict.fromkeys(LEARNERS, 0.0)
+        for name in LEARNERS:
+            first = next(getattr(self.parts.model, name).parameters())
+            first.register_hook(lambda grad, name=name: grad + self.poison[name])
+        self.parts.model.train()
+
+    def step(self, name, batch=None):
+        train_step(self.learners[name], self.parts.model, batch or self.batch, self.parts.plan, self.rings[name])
+        (row,) = self.rings[name].take(wait=True)
+        return row
+
+    def state(self):
+        """Weights, buffers, masters, optimizer states and counts, by name; not the scales."""
+        found = {f"model.{name}": value for name, value in self.parts.model.state_dict().items()}
+        found |= {f"best.{name}": value for name, value in self.parts.full_precision().items()}
+        for name, learner in self.learners.items():
+            saved = learner.weights.state_dict()
+            found |= {f"{name}.updates": learner.updates, f"{name}.step": saved["step"]}
+            for parameter, state in saved["state"].items():
+                found |= {f"{name}.{parameter}.{key}": value for key, value in state.items()}
+        return {name: value.clone() for name, value in found.items()}
+
+    def scales(self):
+        return [self.learners[name].scale.item() for name in LEARNERS]
+
+
+def changed(before, after):
+    return {name for name in before if not torch.equal(before[name], after[name])}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_pure"])
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_a_refused_generator_step_leaves_everything_as_it_was_after_the_discriminators_step(precision, value):
+    bench = Bench(*moderate(precision))
+    for name in LEARNERS:
+        assert not bench.step(name).overflow
+    assert not bench.step("discriminator").overflow
+    before, scales = bench.state(), bench.scales()
+    bench.poison["generator"] = value
+    assert bench.step("generator").overflow
+    assert changed(before, bench.state()) == set()
+    assert bench.scales()[0] == scales[0]
+    assert bench.scales()[1] == (scales[1] / 2 if "dynamic" in precision else scales[1])
+    assert not bench.step("discriminator").overflow  # which goes on by itself
+    bench.poison["generator"] = 0.0
+    before = bench.state()
+    assert not bench.step("generator").overflow
+    moved = changed(before, bench.state())  # what a step that is not refused moves
+    assert {"model.generator.2.running_mean", "model.discriminator.3.running_var", "generator.updates"} <= moved
+    assert "model.generator.1.weight" in moved
+    assert "model.discriminator.0.weight" not in moved
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_pure"])
+@pytest.mark.parametrize("way", ["gradient", "input"])
+def test_a_refused_discriminator_step_leaves_everything_as_it_was_before_and_the_generator_goes_on(precision, way):
+    bench = Bench(*moderate(precision))
+    for name in LEARNERS:
+        assert not bench.step(name).overflow
+    before, scales = bench.state(), bench.scales()
+    batch = bench.batch
+    if way == "gradient":
+        bench.poison["discriminator"] = math.inf
+    else:  # makes NaN of the statistics of every normalisation behind it
+        batch = dataclasses.replace(batch, inputs=batch.inputs.clone())
+        batch.inputs[0] = math.inf
+    for _ in range(2):
+        assert bench.step("discriminator", batch).overflow
+    assert changed(before, bench.state()) == set()
+    assert bench.scales()[1] == scales[1]
+    assert bench.scales()[0] == (scales[0] / 4 if "dynamic" in precision else scales[0])
+    assert not bench.step("generator", batch).overflow  # it does not look at the images
+    after = bench.state()
+    assert "model.generator.1.weight" in changed(before, after)
+    assert all(value.isfinite().all() for value in after.values())
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_scale_that_is_too_high_for_one_learner_stops_only_that_one(name):
+    bench = Bench("precision=fp16_dynamic", f"learners.{name}.scaler.init_scale=16777216")
+    other = LEARNERS[1 - LEARNERS.index(name)]
+    before = bench.state()
+    row = bench.step(name)
+    assert row.overflow
+    assert row.loss_scale == 2.0**24
+    assert changed(before, bench.state()) == set()
+    assert bench.learners[other].scale.item() == 2.0**16
+    while bench.step(other).overflow:
+        assert bench.learners[other].scale > 1
+    assert bench.learners[name].updates.item() == 0
+    assert bench.learners[other].updates.item() >= 1
+    assert bench.learners[name].scale.item() == 2.0**23
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_each_step_moves_the_weights_of_its_own_network_and_no_others_have_a_gradient(precision, accumulate):
+    bench = Bench(f"precision={precision}", f"train.accumulate={accumulate}", "scaler=static", "scaler.scale=8")
+    for name, other in (LEARNERS, LEARNERS[::-1]):
+        before = bench.state()
+        for parameter in bench.parts.model.parameters():
+            parameter.grad = None
+        assert not bench.step(name).overflow
+        moved = changed(before, bench.state())
+        weights = {f"model.{key}" for key, _ in bench.parts.model.named_parameters()}
+        assert {key for key in weights if key.startswith(f"model.{name}.")} <= moved
+        assert not {key for key in moved & weights if key.startswith(f"model.{other}.")}
+        assert not {key for key in moved if key.startswith((f"best.{other}.", f"{other}."))}
+        assert all(p.grad is None for p in getattr(bench.parts.model, other).parameters())
+
+
+def test_in_fp16_three_epochs_have_a_line_for_each_step_and_learner_and_a_scale_for_each(tmp_path):
+    loop = loop_of(
+        tmp_path, *NARROW, "precision=fp16_dynamic", "learners.generator.scaler.init_scale=1024",
+        "learners.discriminator.optimizer.lr=4e-4",
+    )  # fmt: skip
+    before = {name: value.clone() for name, value in loop.parts.full_precision().items()}
+    loop.run()
+    steps = steps_of(loop)
+    assert [(step["step"], step["learner"]) for step in steps] == [(n, name) for n in range(1, 10) for name in LEARNERS]
+    assert [step["loss_scale"] for step in steps[:2]] == [65536.0, 1024.0]
+    assert [step["lr"] for step in steps[:2]] == pytest.approx([4e-4, 2e-4])
+    assert all(math.isfinite(step["loss"]) for step in steps)
+    for name in LEARNERS:
+        own = [step for step in steps if step["learner"] == name]
+        assert own[-1]["updates"] == sum(not step["skipped"] for step in own) >= 3
+    after = loop.parts.full_precision()
+    assert all(value.isfinite().all() and not torch.equal(value, before[name]) for name, value in after.items())
+    pictures = loop.storage.paths.root / "samples"
+    assert {path.name for path in pictures.glob("samples-*.png")} == {f"samples-000{n}.png" for n in (1, 2, 3)}
+    grids = [Image.open(pictures / f"samples-000{n}.png").convert("L") for n in (1, 3)]
+    assert grids[0].size[0] >= 8 * 16
+    assert grids[0].tobytes() != grids[1].tobytes()
+    validated = loop.progress.last["val"]
+    assert set(validated) == {"discriminator_loss", "generator_loss", "real_accuracy", "fake_accuracy"}
+
+
+class SeenByHooks:
+    """What each convolution was given and gave, and what its gradients were."""
+
+    def __init__(self, model):
+        self.inputs, self.outputs, self.gradients = set(), set(), set()
+        for module in model.modules():
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+                module.register_forward_hook(self.look)
+
+    def look(self, module, args, output):
+        self.inputs.add(args[0].dtype)
+        self.outputs.add(output.dtype)
+        if output.requires_grad:
+            output.register_hook(lambda grad: self.gradients.add(grad.dtype))
+
+
+@pytest.mark.parametrize("precision", PROMISED)
+def test_six_steps_are_finite_and_have_the_promised_dtypes(tmp_path, precision):
+    kept = Kept()
+    parameters, compute, norms = PROMISED[precision]
+    loop = loop_of(tmp_path, *NARROW, *moderate(precision), "train.max_steps=6", kept=kept)
+    del loop.parts.loaders["val"], loop.parts.loaders["test"]
+    seen, per_parameter = SeenByHooks(loop.parts.model), {}
+    for name, parameter in loop.parts.model.named_parameters():
+        parameter.register_hook(lambda grad, name=name: per_parameter.__setitem__(name, grad.dtype))
+    loop.run()
+    assert seen.outputs == {compute}
+    assert seen.gradients == {compute}
+    assert seen.inputs == {compute, parameters}  # autocast casts FP32 noise and images inside the convolution
+    for name, module in loop.parts.model.named_modules():
+        expected = norms if isinstance(module, nn.BatchNorm2d) else parameters
+        for own, parameter in module.named_parameters(recurse=False):
+            assert parameter.dtype == per_parameter[f"{name}.{own}"] == expected
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_var.dtype == norms
+            assert module.running_var.isfinite().all()
+    assert all(value.isfinite().all() for value in loop.parts.full_precision().values())
+    steps = kept.of(StepRecord)
+    assert len(steps) == 12
+    assert all(math.isfinite(step.loss) for step in steps)
+    assert sum(not step.skipped for step in steps) >= 10
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_pure"])
+def test_trap_37_eight_steps_equal_four_and_four_more_bit_for_bit(tmp_path, precision):
+    growth = ["scaler.growth_interval=3"] if "dynamic" in precision else []
+    words = (*NARROW, *moderate(precision), "train.max_steps=8", *growth)
+    whole = loop_of(tmp_path, *words)
+    whole.run()
+    half = loop_of(tmp_path, *words)  # not before: building seeds the generators that noise comes from
+    half._watch.lap = lambda *counted: (
+        setattr(half.interrupts, "received", "SIGTERM") if half.progress.step == 4 else None
+    )
+    with pytest.raises(Preempted):
+        half.run()
+    rest = continue_loop(half, *words)
+    assert rest.progress.step == 4
+    rest.run()
+    for loop in (whole, rest):
+        loop.storage.writer.sync()
+    assert whole.storage.paths.steps.read_bytes() == rest.storage.paths.steps.read_bytes()
+    one, other = whole.parts.model.state_dict(), rest.parts.model.state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    pictures = [
+        {path.name: path.read_bytes() for path in (loop.storage.paths.root / "samples").iterdir()}
+        for loop in (whole, rest)
+    ]
+    assert pictures[0] == pictures[1]
+    assert len(pictures[0]) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("model=dcgan", "dataset.image_size=28"), "dataset.image_size=28"),
+        (("model=cnn", "task=gan"), "learner discriminator trains discriminator"),
+        (("model=dcgan", "task.label_smoothing=1.5"), "task.label_smoothing=1.5"),
+        (("model=dcgan", "model.width=0"), "model.width=0"),
+        (("model=dcgan", "learners.critic.optimizer.lr=1e-4"), "learners.critic"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_does_not_fit_together_is_refused_before_anything_trains(words, says):
+    with pytest.raises(ConfigError, match=says):
+        parts_of(*words)
+
+
+@pytest.mark.slow
+def test_the_shipped_dcgan_trains_three_epochs_in_fp16(tmp_path):
+    done = run_command(
+        "model=dcgan", "precision=fp16_dynamic", "train.epochs=3", "run.name=it", f"run.root={tmp_path}", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    grid = Image.open(tmp_path / "it" / "samples" / "samples-0003.png").convert("L")
+    real = Image.open(tmp_path / "it" / "samples" / "real-0003.png").convert("L")
+    darkness = [sum(image.tobytes()) / len(image.tobytes()) for image in (grid, real)]
+    assert abs(darkness[0] - darkness[1]) < 80  # grey noise in the beginning, digits on a dark ground in the end

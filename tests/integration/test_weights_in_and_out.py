@@ -1,0 +1,141 @@
+"""Weights leave runs as any program reads them, and runs begin with weights of any program."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from small_runs import TINY, environment, parts_of, run_command
+
+from mptrain.campaign.attempt import launch, resume
+from mptrain.campaign.evaluation import evaluate_run
+from mptrain.campaign.export import export_run
+from mptrain.config.compose import compose
+from mptrain.errors import CheckpointError
+
+RESNET = ("model=resnet18", "dataset.train_samples=64", "train.batch_size=16", "train.epochs=1")
+
+PLAIN_TORCHVISION = """
+import sys, torch
+from torchvision.models import resnet18
+file, inputs, output = sys.argv[1:]
+model = resnet18(num_classes=10)
+model.load_state_dict(torch.load(file, weights_only=True))  # strict
+model.eval()
+with torch.no_grad():
+    torch.save(model(torch.load(inputs)), output)
+assert "mptrain" not in sys.modules
+"""
+
+
+def train(*words):
+    return launch(compose(words), lambda opening: []).root
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16_dynamic"])
+def test_exported_weights_give_the_same_predictions_in_plain_torchvision(tmp_path, monkeypatch, precision):
+    monkeypatch.chdir(tmp_path)
+    words = (*RESNET, f"precision={precision}")
+    root = train(*words, "train.ema_decay=0.9")
+    exported = export_run(str(root), "last", torch.float32, average=True, output=None)
+    assert exported.averaged
+    parts, _ = parts_of(*RESNET, "precision=fp32")
+    batch = parts.prepare(next(parts.loaders["test"].batches(0)))
+    torch.save(batch.inputs, "inputs.pt")
+    subprocess.run(
+        [sys.executable, "-c", PLAIN_TORCHVISION, exported.path, "inputs.pt", "outputs.pt"], check=True, env=environment()
+    )
+    logits = torch.load("outputs.pt")
+    records = evaluate_run(str(root), ["precision=fp32"], "last", average=True).records
+    test = next(record for record in records if record.split == "test")
+    # The same numbers as mptrain's own model with these weights, and on the whole split the metric that it reports.
+    parts.model.load_state_dict(torch.load(exported.path, weights_only=True))
+    parts.model.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(parts.model(batch.inputs), logits, rtol=1e-5, atol=1e-6)
+        right = total = 0
+        for one in parts.loaders["test"].batches(0):
+            prepared = parts.prepare(one)
+            right += (parts.model(prepared.inputs).argmax(1) == prepared.targets).sum().item()
+            total += prepared.samples
+    assert right / total == pytest.approx(test.metrics["top1"], abs=1e-9)
+
+
+def test_raw_averaged_half_and_best_are_four_different_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = train(*TINY, "train.ema_decay=0.99", "precision=fp16_dynamic", "checkpoint.every_epochs=1")
+    files = {
+        name: export_run(str(root), which, dtype, average=average, output=None).path
+        for name, which, dtype, average in (
+            ("average", "last", torch.float32, True),
+            ("raw", "last", torch.float32, False),
+            ("half", "last", torch.float16, True),
+            ("best", "best", torch.float32, True),
+        )
+    }
+    assert len(set(files.values())) == 4
+    weights = {name: torch.load(path, weights_only=True) for name, path in files.items()}
+    assert {value.dtype for value in weights["half"].values()} == {torch.float16}
+    for name, value in weights["average"].items():
+        assert torch.equal(value.half(), weights["half"][name])
+        assert not torch.equal(value, weights["raw"][name])
+    masters = weights["raw"]
+    assert any(not torch.equal(value, value.half().float()) for value in masters.values())  # not the rounded copies
+
+
+def test_the_command_says_where_the_weights_are_and_how_to_load_them(tmp_path):
+    assert run_command(*TINY, "run.name=r", cwd=tmp_path).returncode == 0
+    done = run_command("export", "outputs/r", "--fp16", "--output", "mine.pt", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "model.load_state_dict(torch.load('mine.pt', weights_only=True))" in done.stdout
+    assert torch.load(tmp_path / "mine.pt", weights_only=True)["1.weight"].dtype == torch.float16
+    tuned = run_command(*TINY, "model.weights=mine.pt", "train.max_steps=1", cwd=tmp_path)
+    assert tuned.returncode == 0, tuned.stderr
+    assert "8 of 8 tensors begin as in mine.pt" in tuned.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "export needs a run directory"),
+        (("last", "--half"), "'--half' means nothing to export"),
+        (("last", "train.epochs=3"), "'train.epochs=3' means nothing to export"),
+        (("last", "--output"), "--output needs a value"),
+    ],
+)
+def test_a_word_that_export_does_not_know_is_refused(tmp_path, words, message):
+    done = run_command("export", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_fine_tuning_begins_with_the_weights_in_every_precision(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = train(*TINY)
+    source = torch.load(export_run(str(root), "last", torch.float32, average=False, output=None).path)
+    for precision in ("fp32", "amp_dynamic", "fp16_dynamic", "bf16"):
+        parts, _ = parts_of(*TINY, f"precision={precision}", f"model.weights={root}")
+        assert all(torch.equal(value, source[name]) for name, value in parts.full_precision().items())
+        assert parts.notes == (f"8 of 8 tensors begin as in {root}",)
+
+
+def test_a_resumed_run_does_not_need_the_weights_it_once_began_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(*TINY, "run.name=first")
+    weights = export_run("outputs/first", "last", torch.float32, average=False, output=tmp_path / "w.pt").path
+    train(*TINY, f"model.weights={weights}", "run.name=second", "train.max_steps=6")
+    weights.unlink()
+    resume("outputs/second", ["train.max_steps=9"], lambda opening: [])
+    assert json.loads((tmp_path / "outputs/second/summary.json").read_text())["steps"] == 9
+    assert evaluate_run("outputs/second", [], "last", average=True).step == 9
+    with pytest.raises(CheckpointError, match=r"w.pt: there is no such file"):
+        train(*TINY, f"model.weights={weights}")
+
+
+def test_a_value_that_is_no_path_is_refused(tmp_path):
+    done = run_command(*TINY, "model.weights=3", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "model.weights=3: must be the path of a file or of a run" in done.stderr

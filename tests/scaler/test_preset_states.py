@@ -1,0 +1,201 @@
+"""The states of presets through checkpoints and under the tracer, and presets as something to choose."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+import torch
+from scaler.walking import CPU, PRESETS, STARTS, VERDICTS, preset, steps, walk
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.compose import compose
+from mptrain.diagnostics.overflow import OverflowHistory
+from mptrain.errors import ConfigError
+from mptrain.numerics.verdict import judge
+
+COURSE = steps("..x...xx.x....xxx...x..........xx..")
+
+
+def saved_and_loaded(state):
+    """Through a file, as a checkpoint goes."""
+    file = io.BytesIO()
+    torch.save(dict(state), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_trap_37_a_run_taken_up_anywhere_in_a_window_or_in_a_row_of_overflows_goes_on_bit_for_bit(name):
+    constants = {"tolerance": 0.3} if name == "fairseq" else {}
+    scaler = preset(name, growth_interval=4, **constants)
+    states = [scaler.initial(CPU)]
+    for overflow in COURSE:
+        states.append(scaler.after(states[-1], VERDICTS[overflow]))
+    for cut in range(len(COURSE)):
+        state, notes = scaler.resume(saved_and_loaded(states[cut]), CPU)
+        assert notes == []
+        for overflow, expected in zip(COURSE[cut:], states[cut + 1 :], strict=True):
+            state = scaler.after(state, VERDICTS[overflow])
+            assert state.keys() == expected.keys()
+            assert all(torch.equal(state[key], expected[key]) for key in state)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_rule_leaves_the_state_it_was_given_and_keeps_names_shapes_and_dtypes(name):
+    scaler = preset(name, growth_interval=2)
+    state = scaler.initial(CPU)
+    assert state["scale"].dtype == torch.float32
+    for overflow in COURSE:
+        before = {key: value.clone() for key, value in state.items()}
+        after = scaler.after(state, VERDICTS[overflow])
+        assert all(torch.equal(state[key], before[key]) for key in before)
+        assert {key: (value.dtype, value.shape) for key, value in after.items()} == {
+            key: (value.dtype, torch.Size([1])) for key, value in before.items()
+        }
+        state = after
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_rule_asks_the_host_for_nothing(name):
+    with FakeTensorMode(allow_non_fake_inputs=True):  # has no values, and objects to whoever asks for one
+        scaler = preset(name, growth_interval=2)
+        state = scaler.initial(CPU)
+        for _ in range(3):
+            state = scaler.after(state, judge(torch.ones(3, dtype=torch.float64), state["scale"], torch.ones(1)))
+        assert all(isinstance(value, torch._subclasses.FakeTensor) for value in state.values())
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), list(itertools.permutations(["torch", "megatron", "deepspeed", "paddle"], 2))
+)
+def test_trap_38_a_run_may_go_on_with_another_preset_of_the_dynamic_rule_and_what_does_not_fit_is_said(one, other):
+    before, after = preset(one, growth_interval=9), preset(other, growth_interval=9)
+    state = before.initial(CPU)
+    for overflow in steps("..xx"):
+        state = before.after(state, VERDICTS[overflow])
+    resumed, notes = after.resume(saved_and_loaded(state), CPU)
+    changed = [key for key in state if not torch.equal(resumed[key], state[key])]
+    assert len(notes) == len(changed)
+    assert all(f"the scaler's {key} goes on at" in note for key, note in zip(changed, notes, strict=True))
+    assert "scale" not in changed
+
+
+@pytest.mark.parametrize(("one", "other"), [("torch", "fairseq"), ("fairseq", "torch"), ("mxnet", "torch")])
+def test_trap_39_another_rules_state_is_not_taken_for_its_own(one, other):
+    resumed, (note,) = preset(other).resume(preset(one).initial(CPU), CPU)
+    assert resumed["scale"].item() == STARTS[other]
+    assert f"starts afresh at {STARTS[other]:g}" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "constants", "saved", "expected"),
+    [
+        (
+            "mxnet",
+            {"max_scale": 2.0**20},
+            {"scale": 2.0**23, "decided": 2.0**24},
+            {"scale": 2.0**20, "decided": 2.0**20},
+        ),
+        ("fairseq", {"growth_interval": 5}, {"clean": 100}, {"clean": 4}),
+        ("deepspeed", {"uncounted_steps": 0}, {"clean": -1}, {"clean": 0}),
+        ("paddle", {}, {"tolerance": 0}, {"tolerance": 1}),
+    ],
+)
+def test_trap_38_a_saved_value_beyond_a_presets_constants_is_brought_within_them_and_said(
+    name, constants, saved, expected
+):
+    scaler = preset(name, **constants)
+    state = dict(scaler.initial(CPU))
+    state |= {key: torch.tensor([value], dtype=state[key].dtype) for key, value in saved.items()}
+    resumed, notes = scaler.resume(state, CPU)
+    assert {key: resumed[key].item() for key in expected} == expected
+    assert len(notes) == len(saved)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_can_be_chosen_with_every_fp16_mode(name):
+    for mode in ("amp_dynamic", "amp_static", "fp16_dynamic", "fp16_static", "fp16_noscale", "fp16_pure"):
+        config = compose([f"precision={mode}", f"scaler={name}"])
+        assert config.scaler.build() == preset(name)
+        assert config.chosen["scaler"] == name
+
+
+def test_only_what_rounds_gradients_is_warned_about():
+    warnings = {name: compose([f"scaler={name}"]).warnings for name in PRESETS}
+    (sentence,) = warnings.pop("paddle")  # 0.8
+    assert "backoff_factor=0.800000011920929 is not a power of two" in sentence
+    assert "nearest 0.5" in sentence
+    assert set(warnings.values()) == {()}
+
+
+def test_each_preset_names_its_source_and_comments_every_key():
+    options = Catalogue([location.configs()]).groups["scaler"]
+    for name in PRESETS:
+        option = options[name]
+        assert 30 <= len(option.summary) <= 105
+        assert any(line.startswith("# Source: ") for line in option.lines)
+        assert all(entry.comment for entry in option.entries if not entry.key.endswith("_target_"))
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("torch", ["from 2^16", "x2 every 2000 clean steps", "x0.5 on overflow, without floor or ceiling"]),
+        ("apex", ["without floor, at most 2^24"]),
+        (
+            "deepspeed",
+            ["every 1000 clean steps (the first after 1 more)", "after 2 overflows, at least 1, without ceiling"],
+        ),
+        ("megatron", ["from 2^32", "x0.5 on overflow after 2 overflows, at least 1"]),
+        ("fairseq", ["from 128", "x2 every 16384 clean steps", "/2 on overflow", "above 0.0001"]),
+        ("colossalai", ["within 1 to 2^32"]),
+        ("mxnet", ["at most 2^24", "each change one step late"]),
+        ("nnabla", ["from 8, x2 every 2001 clean steps (the first after 1 more)"]),
+        ("flax", ["every 2001 clean steps", "within 1.17549e-38 to 3.40282e+38"]),
+        ("paddle", ["x0.8 on overflow after every 2 overflows in a row"]),
+    ],
+)
+def test_the_rule_in_words_says_what_is_particular(name, parts):
+    words = preset(name).in_words()
+    assert [part for part in parts if part not in words] == []
+
+
+def test_fairseqs_tolerance_is_said_where_there_is_one():
+    assert "/2 where 0.05 of the steps overflow" in preset("fairseq", tolerance=0.05).in_words()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_an_overflow_is_abnormal_from_the_floor_down_and_calibrating_above(name):
+    """The floor that the history is told is the one at which the rule stops falling."""
+    scaler = preset(name)
+    scales = [STARTS[name], *walk(scaler, [True] * 200)]
+    history = OverflowHistory(floor=scaler.floor)
+    phases = [
+        history.observe(overflow=True, loss=1.0, scale=scale, next_scale=following)
+        for scale, following in itertools.pairwise(scales)
+    ]
+    lowest = scales.index(scales[-1])
+    assert phases[:lowest] == ["calibrating"] * lowest
+    assert set(phases[lowest:]) == {"abnormal"}
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["scaler=torch", "scaler.init_scale=1.0e+39"], "outside the smallest normal FP32 number to the largest FP32"),
+        (["scaler=mxnet", "scaler.init_scale=33554432"], "outside the smallest normal FP32 number to scaler.max_scale"),
+        (["scaler=megatron", "scaler.init_scale=0.5"], "outside scaler.min_scale=1 to the largest FP32 number"),
+        (["scaler=fairseq", "scaler.init_scale=0.0001"], "is not above scaler.min_loss_scale=0.0001"),
+        (["scaler=fairseq", "scaler.tolerance=1.5"], "scaler.tolerance=1.5"),
+        (["scaler=torch", "scaler.min_scale=0"], "scaler.min_scale=0: must be a number above 0, or null"),
+        (["scaler=paddle", "scaler.refill=always"], "scaler.refill=always: must be growth, clean or backoff"),
+    ],
+)
+def test_trap_40_constants_of_presets_are_validated(words, problem):
+    with pytest.raises(ConfigError) as refusal:
+        compose(words)
+    assert problem in str(refusal.value)

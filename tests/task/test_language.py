@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mptrain.dataset.batch import Batch
+from mptrain.task import Language
+
+
+class Says(nn.Module):
+    """A model that answers what it was told, and remembers what else it was given."""
+
+    def __init__(self, logits) -> None:
+        super().__init__()
+        self.logits = logits
+        self.given = None
+
+    def forward(self, tokens, **more):
+        self.given = more
+        return self.logits
+
+
+def batch_of(targets, **more):
+    targets = torch.tensor(targets)
+    return Batch(torch.zeros_like(targets), targets, (targets.shape[1],) * len(targets), more)
+
+
+LOGITS = torch.tensor([[[3.0, 1.0, 0.0], [0.0, 2.0, 1.0]], [[1.0, 0.0, -2.0], [0.0, 0.0, 5.0]]])
+TARGETS = [[0, 2], [1, 2]]
+TASK = Language(vocabulary_size=3)
+
+
+def by_hand():
+    return [
+        math.log(sum(math.exp(value) for value in row)) - row[target]
+        for rows, targets in zip(LOGITS.tolist(), TARGETS, strict=True)
+        for row, target in zip(rows, targets, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_trap_04_the_loss_is_a_float32_scalar_the_mean_over_all_tokens_whatever_the_logits_are(dtype):
+    loss = TASK.loss(Says(LOGITS.to(dtype)), batch_of(TARGETS))
+    assert loss.dtype == torch.float32
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(sum(by_hand()) / 4, rel=1e-6)
+
+
+def test_trap_04_8192_tokens_of_a_large_vocabulary_in_half_precision_have_a_finite_loss_and_finite_gradients():
+    logits = (torch.randn(64, 128, 50) * 30).half().requires_grad_()
+    targets = torch.randint(50, (64, 128))
+    loss = TASK.loss(Says(logits), Batch(targets, targets))
+    per_token = F.cross_entropy(logits.detach().float().flatten(0, 1), targets.flatten(), reduction="none")
+    assert per_token.half().cumsum(0, dtype=torch.float16)[-1].isinf()  # what an FP16 sum over the batch would be
+    assert loss.item() == pytest.approx(per_token.double().mean().item(), rel=1e-5)
+    (loss * 1024.0).backward()
+    assert logits.grad.isfinite().all()
+    assert logits.grad.dtype == torch.float16
+
+
+def test_at_scale_1_the_gradients_of_rare_tokens_are_zero_in_fp16_and_a_scale_of_128_brings_them_back():
+    """The mean over 8,192 tokens divides what pushes a rare token down, its probability, by 8,192."""
+    targets = torch.zeros(64, 128, dtype=torch.int64)
+    for scale, alive in ((1.0, False), (128.0, True)):
+        logits = torch.zeros(64, 128, 20, dtype=torch.float16)
+        logits[..., 1] = 9.0
+        logits.requires_grad_()
+        (TASK.loss(Says(logits), Batch(targets, targets)) * scale).backward()
+        assert (logits.grad[..., :2] != 0).all()
+        assert (logits.grad[..., 2:] != 0).all() == alive
+        assert logits.grad[..., 2:].any() == alive
+
+
+def test_what_a_batch_carries_besides_reaches_the_model_by_name():
+    lane, fresh = torch.arange(2), torch.ones(2, dtype=torch.bool)
+    model = Says(LOGITS)
+    TASK.loss(model, batch_of(TARGETS, lane=lane, fresh=fresh))
+    assert model.given == {"lane": lane, "fresh": fresh}
+    TASK.measure(model, batch_of(TARGETS))
+    assert model.given == {}
+
+
+def test_sums_by_hand():
+    sums = TASK.measure(Says(LOGITS), batch_of(TARGETS))
+    assert all(value.dtype == torch.float64 and value.shape == () for value in sums.values())
+    assert sums["loss"].item() == pytest.approx(sum(by_hand()), rel=1e-6)
+    assert sums["top1"].item() == 2.0
+
+
+def test_perplexity_is_that_of_the_whole_split_and_not_a_mean_of_perplexities():
+    sums = {"loss": 0.0, "top1": 0.0}
+    for part in (slice(0, 1), slice(1, 2)):
+        for name, value in TASK.measure(Says(LOGITS[part]), batch_of(TARGETS[part])).items():
+            sums[name] += value.item()
+    metrics = TASK.summarise(sums, 4)
+    assert metrics["loss"] == pytest.approx(sum(by_hand()) / 4, rel=1e-6)
+    assert metrics["perplexity"] == pytest.approx(math.exp(sum(by_hand()) / 4), rel=1e-6)
+    assert metrics["top1"] == 0.5
+
+
+def test_a_model_that_knows_nothing_has_the_perplexity_of_the_vocabulary():
+    sums = TASK.measure(Says(torch.zeros(2, 2, 3)), batch_of(TARGETS))
+    assert TASK.summarise({name: value.item() for name, value in sums.items()}, 4)["perplexity"] == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize(("loss", "perplexity"), [(1e6, math.inf), (math.inf, math.inf)])
+def test_a_perplexity_too_large_to_say_is_infinite(loss, perplexity):
+    assert TASK.summarise({"loss": loss, "top1": 0.0}, 1)["perplexity"] == perplexity
+
+
+def test_a_loss_that_is_not_a_number_gives_such_a_perplexity():
+    assert math.isnan(TASK.summarise({"loss": math.nan, "top1": 0.0}, 1)["perplexity"])
+
+
+def test_smoothing_changes_the_loss_that_is_trained_and_not_the_one_that_is_measured():
+    smooth = Language(vocabulary_size=3, label_smoothing=0.2)
+    batch = batch_of(TARGETS)
+    expected = F.cross_entropy(LOGITS.flatten(0, 1), torch.tensor(TARGETS).flatten(), label_smoothing=0.2)
+    assert smooth.loss(Says(LOGITS), batch).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert smooth.measure(Says(LOGITS), batch)["loss"].item() == pytest.approx(sum(by_hand()), rel=1e-6)
+
+
+def test_there_is_one_objective_for_all_parameters_and_the_metric_is_better_when_lower():
+    (objective,) = TASK.objectives()
+    assert (objective.learner, objective.modules) == ("main", ("",))
+    assert TASK.metric in TASK.summarise({"loss": 1.0, "top1": 0.0}, 1)
+    assert TASK.higher_is_better is False
+    assert TASK.term == "tokens"
