@@ -16,6 +16,7 @@ import torch
 
 from mptrain.campaign.describe import describe, how_it_failed, users_own
 from mptrain.campaign.tracking import require_logger, track
+from mptrain.config.assemble import first_line
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
@@ -279,6 +280,12 @@ def _for_the_user(error: BaseException, config: Config, directory: RunDirectory)
         return EnvironmentRefused(
             f"the device is out of memory: {str(error).splitlines()[0]}",
             "use a smaller train.batch_size, or the same one with train.accumulate=2",
+        )
+    if config.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        how_it_failed(error, directory)  # keeps the traceback
+        return EnvironmentRefused(
+            f"torch.compile failed: {first_line(error)}",
+            "it needs a C++ compiler on a CPU; write train.compile=false to do without",
         )
     if isinstance(error, Exception) and not isinstance(error, MptrainError):
         own = users_own(error, config)

@@ -13,7 +13,7 @@ from mptrain.errors import EXIT_OK, UsageError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mptrain.cli.completion_answers import Candidate
+    from mptrain.cli.completion_overrides import Candidate
 
 _BASH = r"""_mptrain_completion() {
     mapfile -t COMPREPLY < <("${1/#~\//$HOME/}" completion query bash "${COMP_LINE:0:COMP_POINT}" "$COMP_WORDBREAKS" 2>/dev/null)
@@ -27,10 +27,11 @@ _ZSH = r"""(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 _mptrain_completion() {
     local line word about
     local -a whole whole_shown open open_shown
-    for line in "${(@f)$(${(Q)words[1]} completion query zsh "${(@Q)words[2,CURRENT-1]}" "${(Q)PREFIX}" 2>/dev/null)}"; do
+    for line in "${(@f)$(${~${(Q)words[1]}} completion query zsh "${(@Q)words[2,CURRENT-1]}" "${(Q)PREFIX}" 2>/dev/null)}"; do
         [[ -n $line ]] || continue
         word=${line%%$'\t'*} about=${line#*$'\t'}
         [[ -n $about ]] && about="$word  -- $about" || about=$word
+        (( COLUMNS > 20 )) && about=${about[1,COLUMNS-1]}
         if [[ $word == *[=./,] ]]; then
             open+=("$word") open_shown+=("$about")
         else
@@ -45,7 +46,8 @@ compdef _mptrain_completion mptrain
 
 _FISH = r"""function __mptrain_completion
     set -l words (commandline -opc)
-    $words[1] completion query fish $words[2..] -- (commandline -ct) 2>/dev/null
+    set -l program (string replace -r '^~/' $HOME/ -- $words[1])
+    $program completion query fish $words[2..] -- (commandline -ct) 2>/dev/null
 end
 complete -c mptrain -f -a '(__mptrain_completion)'
 """

@@ -190,4 +190,4 @@ def _folders_with(name: str, root: str) -> Iterator[str]:
 
 
 def _newest(folders: Iterable[str]) -> list[str]:
-    return sorted(folders, key=lambda folder: os.stat(folder).st_mtime, reverse=True)[:_MOST_RUNS]
+    return sorted(folders, key=lambda folder: Path(folder).stat().st_mtime, reverse=True)[:_MOST_RUNS]

@@ -79,7 +79,7 @@ def _values(module: str, node: ast.expr, depth: int) -> list[str]:
             return ["true", "false"]
         found = _definition(module, node.id) if depth else None
         if found and isinstance(found[1], ast.expr):
-            return _values(*found, depth - 1)
+            return _values(found[0], found[1], depth - 1)
     return []
 
 

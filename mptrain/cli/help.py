@@ -59,8 +59,8 @@ _EXIT_CODES = (
 DESCRIPTIONS = {
     "train": "Trains one configuration, or with -m every combination of several. Any KEY=VALUE is allowed.",
     "resume": "Continues a run from its last checkpoint. RUN is its directory, or the word last. "
-    "Any key may change on the way (train.epochs or train.max_steps to go on for longer; precision, scaler, optimizer "
-    "and schedule may be chosen anew), except what the run is about: model, dataset, task, and train.batch_size.",
+    "Any key may change on the way (train.epochs or train.max_steps to go on for longer; precision, scaler, optimizer, "
+    "schedule and logger may be chosen anew), except what the run is about: model, dataset, task, and train.batch_size.",
     "eval": "Evaluates the last checkpoint of a run, or with --best the best. RUN is its directory, or the "
     "word last. Keys such as device or precision.eval can be changed for it. --raw measures the weights themselves where "
     "a run has averaged ones (train.ema_decay).",

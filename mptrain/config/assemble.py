@@ -18,7 +18,7 @@ from mptrain.config.learners import LearnerChoices, read_learners
 from mptrain.config.overrides import check_key
 from mptrain.config.ranges import UNRESOLVED, show
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
-from mptrain.config.targets import Target, parameters
+from mptrain.config.targets import Target, is_allowed, parameters
 from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -200,9 +200,10 @@ def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path |
 
 def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[str, Target]:
     checked = {}
+    own_data = "dataset" in targets and not is_allowed(targets["dataset"].path)  # which knows what we do not
     for group, target in targets.items():
         try:
-            checked[group] = target.check(group)
+            checked[group] = target.check(group, other_facts=own_data and group in ("model", "task"))
         except ConfigError as error:
             problems.extend(error.problems)
     return checked

@@ -92,11 +92,12 @@ class Target:
         except ValueError as error:
             raise ConfigError(f"{self.path} refuses its arguments: {error}") from error
 
-    def check(self, group: str) -> Target:
+    def check(self, group: str, *, other_facts: bool = False) -> Target:
         """The same target, arguments converted; a dataclass is made once, so that it can object as a whole.
 
         Args:
             group: The key of the configuration it stands under.
+            other_facts: Facts that nobody knows yet may come from the data set: `build` finds out what is missing.
 
         Raises:
             ConfigError: With every problem found.
@@ -119,7 +120,7 @@ class Target:
                 problems.append(Problem(f"{group}.{name}={show(value)}: {unfit}", hint))
         facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
-        for name in missing:
+        for name in () if other_facts else missing:
             problems.append(Problem(f"{group}.{name} is required by {self.path}", f"write +{group}.{name}=VALUE"))
         checked = dataclasses.replace(self, arguments=converted)
         if not problems and dataclasses.is_dataclass(target) and group not in ("model", "dataset"):

@@ -49,9 +49,9 @@ class TextDataset:
         }
 
     def in_words(self) -> str:
-        """Length of a window and size of the vocabulary."""
+        """Length of a window and size of the vocabulary: ``128 words (vocabulary 2,476)``."""
         kind = "characters" if self.vocabulary.tokens == "char" else "words"
-        return f"{self.sequence_length} of {len(self.vocabulary):,} {kind}"
+        return f"{self.sequence_length} {kind} (vocabulary {len(self.vocabulary):,})"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device; token numbers stay what they are."""

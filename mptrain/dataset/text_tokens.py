@@ -6,6 +6,7 @@ A vocabulary is learned from training text alone. Knows nothing of files, splits
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -47,8 +48,8 @@ class Vocabulary:
     def numbers(self, text: str) -> Tensor:
         """The numbers of a text's tokens, int32 ``[L]``."""
         known = {entry: number for number, entry in enumerate(self.entries)}
-        found = (known.get(match.group(), 0) for match in _PATTERNS[self.tokens].finditer(text))
-        return torch.tensor(list(found), dtype=torch.int32)
+        found = array("i", (known.get(match.group(), 0) for match in _PATTERNS[self.tokens].finditer(text)))
+        return torch.frombuffer(found, dtype=torch.int32) if found else torch.zeros(0, dtype=torch.int32)
 
 
 def learn(name: str, text: str, tokens: Tokens, min_count: int, max_vocabulary: int | None) -> Vocabulary:

@@ -98,7 +98,15 @@ class TextSplit:
         Returns:
             ``inputs`` and ``targets`` int64 ``[N, T]``, T terms a sample. With lanes also ``lane``, int64 ``[N]``: the
             row of the carried state that belongs to a window, and ``fresh``, bool ``[N]``: nothing precedes it.
+
+        Raises:
+            ConfigError: There are more samples than lanes, so that some would share a row.
         """
+        if self.lanes and len(indices) > self.lanes:
+            raise ConfigError(
+                f"a batch of {len(indices)} samples does not fit the {self.lanes} lanes of dataset.batch_size={self.lanes}",
+                "leave dataset.batch_size out: it follows train.batch_size",
+            )
         picked = torch.as_tensor(indices, dtype=torch.int64)
         places = picked[:, None] * self.sequence_length + torch.arange(self.sequence_length + 1)
         rows = self.numbers[places].long()

@@ -6,22 +6,25 @@ Called once, at the end, so it may wait for the device.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mptrain.diagnostics.overflow import offenders
+from mptrain.errors import NumericsError
 from mptrain.numerics.formats import scale_in_words
 from mptrain.runlog.storage import storing, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from mptrain.dataset.batch import Batch
-    from mptrain.engine.job import Parts
+    from mptrain.engine.job import Parts, Progress
     from mptrain.engine.learner import Learner
+    from mptrain.engine.ledger import Account
     from mptrain.records import StepRecord
 
 
@@ -108,6 +111,28 @@ def is_sound(parts: Parts) -> bool:
     """Whether all weights and buffers are finite, so that the state is worth saving."""
     tensors = {**parts.full_precision(), **dict(parts.model.named_buffers())}
     return _non_finite({name: value for name, value in tensors.items() if value.is_floating_point()})[0] == 0
+
+
+def require_success(progress: Progress, accounts: Sequence[Account]) -> None:
+    """Refuse to call a run done that learned nothing because of its numerics.
+
+    Raises:
+        NumericsError: A learner never applied an update, or a loss of the last evaluation is not finite.
+    """
+    for account in accounts:
+        if progress.step and not account.updates:
+            whose = "" if len(accounts) == 1 else f" of the {account.name}"
+            raise NumericsError(
+                f"not one of {progress.step} updates{whose} was applied: every step overflowed",
+                "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down",
+            )
+    for split, metrics in progress.last.items():
+        for name, value in metrics.items():
+            if name.endswith("loss") and not math.isfinite(value):
+                raise NumericsError(
+                    f"the run diverged: its last {name.replace('_', ' ')} on {split} is {value}",
+                    "lower optimizer.lr, clip with train.clip_norm, or compare with precision=fp32",
+                )
 
 
 def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any]) -> None:

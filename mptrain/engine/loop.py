@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
-from mptrain.engine.failure import diagnose, is_sound, keep_failure
+from mptrain.engine.failure import diagnose, is_sound, keep_failure, require_success
 from mptrain.engine.interrupt import Interrupts
 from mptrain.engine.job import LearnerTotals, Progress
 from mptrain.engine.ledger import Account, Ledger
 from mptrain.engine.memory import forget_peak, memory_now
 from mptrain.engine.randomness import random_state
-from mptrain.engine.rehearsal import rehearse
+from mptrain.engine.rehearsal import rehearse, warnings_about
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 from mptrain.engine.step import train_step
@@ -148,20 +148,7 @@ class Loop:
         Raises:
             NumericsError: A learner never applied an update, or a loss of the last evaluation is not finite.
         """
-        for account in self._ledger.accounts:
-            if self.progress.step and not account.updates:
-                whose = "" if len(self._ledger.accounts) == 1 else f" of the {account.name}"
-                raise NumericsError(
-                    f"not one of {self.progress.step} updates{whose} was applied: every step overflowed",
-                    "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down",
-                )
-        for split, metrics in self.progress.last.items():
-            for name, value in metrics.items():
-                if name.endswith("loss") and not math.isfinite(value):
-                    raise NumericsError(
-                        f"the run diverged: its last {name.replace('_', ' ')} on {split} is {value}",
-                        "lower optimizer.lr, clip with train.clip_norm, or compare with precision=fp32",
-                    )
+        require_success(self.progress, self._ledger.accounts)
 
     def _train_and_evaluate(self) -> None:
         progress = self.progress
@@ -221,17 +208,8 @@ class Loop:
         self._rehearsed = True
         if any(found.values()):
             self._sink.take(EventRecord("untrained", self.progress.step, found))
-        for kind, why in (
-            ("no_gradient", "parameters get no gradient and are not trained"),
-            ("no_learner", "parameters belong to no learner and are not trained"),
-            (
-                "unguarded",
-                "buffers are replaced instead of changed in place, so that a refused step cannot restore them",
-            ),
-        ):
-            if names := found[kind]:
-                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-                self._warn(f"{len(names)} {why}: {', '.join(names[:3])}{more}")
+        for sentence in warnings_about(found):
+            self._warn(sentence)
         if self.options.train.compile:
             self.parts.compile()
 

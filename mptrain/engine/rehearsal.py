@@ -15,6 +15,8 @@ from mptrain.engine.step import accumulate_gradients
 from mptrain.precision.check import ProductCensus, check_step
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mptrain.dataset.batch import Batch
     from mptrain.engine.job import Parts
 
@@ -57,3 +59,24 @@ def rehearse(parts: Parts, batch: Batch) -> dict[str, list[str]]:
         "no_gradient": missing,
         "unguarded": unguarded,
     }
+
+
+_WARNED = (
+    ("no_gradient", "parameters get no gradient and are not trained"),
+    ("no_learner", "parameters belong to no learner and are not trained"),
+    ("unguarded", "buffers are replaced instead of changed in place, so that a refused step cannot restore them"),
+)
+
+
+def warnings_about(found: Mapping[str, list[str]]) -> list[str]:
+    """What a user should be warned of, one sentence each: frozen parameters are their own wish.
+
+    Args:
+        found: What `rehearse` found.
+    """
+    sentences = []
+    for kind, why in _WARNED:
+        if names := found[kind]:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            sentences.append(f"{len(names)} {why}: {', '.join(names[:3])}{more}")
+    return sentences

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ProductCensus(TorchDispatchMode):
-    """Counts the matrix products and convolutions of a region by operator and operand dtype; changes nothing.
+    """Counts products (of matrices, convolutions, attention, LSTM layers) by operator and operand dtype; changes nothing.
 
     Attributes:
         counts: Operator name to operand dtype to number of calls.

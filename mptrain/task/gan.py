@@ -90,8 +90,12 @@ class Gan(Task):
         return {name: total / terms for name, total in sums.items()}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """``samples``: what the generator draws from the same noise each time; ``real``: images of the batch."""
-        generator, _, noise = _parts(model, batch.inputs, SHOWN)
+        """``samples``: what the generator draws from the same noise each time; ``real``: images of the batch.
+
+        That noise comes from a source of its own, so that showing pictures does not change what is measured next.
+        """
+        source = torch.Generator(batch.inputs.device).manual_seed(0)
+        generator, _, noise = _parts(model, batch.inputs, SHOWN, source)
         pictures = {"samples": generator(noise), "real": batch.inputs[:SHOWN]}
         return {name: (images.float() / 2 + 0.5).clamp(0.0, 1.0) for name, images in pictures.items()}
 
@@ -102,8 +106,16 @@ def _cross_entropy(logits: Tensor, label: float) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, torch.full_like(logits, label), reduction="none")
 
 
-def _parts(model: nn.Module, like: Tensor, samples: int) -> tuple[nn.Module, nn.Module, Tensor]:
+def _parts(
+    model: nn.Module, like: Tensor, samples: int, source: torch.Generator | None = None
+) -> tuple[nn.Module, nn.Module, Tensor]:
     """The two networks, and noise ``[samples, latent]`` on the device and in the dtype of the inputs.
+
+    Args:
+        model: Holds the two.
+        like: The inputs.
+        samples: How many rows of noise.
+        source: What the noise is drawn from; None means torch's default generator, whose state checkpoints keep.
 
     Raises:
         ConfigError: The network is not such a pair.
@@ -115,5 +127,5 @@ def _parts(model: nn.Module, like: Tensor, samples: int) -> tuple[nn.Module, nn.
             f"task=gan trains a generator against a discriminator, but {type(model).__name__} is not such a pair",
             "choose model=dcgan, or a network with the children generator and discriminator and the number latent",
         )
-    noise = torch.randn(samples, latent, device=like.device).to(like.dtype)
+    noise = torch.randn(samples, latent, device=like.device, generator=source).to(like.dtype)
     return generator, discriminator, noise

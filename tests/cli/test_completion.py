@@ -374,6 +374,7 @@ def test_a_real_shell_completes(shell):
     assert lists == "[-m][precision=fp32,amp_dynamic][x=1]"
     assert shell.complete("mptrain resume outputs/m", "run", "seed=1") == "[resume][outputs/my run:1][seed=1]"
     assert shell.complete("mptrain doct", "doctor") == "[doctor]"
+    assert shell.complete("~/bin/mptrain doct", "doctor") == "[doctor]"
     assert shell.complete("mptrain list sche", "schedule") == "[list][schedule]"
 
 

@@ -33,14 +33,6 @@ def test_the_defaults_tree_is_shown(terminal):
     assert "precision: amp_dynamic" in terminal.out
 
 
-def test_completion_can_be_installed_and_asked(terminal, monkeypatch):
-    assert terminal("-sc", "install=bash") == 0
-    assert "hydra_bash_completion" in terminal.out
-    monkeypatch.setenv("COMP_LINE", "mptrain precision=fp16_")
-    assert terminal("-sc", "query=bash") == 0
-    assert "precision=fp16_static" in terminal.out
-
-
 def test_errors_inside_hydra_are_two_lines_and_exit_code_2(terminal):
     for words in (["train.nothing=3"], ["precision=fp33"], ["--package", "nowhere"]):
         assert terminal("--cfg", "job", *words) == 2

@@ -64,7 +64,7 @@ def test_the_name_of_a_module_means_its_parameters_and_not_those_of_its_namesake
     assert trained_by("net1") == ["net1.weight", "net1.bias"]
     assert trained_by("net1.bias", "net10") == names[1:]
     assert trained_by("") == names
-    with pytest.raises(ConfigError, match="trains generator, but mptrain.model.cnn has only the parts net1, net10"):
+    with pytest.raises(ConfigError, match=r"trains generator, but mptrain.model.cnn has only the parts net1, net10"):
         trained_by("generator")
 
 

@@ -6,7 +6,7 @@ import pytest
 from annotated_types import Interval, MinLen, MultipleOf
 
 from mptrain.config.ranges import UNRESOLVED, UnfitError, describe, fit, show
-from mptrain.fields import AboveOne, BelowOne, Fraction, BelowOneOrZero, NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.fields import AboveOne, BelowOne, BelowOneOrZero, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 REFUSED = [
     (1.5, PositiveInt),

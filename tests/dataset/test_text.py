@@ -95,6 +95,12 @@ class TestLanes:
         for one, other in zip(whole[2:], rest, strict=True):
             assert all(torch.equal(one.tensors()[name], other.tensors()[name]) for name in one.tensors())
 
+    def test_more_samples_than_lanes_are_refused_and_fewer_still_read_on(self):
+        with pytest.raises(ConfigError, match=r"a batch of 6 samples does not fit the 4 lanes"):
+            batches_of(split_of(tokens=120, lanes=4), 6)
+        batches = batches_of(split_of(tokens=121, lanes=4), 2)
+        assert torch.cat([batch.inputs[0] for batch in batches[0:12:2]]).tolist() == list(range(30))
+
     def test_what_a_sample_carries_is_cut_with_it(self):
         batch = batches_of(split_of(tokens=120, lanes=4), 4)[1]
         parts = batch.split(3)
@@ -120,7 +126,7 @@ class TestTokens:
         vocabulary = learn("toys", "b b b a a c c d", "word", 2, None)
         assert vocabulary.entries == (UNKNOWN, "b", "a", "c")
         assert vocabulary.numbers("a b c d e").tolist() == [2, 1, 3, 0, 0]
-        assert vocabulary.numbers("a").dtype == torch.int32
+        assert vocabulary.numbers("a").dtype == vocabulary.numbers("").dtype == torch.int32
         assert learn("toys", "b b b a a c c d", "word", 1, 3).entries == (UNKNOWN, "b", "a")
 
     def test_a_text_of_nothing_is_refused(self):
@@ -165,7 +171,7 @@ class TestPythonDocs:
             "lanes": 0,
         }
         assert 80 < len(characters.vocabulary) < 250
-        assert characters.in_words() == f"32 of {len(characters.vocabulary)} characters"
+        assert characters.in_words() == f"32 characters (vocabulary {len(characters.vocabulary)})"
 
     def test_it_is_the_same_every_time(self):
         one, other = load_python_docs(), load_python_docs()

@@ -41,9 +41,14 @@ def test_other_random_numbers_leave_no_trace_even_after_a_failure():
     torch.manual_seed(1)
     expected = torch.rand(4)
     torch.manual_seed(1)
-    with pytest.raises(KeyError), other_random_numbers(torch.device("cpu"), seed=3):
-        torch.rand(100)
-        raise KeyError
+
+    def fail():
+        with other_random_numbers(torch.device("cpu"), seed=3):
+            torch.rand(100)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert torch.equal(torch.rand(4), expected)
 
 

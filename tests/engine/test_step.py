@@ -262,6 +262,7 @@ class TestWithoutTheHost:
             ("precision=fp32",),
             ("precision=amp_dynamic",),
             ("precision=fp16_dynamic", "scaler.hysteresis=2"),
+            ("precision=fp16_dynamic", "train.ema_decay=0.99"),
             ("precision=fp16_static", "scaler.on_overflow=apply"),
             ("precision=fp16_pure", "precision.optimizer_state=parameters", "scaler=none"),
             ("precision=bf16",),

@@ -50,6 +50,31 @@ def test_no_step_waits_for_the_device(precision, optimizer, model):
     assert all(value.isfinite().all() for value in parts.full_precision().values())
 
 
+@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("model=word_lstm", "dataset.sequence_length=16", "train.batch_size=8", "train.ema_decay=0.9"),
+        ("model=transformer", "model.dropout=0.1"),
+        ("model=dcgan", "train.batch_size=16"),
+    ],
+    ids=["word_lstm", "transformer", "dcgan"],
+)
+def test_no_step_of_another_shape_of_training_waits_for_the_device(precision, words):
+    parts, _ = parts_of(f"device={DEVICE}", f"precision={precision}", "train.clip_norm=1", "train.accumulate=2", *words)
+    rings = [Ring(4, len(learner.weights.names), parts.device) for learner in parts.learners]
+    parts.model.train()
+    for count, batch in enumerate(batches(parts, 3)):
+        torch.cuda.set_sync_debug_mode("error" if count else "default")  # the first step may set libraries up
+        try:
+            for learner, ring in zip(parts.learners, rings, strict=True):
+                train_step(learner, parts.model, batch, parts.plan, ring)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert all(len(ring.take(wait=True)) == 3 for ring in rings)
+    assert all(value.isfinite().all() for value in parts.full_precision().values())
+
+
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "bf16"])
 def test_a_run_goes_on_bit_for_bit_on_the_device(tmp_path, precision):
     words = (*TINY, f"device={DEVICE}", f"precision={precision}", "train.max_steps=12")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 from small_runs import Kept, continue_loop, loop_of, parts_of, run_command, steps_of
 from torch import nn
 
+from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError, Preempted
@@ -187,6 +189,8 @@ def test_in_fp16_three_epochs_have_a_line_for_each_step_and_learner_and_a_scale_
     assert grids[0].tobytes() != grids[1].tobytes()
     validated = loop.progress.last["val"]
     assert set(validated) == {"discriminator_loss", "generator_loss", "real_accuracy", "fake_accuracy"}
+    again = evaluate(loop.parts, loop.parts.loaders["val"], "val", 9, 3, stop=lambda: False)  # without pictures
+    assert again.record.metrics == validated
 
 
 class SeenByHooks:
@@ -282,7 +286,12 @@ def test_the_shipped_dcgan_trains_three_epochs_in_fp16(tmp_path):
         "model=dcgan", "precision=fp16_dynamic", "train.epochs=3", "run.name=it", f"run.root={tmp_path}", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
+    steps = [json.loads(line) for line in (tmp_path / "it" / "steps.jsonl").read_text().splitlines()]
+    assert len(steps) == 2 * 3 * 19
+    for name in LEARNERS:
+        own = [step for step in steps if step["learner"] == name]
+        assert own[-1]["updates"] >= 50
+        assert 1 < own[-1]["loss_scale"] < 65536  # came down until gradients fit into FP16, and stayed there
     grid = Image.open(tmp_path / "it" / "samples" / "samples-0003.png").convert("L")
-    real = Image.open(tmp_path / "it" / "samples" / "real-0003.png").convert("L")
-    darkness = [sum(image.tobytes()) / len(image.tobytes()) for image in (grid, real)]
-    assert abs(darkness[0] - darkness[1]) < 80  # grey noise in the beginning, digits on a dark ground in the end
+    assert grid.size == (8 * 33 + 1, 8 * 33 + 1)
+    assert "discriminator_loss" in done.stdout

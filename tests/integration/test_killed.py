@@ -12,18 +12,28 @@ import time
 import pytest
 from small_runs import command, environment, run_command
 
-WORDS = (
-    "model=cnn",
-    "dataset.train_samples=480",
-    "train.epochs=3",
-    "checkpoint.every_steps=7",
-    "log.seconds=0.05",
-)
+WORKLOADS = {
+    "cnn": ("model=cnn", "dataset.train_samples=480"),
+    "word_lstm": (
+        "model=word_lstm", "model.embedding_size=8", "model.hidden_size=8", "dataset.max_vocabulary=100",
+        "dataset.sequence_length=8", "dataset.train_samples=480", "dataset.val_share=0.01", "dataset.test_share=0.01",
+        "train.batch_size=32", "train.ema_decay=0.99",
+    ),
+    "transformer": (
+        "model=transformer", "model.width=8", "model.heads=2", "model.dropout=0.1", "dataset.sequence_length=8",
+        "dataset.train_samples=480", "dataset.val_share=0.01", "dataset.test_share=0.01",
+    ),
+    "dcgan": (
+        "model=dcgan", "model.width=2", "model.latent=4", "dataset.image_size=8", "dataset.train_samples=480",
+        "train.batch_size=32",
+    ),
+}  # fmt: skip
+OFTEN = ("train.epochs=3", "checkpoint.every_steps=7", "log.seconds=0.05")
 DYNAMIC = ("scaler.init_scale=268435456", "scaler.max_scale=268435456", "scaler.growth_interval=9")
 
 
-def words_for(precision):
-    return (*WORDS, f"precision={precision}", *(DYNAMIC if "dynamic" in precision else ()))
+def words_for(precision, workload="cnn"):
+    return (*WORKLOADS[workload], *OFTEN, f"precision={precision}", *(DYNAMIC if "dynamic" in precision else ()))
 
 
 def start(*words, cwd, program=None):
@@ -52,9 +62,9 @@ def has_steps(folder, count):
     return steps.exists() and steps.read_bytes().count(b"\n") >= count
 
 
-def kill_and_resume(tmp_path, precision, kills, epochs, seed):
+def kill_and_resume(tmp_path, precision, kills, epochs, seed, workload="cnn"):
     """Run undisturbed, then again with so many kills of a living process; returns both records."""
-    words = (*words_for(precision), f"train.epochs={epochs}", "run.name=run")
+    words = (*words_for(precision, workload), f"train.epochs={epochs}", "run.name=run")
     undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
     undisturbed.mkdir()
     killed.mkdir()
@@ -88,6 +98,25 @@ def test_twenty_sigkills_and_resumes_write_the_same_records(tmp_path, precision)
     expected, found = kill_and_resume(tmp_path, precision, kills=20, epochs=120, seed=2)
     assert found == expected
     assert expected.count(b"\n") == 120 * 15
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "lines"),
+    [("word_lstm", "amp_dynamic", 15), ("transformer", "bf16", 15), ("dcgan", "fp16_dynamic", 30)],
+)
+def test_sigkill_and_resume_write_the_same_records_of_every_shape_of_training(tmp_path, workload, precision, lines):
+    expected, found = kill_and_resume(tmp_path, precision, 1, epochs=20, seed=7, workload=workload)
+    assert found == expected
+    assert expected.count(b"\n") == 20 * lines
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("workload", "lines"), [("word_lstm", 15), ("transformer", 15), ("dcgan", 30)])
+def test_ten_sigkills_and_resumes_of_every_shape_of_training(tmp_path, workload, lines):
+    expected, found = kill_and_resume(tmp_path, "fp16_dynamic", 10, epochs=60, seed=3, workload=workload)
+    assert found == expected
+    assert expected.count(b"\n") == 60 * lines
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])

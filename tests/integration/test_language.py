@@ -19,9 +19,10 @@ from mptrain.errors import ConfigError, DataError, Preempted
 from mptrain.records import EvalRecord, StepRecord
 
 LSTM = ("model=word_lstm", "model.embedding_size=8", "model.hidden_size=8", "model.layers=2", "dataset.sequence_length=8",
-        "train.batch_size=8", "dataset.train_samples=44", "dataset.max_vocabulary=50", "checkpoint.every_epochs=null")  # fmt: skip
+        "train.batch_size=8", "dataset.train_samples=44", "dataset.max_vocabulary=50", "dataset.val_share=0.02",
+        "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
 TRANSFORMER = ("model=transformer", "model.width=8", "model.heads=2", "dataset.sequence_length=8", "train.batch_size=8",
-               "dataset.train_samples=44", "checkpoint.every_epochs=null")  # fmt: skip
+               "dataset.train_samples=44", "dataset.val_share=0.02", "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
 MODES = {
     "fp32": (torch.float32, torch.float32),
     "amp_static": (torch.float32, torch.float16),
@@ -88,7 +89,7 @@ class TestChoices:
 
 @pytest.mark.parametrize("words", [LSTM, TRANSFORMER], ids=["lstm", "transformer"])
 @pytest.mark.parametrize("precision", MODES)
-def test_two_epochs_are_finite_learn_and_have_the_promised_dtypes(tmp_path, precision, words):
+def test_four_epochs_are_finite_learn_and_have_the_promised_dtypes(tmp_path, precision, words):
     kept, (parameters, compute) = Kept(), MODES[precision]
     eps = ("optimizer.eps=1e-4",) if precision == "fp16_pure" else ()
     loop = loop_of(tmp_path, *words, f"precision={precision}", "train.epochs=4", *eps, kept=kept)

@@ -179,7 +179,8 @@ def test_an_experiment_that_another_run_makes_in_between_is_used(tmp_path, serve
 
 
 @pytest.mark.skipif(not REAL, reason="mlflow with a database is not installed")
-def test_the_real_one_knows_every_value_of_both_attempts(tmp_path):
+def test_the_real_one_knows_every_value_of_both_attempts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where MLflow makes a folder for artifacts
     heard = Kept()
     uri = f"sqlite:///{tmp_path}/ml.db"
     for from_step in (0, 20):

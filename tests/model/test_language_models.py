@@ -147,6 +147,21 @@ class TestState:
         assert not torch.equal(twin.hidden, before.double())
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's tracer asks for it, after torch's LSTM
+@pytest.mark.parametrize("kind", ["lstm", "transformer"])
+def test_torch_compile_can_trace_it_and_its_state(kind):
+    plain, traced = ((lstm(lanes=2) if kind == "lstm" else transformer()) for _ in range(2))
+    compiled = torch.compile(traced, backend="aot_eager")
+    for fresh in (True, False):
+        more = {"lane": torch.arange(2), "fresh": torch.full((2,), fresh)} if kind == "lstm" else {}
+        expected, given = plain(tokens_of(2, 6), **more), compiled(tokens_of(2, 6), **more)
+        torch.testing.assert_close(given, expected)
+        given.sum().backward()
+    for one, other in zip(plain.buffers(), traced.buffers(), strict=True):
+        torch.testing.assert_close(other, one)
+    assert all(parameter.grad is not None for parameter in traced.parameters())
+
+
 def test_tied_weights_are_one_matrix_that_fits_both_ends():
     model = lstm(hidden_size=6, tied=True)
     assert model.decoder.weight is model.embedding.weight
