@@ -80,7 +80,7 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     loaders = build_loaders(config, dataset, device)
     plan = Plan(
         accumulate=config.train.accumulate,
-        products=products(policy, device),
+        products=products(policy, device, compiled=config.train.compile),
         autocast=functools.partial(autocast, policy, device),
         guard=BufferGuard(model),
     )
@@ -135,7 +135,7 @@ def build_loaders(config: Config, dataset: Dataset, device: torch.device) -> dic
         workers=dataset.workers,
         pin=device.type == "cuda",
     )
-    loaders = {"train": make(dataset.train, shuffle=True)}
+    loaders = {"train": make(dataset.train, shuffle=True, one_batch=config.train.one_batch)}
     loaders |= {
         name: make(split, shuffle=False) for name, split in (("val", dataset.val), ("test", dataset.test)) if split
     }

@@ -41,13 +41,22 @@ class Loader:
         workers: Processes that fetch ahead, at most as many as this process may use cores. None are started
             for a split in memory.
         pin: Put the batches into page-locked memory, for copies to a CUDA device.
+        one_batch: Hand out the first batch of the first epoch, and that in every epoch.
 
     Attributes:
         steps_per_epoch: Batches of one epoch, the last short one included.
     """
 
     def __init__(
-        self, split: Split, batch_size: int, seed: int, *, shuffle: bool, workers: int = 0, pin: bool = False
+        self,
+        split: Split,
+        batch_size: int,
+        seed: int,
+        *,
+        shuffle: bool,
+        workers: int = 0,
+        pin: bool = False,
+        one_batch: bool = False,
     ) -> None:
         self.split = split
         self.batch_size = batch_size
@@ -55,7 +64,8 @@ class Loader:
         self.shuffle = shuffle
         self.workers = 0 if split.in_memory else min(workers, len(os.sched_getaffinity(0)))
         self.pin = pin
-        self.steps_per_epoch = -(-len(split) // batch_size)
+        self.one_batch = one_batch
+        self.steps_per_epoch = 1 if one_batch else -(-len(split) // batch_size)
         self._plan = _Plan()
         self._processes: DataLoader[_Fetched] | None = None
 
@@ -65,8 +75,9 @@ class Loader:
         Raises:
             DataError: A sample cannot be used (see `Split.fetch`).
         """
+        epoch = 0 if self.one_batch else epoch
         order = self.split.order(self.seed, epoch, shuffle=self.shuffle)
-        indices = [chunk.tolist() for chunk in torch.split(order, self.batch_size)[start:]]
+        indices = [chunk.tolist() for chunk in torch.split(order, self.batch_size)[start : self.steps_per_epoch]]
         if self.workers == 0:
             for chunk in indices:
                 fetched = self.split.fetch(chunk, epoch, self.seed)

@@ -26,7 +26,8 @@ class TextSplit:
 
     With ``lanes`` B > 0, the W windows are laid out for batches of B: lane l of B holds the windows ``l * steps`` to
     ``(l + 1) * steps - 1`` where ``steps = W // B``; batch b has the b-th window of each lane; the W - B * steps
-    windows that are left over make up the last, short batch, and begin anew each.
+    windows that are left over make up the last, short batch, and begin anew each. In a split of fewer windows than twice
+    the lanes, as a short validation text is, nothing is carried at all.
 
     Args:
         name: What to call it in messages, such as ``python_docs train``.

@@ -22,6 +22,7 @@ class TrainOptions:
         max_minutes: End after so many minutes of training steps, over all attempts; None sets no limit.
         ema_decay: Largest decay of an exponential moving average of the weights, which is evaluated in their place
             (see `mptrain.optimizer.average`); None keeps none.
+        one_batch: Train on the first batch again and again; an epoch is that batch.
         compile: Let torch.compile make kernels for the model.
     """
 
@@ -34,6 +35,7 @@ class TrainOptions:
     patience: PositiveInt = 100
     max_minutes: PositiveFloat | None = None
     ema_decay: BelowOne | None = None
+    one_batch: bool = False
     compile: bool = False
 
 

@@ -5,6 +5,7 @@ Everything that the passes touch is put back, so a run that was rehearsed trains
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,11 @@ import torch
 
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.engine.step import accumulate_gradients
+from mptrain.errors import EnvironmentRefused
 from mptrain.precision.check import ProductCensus, check_step
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from mptrain.dataset.batch import Batch
     from mptrain.engine.job import Parts
@@ -33,7 +35,8 @@ def rehearse(parts: Parts, batch: Batch) -> dict[str, list[str]]:
         of the buffers that no refused step can restore: ``unguarded``.
 
     Raises:
-        EnvironmentRefused: A parameter or a product has another dtype than the precision mode promises.
+        EnvironmentRefused: A parameter or a product has another dtype than the precision mode promises, or torch has no
+            kernel of that dtype for an operator of the model.
         ConfigError: A loss is not a float32 scalar.
     """
     census, guard = ProductCensus(), parts.plan.guard
@@ -44,7 +47,8 @@ def rehearse(parts: Parts, batch: Batch) -> dict[str, list[str]]:
         with other_random_numbers(parts.device):
             for learner in parts.learners:
                 learner.weights.clear()
-                accumulate_gradients(learner, parts.model, batch, plan)
+                with _kernels_named(parts):
+                    accumulate_gradients(learner, parts.model, batch, plan)
                 missing += learner.weights.without_gradient()
                 learner.weights.clear()
     finally:
@@ -59,6 +63,28 @@ def rehearse(parts: Parts, batch: Batch) -> dict[str, list[str]]:
         "no_gradient": missing,
         "unguarded": unguarded,
     }
+
+
+#: What torch and oneDNN say where an operator has no kernel for half precision.
+_NO_KERNEL = ("not implemented for 'Half'", "not implemented for 'BFloat16'", "could not create a primitive")
+
+
+@contextlib.contextmanager
+def _kernels_named(parts: Parts) -> Iterator[None]:
+    """Turns torch's refusal to compute in half precision into one that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not parts.policy.half or not any(words in str(error) for words in _NO_KERNEL):
+            raise
+        native = parts.policy.cpu_kernels == "native" and parts.device.type == "cpu"
+        raise EnvironmentRefused(
+            f"precision={parts.policy.name}: on {parts.device.type} torch cannot compute a part of the model in "
+            f"{parts.policy.compute}: {str(error).splitlines()[0]}",
+            "write precision.cpu_kernels=auto, which computes in FP32 and rounds once"
+            if native
+            else "name the module in precision.keep_fp32, or choose another precision",
+        ) from error
 
 
 _WARNED = (

@@ -69,13 +69,13 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
             "resume with the task it was saved from",
         )
     _require_same_tensors(parts.model.state_dict(), saved["model"])
-    _require_same_tensors(parts.carried(), saved["carried"])
     before, now = saved["batch_size"], parts.loaders["train"].batch_size
     if before != now:
         raise CheckpointError(
             f"train.batch_size was {before} and is now {now}: position, schedule and step count are in batches of {before}",
             f"go on with train.batch_size={before}; train.accumulate may change",
         )
+    _require_same_tensors(parts.carried(), saved["carried"])
 
 
 def _require_same_tensors(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:

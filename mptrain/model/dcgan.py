@@ -52,7 +52,7 @@ class DCGAN(nn.Module):
 
 
 def dcgan(*, in_channels: int, image_size: int, latent: PositiveInt = 100, width: PositiveInt = 64) -> DCGAN:
-    """The networks of Radford et al., made for 64x64 pixels with 100 latent numbers, at any power of two up to 128.
+    """The networks of Radford et al. at any power of two from 8 to 128; theirs draw 64x64 pixels, with a width of 128.
 
     Args:
         in_channels: Channels of an image.

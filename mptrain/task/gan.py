@@ -1,7 +1,7 @@
 """Generative adversarial networks (Goodfellow et al. 2014): two losses, two learners, one network that holds both.
 
-The losses are of logits in FP32: a sigmoid in FP16 is exactly 0 below -17, and its logarithm -inf. Noise is drawn in
-FP32 and then rounded, so that a seed draws the same in every precision.
+The losses are of logits in FP32: a sigmoid in FP16 is exactly 1 from 8.4 on, and the logarithm of what is missing to 1
+is -inf. Noise is drawn in FP32 and then rounded, so that a seed draws the same in every precision.
 """
 
 from __future__ import annotations
@@ -74,9 +74,16 @@ class Gan(Task):
         return _cross_entropy(discriminator(generator(noise)), 1.0).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums of both losses, and how many real and how many drawn images the discriminator takes for what they are."""
+        """Sums of both losses, and how many real and how many drawn images the discriminator takes for what they are.
+
+        The discriminator judges as in training, with BatchNorm's statistics of one kind at a time. Their running means
+        are of both kinds and fit neither: with them, one that tells the two apart in training may call all images drawn.
+        """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
-        real, drawn = discriminator(batch.inputs), discriminator(generator(noise))
+        images = generator(noise)
+        discriminator.train()
+        real, drawn = discriminator(batch.inputs), discriminator(images)
+        discriminator.train(model.training)
         sums = {
             "discriminator_loss": _cross_entropy(real, 1.0) + _cross_entropy(drawn, 0.0),
             "generator_loss": _cross_entropy(drawn, 1.0),

@@ -161,3 +161,13 @@ def test_workers_outlive_signals_to_the_group_but_not_their_process():
         # Batches are left over at the end, so the workers are alive and waiting when the interpreter ends.
         out, errors = process.communicate("go on\n", timeout=60)
     assert (process.returncode, out) == (0, "15\n"), errors
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_batch_is_the_first_of_the_first_epoch_again_and_again(workers):
+    whole = order(Loader(Numbers(50), 8, 3, shuffle=True), 0)
+    loader = Loader(Numbers(50, in_memory=not workers), 8, 3, shuffle=True, workers=workers, one_batch=True)
+    assert loader.steps_per_epoch == 1
+    assert [order(loader, epoch) for epoch in range(3)] == [whole[:1]] * 3
+    assert order(loader, 1, start=1) == []
+    loader.close()

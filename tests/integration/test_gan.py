@@ -12,6 +12,7 @@ from PIL import Image
 from small_runs import Kept, continue_loop, loop_of, parts_of, run_command, steps_of
 from torch import nn
 
+from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
@@ -189,8 +190,10 @@ def test_in_fp16_three_epochs_have_a_line_for_each_step_and_learner_and_a_scale_
     assert grids[0].tobytes() != grids[1].tobytes()
     validated = loop.progress.last["val"]
     assert set(validated) == {"discriminator_loss", "generator_loss", "real_accuracy", "fake_accuracy"}
+    before = {name: value.clone() for name, value in loop.parts.model.state_dict().items()}
     again = evaluate(loop.parts, loop.parts.loaders["val"], "val", 9, 3, stop=lambda: False)  # without pictures
     assert again.record.metrics == validated
+    assert changed(before, loop.parts.model.state_dict()) == set()
 
 
 class SeenByHooks:
@@ -262,6 +265,18 @@ def test_trap_37_eight_steps_equal_four_and_four_more_bit_for_bit(tmp_path, prec
     ]
     assert pictures[0] == pictures[1]
     assert len(pictures[0]) == 4
+
+
+def test_the_network_chooses_its_task_rates_sizes_and_range():
+    config = compose(["model=dcgan"])
+    assert (config.chosen["task"], config.chosen["optimizer"], config.chosen["schedule"]) == ("gan", "adam", "constant")
+    assert config.optimizer.arguments["lr"] == 2e-4
+    assert config.optimizer.arguments["betas"] == (0.5, 0.999)
+    assert config.dataset.arguments["image_size"] == 32
+    assert config.dataset.arguments["normalise"] == "symmetric"
+    assert compose(["model=dcgan", "dataset=image_folder"]).dataset.arguments["image_size"] == 64
+    for optimizer in ("adam", "adamw"):  # other networks have what they had
+        assert compose(["model=cnn", f"optimizer={optimizer}"]).optimizer.arguments["betas"] == (0.9, 0.999)
 
 
 @pytest.mark.parametrize(

@@ -210,13 +210,31 @@ def test_sums_over_parts_make_the_metrics_of_the_whole(tape):
     assert 0 < whole["real_accuracy"] < 1
 
 
-def test_measuring_and_exhibiting_leave_the_networks_as_they_are():
+def test_measuring_judges_each_kind_by_its_own_statistics_as_training_does():
+    model, batch = networks().eval(), image_batch()
+    with torch.no_grad():
+        torch.manual_seed(4)
+        sums = Gan().measure(model, batch)
+        torch.manual_seed(4)
+        drawn = model.generator(torch.randn(6, 6))  # by the running means, as when it is used
+        by_training = copy.deepcopy(model.discriminator).train()
+        expected = softplus((-by_training(batch.inputs)).tolist()) + softplus(by_training(drawn).tolist())
+        other = softplus((-model.discriminator(batch.inputs)).tolist()) + softplus(model.discriminator(drawn).tolist())
+    assert sums["discriminator_loss"].item() == pytest.approx(sum(expected), rel=1e-6)
+    assert sums["discriminator_loss"].item() != pytest.approx(sum(other), rel=1e-3)
+
+
+def test_measuring_and_exhibiting_leave_the_weights_the_generators_statistics_and_the_mode():
     model, batch = networks().eval(), image_batch()
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         Gan().measure(model, batch)
         Gan().exhibits(model, batch)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    statistics = {
+        name for name, _ in model.discriminator.named_buffers(prefix="discriminator")
+    }  # the engine's to restore
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if name not in statistics)
+    assert not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("policy", [None, HALF, MIXED], ids=["full", "half", "autocast"])

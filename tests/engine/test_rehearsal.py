@@ -1,0 +1,93 @@
+"""The rehearsal finds what a run cannot keep its promises about, and leaves no trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_runs import TINY, Kept, loop_of, parts_of, steps_of
+from torch import nn
+
+from mptrain.engine.rehearsal import rehearse
+from mptrain.errors import EnvironmentRefused
+from mptrain.records import EventRecord
+
+
+def first_batch(parts):
+    return parts.prepare(next(parts.loaders["train"].batches(0)))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_pure"])
+def test_it_leaves_weights_buffers_generators_and_gradients_as_they_were(precision):
+    parts, _ = parts_of("model=cnn", "dataset.train_samples=32", "train.ema_decay=0.9", f"precision={precision}")
+    parts.model.train()
+    torch.manual_seed(4)
+    before = {name: value.clone() for name, value in parts.model.state_dict().items()}
+    generator = torch.get_rng_state()
+    rehearse(parts, first_batch(parts))
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, before[name]) for name, value in parts.model.state_dict().items())
+    assert all(parameter.grad is None for parameter in parts.model.parameters())
+    [learner] = parts.learners
+    assert learner.updates == 0
+    assert learner.weights.without_gradient() == list(learner.weights.names)
+
+
+@pytest.mark.parametrize("precision", ["fp16_dynamic", "bf16"])
+def test_an_operator_without_a_half_kernel_is_refused_with_what_to_do(precision):
+    parts, _ = parts_of(*TINY, f"precision={precision}")
+
+    def loss(model, batch):
+        return torch.linalg.svdvals(model(batch.inputs)).sum()
+
+    object.__setattr__(parts.learners[0].objective, "loss", loss)
+    with pytest.raises(EnvironmentRefused, match="torch cannot compute a part of the model in") as caught:
+        rehearse(parts, first_batch(parts))
+    assert "precision.keep_fp32" in caught.value.hint
+
+
+def test_an_error_of_another_kind_is_not_taken_for_a_missing_kernel():
+    parts, _ = parts_of(*TINY, "precision=fp16_dynamic")
+
+    def loss(model, batch):
+        return model(batch.inputs) @ torch.ones(3)
+
+    object.__setattr__(parts.learners[0].objective, "loss", loss)
+    with pytest.raises(RuntimeError, match="size"):
+        rehearse(parts, first_batch(parts))
+
+
+class Counter(nn.Module):
+    """Puts a new tensor in the place of its buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, images):
+        self.seen = self.seen + 1
+        return images
+
+
+def test_a_buffer_that_no_refused_step_can_restore_is_warned_of_and_not_counted_twice(tmp_path):
+    kept = Kept()
+    loop = loop_of(tmp_path, *TINY, "train.max_steps=3", kept=kept)
+    counter = Counter()
+    loop.parts.model.insert(0, counter)
+    guard = type(loop.parts.plan.guard)(loop.parts.model)
+    object.__setattr__(loop.parts.plan, "guard", guard)
+    del loop.parts.loaders["val"], loop.parts.loaders["test"]
+    loop.run()
+    assert counter.seen.item() == 3  # the rehearsal's is not among them
+    warnings = [event.fields["message"] for event in kept.of(EventRecord) if event.kind == "warning"]
+    assert warnings[-1] == (
+        "1 buffers are replaced instead of changed in place, so that a refused step cannot restore them: 0.seen"
+    )
+
+
+def test_overfitting_learns_one_batch_by_heart(tmp_path):
+    loop = loop_of(tmp_path, "debug=overfit", "model=mlp", "train.epochs=60", "precision=amp_dynamic")
+    del loop.parts.loaders["val"], loop.parts.loaders["test"]
+    loop.run()
+    losses = [step["loss"] for step in steps_of(loop)]
+    assert len(losses) == 60
+    assert losses[-1] < losses[0] / 20
