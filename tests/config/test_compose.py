@@ -289,7 +289,7 @@ def test_an_overridden_list_entry_counts():
 
 
 def test_interpolations_follow_overridden_values():
-    config = compose(["model=cnn", "+dataset.train_samples=${train.batch_size}", "train.batch_size=16"])
+    config = compose(["dataset.train_samples=${train.batch_size}", "train.batch_size=16"])
     assert config.dataset.arguments["train_samples"] == 16
 
 
