@@ -65,7 +65,7 @@ def dcgan(*, in_channels: int, image_size: int, latent: PositiveInt = 100, width
     """
     if image_size not in SIZES:
         raise ConfigError(
-            f"dataset.image_size={image_size}: the layers of dcgan double 4 pixels a few times, which never makes {image_size}",
+            f"dataset.image_size={image_size}: dcgan doubles 4 pixels a few times, which never makes {image_size}",
             f"write dataset.image_size={min(SIZES, key=lambda size: abs(size - image_size))}; "
             f"it takes {', '.join(map(str, SIZES))}",
         )

@@ -74,10 +74,11 @@ class Gan(Task):
         return _cross_entropy(discriminator(generator(noise)), 1.0).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums of both losses, and how many real and how many drawn images the discriminator takes for what they are.
+        """Sums of both losses, and how many real and drawn images the discriminator takes for what they are.
 
         The discriminator judges as in training, with BatchNorm's statistics of one kind at a time. Their running means
-        are of both kinds and fit neither: with them, one that tells the two apart in training may call all images drawn.
+        are of both kinds and fit neither: by them, one that tells the two apart in training may call
+        every image drawn.
         """
         generator, discriminator, noise = _parts(model, batch.inputs, batch.samples)
         images = generator(noise)
