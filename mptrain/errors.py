@@ -3,6 +3,7 @@
     MptrainError (1)
     ├── UsageError (2)          the command line is wrong: unknown command, malformed override
     ├── ConfigError (2)         the configuration is wrong; carries *all* problems found
+    │   └── FirstBatchError (2) model and task do not get through their first batch
     ├── EnvironmentRefused (3)  this machine cannot do what was asked for
     ├── NumericsError (4)       training cannot go on: only overflows, a diverged loss
     ├── DataError (6)           data missing, damaged or inconsistent with the model
@@ -80,6 +81,10 @@ class ConfigError(MptrainError):
             problems = [problems]
         self.problems = tuple(problems)
         super().__init__("; ".join(problem.what for problem in self.problems), self.problems[0].hint)
+
+
+class FirstBatchError(ConfigError):
+    """Model and task do not get through their first batch; the exception that they raised is its cause."""
 
 
 class EnvironmentRefused(MptrainError):

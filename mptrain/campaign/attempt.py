@@ -28,6 +28,7 @@ from mptrain.errors import (
     CheckpointError,
     ConfigError,
     EnvironmentRefused,
+    FirstBatchError,
     MptrainError,
     Preempted,
     Problem,
@@ -287,6 +288,9 @@ def _for_the_user(error: BaseException, config: Config, directory: RunDirectory)
             f"torch.compile failed: {first_line(error)}",
             "it needs a C++ compiler on a CPU; write train.compile=false to do without",
         )
+    if isinstance(error, FirstBatchError) and error.__cause__ is not None:
+        how_it_failed(error.__cause__, directory)  # keeps the traceback
+        return users_own(error.__cause__, config) or error
     if isinstance(error, Exception) and not isinstance(error, MptrainError):
         own = users_own(error, config)
         if own is not None:

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 from mptrain import __version__
 from mptrain.cli import wording
 from mptrain.cli.rows import print_rows
+from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.storage import readable_bytes
 
 if TYPE_CHECKING:
@@ -142,6 +143,7 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
         ),
         ("memory", f"{readable_bytes(closing.peak_memory)} at most" if closing.peak_memory else ""),
         ("run", str(closing.run)),
+        ("pictures", str(pictures) if (pictures := RunPaths(closing.run).samples).is_dir() else ""),
         ("evaluate", f"mptrain eval {shlex.quote(str(closing.run))}"),
         ("export", f"mptrain export {shlex.quote(str(closing.run))}"),
         ("go on", f"mptrain resume {shlex.quote(str(closing.run))} {' '.join(_longer(closing))}"),

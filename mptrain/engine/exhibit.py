@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def keep_exhibits(folder: Path, epoch: int, exhibits: Mapping[str, Tensor]) -> list[str]:
-    """Write one PNG for each exhibit, ``NAME-EPOCH.png``; the same epoch replaces its own.
+def keep_exhibits(folder: Path, step: int, exhibits: Mapping[str, Tensor]) -> list[str]:
+    """Write one PNG for each exhibit, ``NAME-STEP.png``; the same step replaces its own.
 
     Args:
         folder: Made if missing, when there is something to write.
-        epoch: Completed epochs.
+        step: Attempted steps.
         exhibits: float ``[N, C, H, W]`` from 0 to 1 by name, on the host; what lies outside is clipped.
 
     Returns:
@@ -42,6 +42,6 @@ def keep_exhibits(folder: Path, epoch: int, exhibits: Mapping[str, Tensor]) -> l
         pixels = (grid * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
         file = io.BytesIO()
         Image.fromarray(pixels).save(file, format="PNG")
-        names.append(f"{name}-{epoch:04d}.png")
+        names.append(f"{name}-{step:06d}.png")
         write_atomically(folder / names[-1], file.getvalue())
     return names

@@ -113,19 +113,27 @@ def is_sound(parts: Parts) -> bool:
     return _non_finite({name: value for name, value in tensors.items() if value.is_floating_point()})[0] == 0
 
 
-def require_success(progress: Progress, accounts: Sequence[Account]) -> None:
+def require_success(progress: Progress, accounts: Sequence[Account]) -> list[str]:
     """Refuse to call a run done that learned nothing because of its numerics.
 
+    Returns:
+        Warnings, one sentence each: a short run that ended while its first loss scales were still coming down.
+
     Raises:
-        NumericsError: A learner never applied an update, or a loss of the last evaluation is not finite.
+        NumericsError: A learner never applied an update though its scale could fall no further, or a loss of the last
+            evaluation is not finite.
     """
+    warnings = []
     for account in accounts:
-        if progress.step and not account.updates:
-            whose = "" if len(accounts) == 1 else f" of the {account.name}"
+        if not progress.step or account.updates:
+            continue
+        whose = "" if len(accounts) == 1 else f" of the {account.name}"
+        what = f"not one of {progress.step} updates{whose} was applied: every step overflowed"
+        if account.history.counts.keys() != {"calibrating"}:
             raise NumericsError(
-                f"not one of {progress.step} updates{whose} was applied: every step overflowed",
-                "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down",
+                what, "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down"
             )
+        warnings.append(f"{what}, because the loss scale was still coming down; train for longer")
     for split, metrics in progress.last.items():
         for name, value in metrics.items():
             if name.endswith("loss") and not math.isfinite(value):
@@ -133,6 +141,7 @@ def require_success(progress: Progress, accounts: Sequence[Account]) -> None:
                     f"the run diverged: its last {name.replace('_', ' ')} on {split} is {value}",
                     "lower optimizer.lr, clip with train.clip_norm, or compare with precision=fp32",
                 )
+    return warnings
 
 
 def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any]) -> None:

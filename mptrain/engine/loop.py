@@ -148,7 +148,8 @@ class Loop:
         Raises:
             NumericsError: A learner never applied an update, or a loss of the last evaluation is not finite.
         """
-        require_success(self.progress, self._ledger.accounts)
+        for warning in require_success(self.progress, self._ledger.accounts):
+            self._warn(warning)
 
     def _train_and_evaluate(self) -> None:
         progress = self.progress
@@ -278,7 +279,7 @@ class Loop:
         assert outcome is not None
         metrics = outcome.record.metrics
         self._sink.take(outcome.record)
-        if files := keep_exhibits(self.storage.paths.samples, epoch, outcome.exhibits):
+        if files := keep_exhibits(self.storage.paths.samples, self.progress.step, outcome.exhibits):
             self._sink.take(EventRecord("samples", self.progress.step, {"files": files}))
         self.progress.last[split] = metrics
         if split == "val" and self.parts.task.metric is not None:

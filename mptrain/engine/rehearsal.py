@@ -13,7 +13,7 @@ import torch
 
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.engine.step import accumulate_gradients
-from mptrain.errors import EnvironmentRefused
+from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.precision.check import ProductCensus, check_step
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def rehearse(parts: Parts, batch: Batch) -> dict[str, list[str]]:
     Raises:
         EnvironmentRefused: A parameter or a product has another dtype than the precision mode promises, or torch has no
             kernel of that dtype for an operator of the model.
-        ConfigError: A loss is not a float32 scalar.
+        ConfigError: A loss is not a float32 scalar, or something else fails on the first batch.
     """
     census, guard = ProductCensus(), parts.plan.guard
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
@@ -47,7 +47,7 @@ def rehearse(parts: Parts, batch: Batch) -> dict[str, list[str]]:
         with other_random_numbers(parts.device):
             for learner in parts.learners:
                 learner.weights.clear()
-                with _kernels_named(parts):
+                with _explained(parts):
                     accumulate_gradients(learner, parts.model, batch, plan)
                 missing += learner.weights.without_gradient()
                 learner.weights.clear()
@@ -70,17 +70,24 @@ _NO_KERNEL = ("not implemented for 'Half'", "not implemented for 'BFloat16'", "c
 
 
 @contextlib.contextmanager
-def _kernels_named(parts: Parts) -> Iterator[None]:
-    """Turns torch's refusal to compute in half precision into one that says what to do."""
+def _explained(parts: Parts) -> Iterator[None]:
+    """Turns what the passes raise into what the user can do: a missing kernel, or parts that do not go together."""
     try:
         yield
-    except RuntimeError as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        first_line = str(error).splitlines()[0] if str(error) else "no message"
         if not parts.policy.half or not any(words in str(error) for words in _NO_KERNEL):
-            raise
+            raise FirstBatchError(
+                f"{type(parts.model).__name__} and {type(parts.task).__name__} do not get through the first batch: "
+                f"{type(error).__name__}: {first_line}",
+                "choose a model and a task that go together (a model's own file does); --traceback shows where it failed",
+            ) from error
         native = parts.policy.cpu_kernels == "native" and parts.device.type == "cpu"
         raise EnvironmentRefused(
             f"precision={parts.policy.name}: on {parts.device.type} torch cannot compute a part of the model in "
-            f"{parts.policy.compute}: {str(error).splitlines()[0]}",
+            f"{parts.policy.compute}: {first_line}",
             "write precision.cpu_kernels=auto, which computes in FP32 and rounds once"
             if native
             else "name the module in precision.keep_fp32, or choose another precision",

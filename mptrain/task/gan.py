@@ -98,14 +98,13 @@ class Gan(Task):
         return {name: total / terms for name, total in sums.items()}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """``samples``: what the generator draws from the same noise each time; ``real``: images of the batch.
+        """``samples``: what the generator draws from the same noise each time.
 
         That noise comes from a source of its own, so that showing pictures does not change what is measured next.
         """
         source = torch.Generator(batch.inputs.device).manual_seed(0)
         generator, _, noise = _parts(model, batch.inputs, SHOWN, source)
-        pictures = {"samples": generator(noise), "real": batch.inputs[:SHOWN]}
-        return {name: (images.float() / 2 + 0.5).clamp(0.0, 1.0) for name, images in pictures.items()}
+        return {"samples": (generator(noise).float() / 2 + 0.5).clamp(0.0, 1.0)}
 
 
 def _cross_entropy(logits: Tensor, label: float) -> Tensor:

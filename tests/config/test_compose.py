@@ -368,7 +368,9 @@ def test_several_options_of_a_group_are_not_called_a_list():
 def test_a_huge_power_of_two_is_written_as_one():
     [warning] = compose(["scaler=static", "scaler.scale=1.3e30"]).warnings
     assert warning.endswith("nearest 2^100")
-    assert next(iter(problems("scaler=static", "scaler.scale=1.79e308"))).startswith("scaler.scale=1.79e+308 is outside of")
+    assert next(iter(problems("scaler=static", "scaler.scale=1.79e308"))).startswith(
+        "scaler.scale=1.79e+308 is outside of"
+    )
 
 
 def test_the_saved_text_gives_the_same_configuration_again():

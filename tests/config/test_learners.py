@@ -24,7 +24,12 @@ def test_what_a_learner_does_not_say_is_what_all_share():
 
 def test_each_part_can_differ_and_null_turns_clipping_off():
     config = compose(
-        ["train.clip_norm=3", "learners.a.scaler.init_scale=8", "learners.a.schedule.warmup=5", "learners.a.clip_norm=null"]
+        [
+            "train.clip_norm=3",
+            "learners.a.scaler.init_scale=8",
+            "learners.a.schedule.warmup=5",
+            "learners.a.clip_norm=null",
+        ]
     )
     own = config.for_learner("a")
     assert own.scaler.build().init_scale == 8.0
@@ -44,7 +49,10 @@ def test_the_saved_text_keeps_what_differs():
     config = compose(["learners.critic.optimizer.lr=0.5"])
     again = reload(config.yaml)
     assert again.for_learner("critic") == config.for_learner("critic")
-    assert reload(config.yaml, ["learners.critic.optimizer.lr=0.25"]).for_learner("critic").optimizer.arguments["lr"] == 0.25
+    assert (
+        reload(config.yaml, ["learners.critic.optimizer.lr=0.25"]).for_learner("critic").optimizer.arguments["lr"]
+        == 0.25
+    )
 
 
 @pytest.mark.parametrize(

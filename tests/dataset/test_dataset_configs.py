@@ -28,7 +28,7 @@ def target_of(keys):
 IMAGES = {"digits", "fashion_mnist", "cifar10", "cifar100", "imagenet", "image_folder", "synthetic"}
 TEXT = {"python_docs", "text"}
 #: Keys whose values follow the model, and what a target learns from the program instead of its file.
-FOLLOWING = {"image_size", "channels", "normalise", "tokens", "sequence_length", "stream"}
+FOLLOWING = {"augment", "image_size", "channels", "normalise", "tokens", "sequence_length", "stream"}
 FACTS = {"batch_size"}
 
 

@@ -65,8 +65,8 @@ def test_pictures_are_written_after_each_validation_and_named_in_the_events(tmp_
     loop.run()
     assert seen == [(False, False, 16)] * 3
     events = [event.fields["files"] for event in kept.of(EventRecord) if event.kind == "samples"]
-    assert events == [["inputs-0001.png"], ["inputs-0002.png"], ["inputs-0003.png"]]
-    with Image.open(loop.storage.paths.samples / "inputs-0003.png") as picture:
+    assert events == [["inputs-000006.png"], ["inputs-000012.png"], ["inputs-000018.png"]]
+    with Image.open(loop.storage.paths.samples / "inputs-000018.png") as picture:
         assert picture.size == (3 * 9 + 1, 3 * 9 + 1)
         assert picture.mode == "RGB"
 
@@ -83,8 +83,8 @@ def test_a_task_without_a_metric_has_no_best_checkpoint_and_ends_in_order(tmp_pa
 
 def test_pictures_outside_of_the_range_are_clipped_and_nan_is_black(tmp_path):
     pictures = torch.tensor([-3.0, torch.nan, 0.5, 7.0]).view(4, 1, 1, 1).expand(4, 1, 2, 2)
-    assert keep_exhibits(tmp_path / "samples", 12, {"x": pictures}) == ["x-0012.png"]
-    with Image.open(tmp_path / "samples" / "x-0012.png") as picture:
+    assert keep_exhibits(tmp_path / "samples", 12, {"x": pictures}) == ["x-000012.png"]
+    with Image.open(tmp_path / "samples" / "x-000012.png") as picture:
         assert [picture.getpixel(place)[0] for place in ((1, 1), (4, 1), (1, 4), (4, 4))] == [0, 0, 128, 255]
     assert keep_exhibits(tmp_path / "none", 1, {}) == []
     assert not (tmp_path / "none").exists()

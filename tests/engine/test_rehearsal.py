@@ -8,7 +8,7 @@ from small_runs import TINY, Kept, loop_of, parts_of, steps_of
 from torch import nn
 
 from mptrain.engine.rehearsal import rehearse
-from mptrain.errors import EnvironmentRefused
+from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.records import EventRecord
 
 
@@ -52,8 +52,11 @@ def test_an_error_of_another_kind_is_not_taken_for_a_missing_kernel():
         return model(batch.inputs) @ torch.ones(3)
 
     object.__setattr__(parts.learners[0].objective, "loss", loss)
-    with pytest.raises(RuntimeError, match="size"):
+    with pytest.raises(
+        FirstBatchError, match="Sequential and Classify do not get through the first batch: Runtime"
+    ) as got:
         rehearse(parts, first_batch(parts))
+    assert isinstance(got.value.__cause__, RuntimeError)
 
 
 class Counter(nn.Module):

@@ -184,8 +184,8 @@ def test_in_fp16_three_epochs_have_a_line_for_each_step_and_learner_and_a_scale_
     after = loop.parts.full_precision()
     assert all(value.isfinite().all() and not torch.equal(value, before[name]) for name, value in after.items())
     pictures = loop.storage.paths.root / "samples"
-    assert {path.name for path in pictures.glob("samples-*.png")} == {f"samples-000{n}.png" for n in (1, 2, 3)}
-    grids = [Image.open(pictures / f"samples-000{n}.png").convert("L") for n in (1, 3)]
+    assert {path.name for path in pictures.glob("samples-*.png")} == {f"samples-{n:06d}.png" for n in (3, 6, 9)}
+    grids = [Image.open(pictures / f"samples-{n:06d}.png").convert("L") for n in (3, 9)]
     assert grids[0].size[0] >= 8 * 16
     assert grids[0].tobytes() != grids[1].tobytes()
     validated = loop.progress.last["val"]
@@ -264,7 +264,7 @@ def test_trap_37_eight_steps_equal_four_and_four_more_bit_for_bit(tmp_path, prec
         for loop in (whole, rest)
     ]
     assert pictures[0] == pictures[1]
-    assert len(pictures[0]) == 4
+    assert len(pictures[0]) == 3
 
 
 def test_the_network_chooses_its_task_rates_sizes_and_range():
@@ -307,6 +307,6 @@ def test_the_shipped_dcgan_trains_three_epochs_in_fp16(tmp_path):
         own = [step for step in steps if step["learner"] == name]
         assert own[-1]["updates"] >= 50
         assert 1 < own[-1]["loss_scale"] < 65536  # came down until gradients fit into FP16, and stayed there
-    grid = Image.open(tmp_path / "it" / "samples" / "samples-0003.png").convert("L")
+    grid = Image.open(sorted((tmp_path / "it" / "samples").iterdir())[-1]).convert("L")
     assert grid.size == (8 * 33 + 1, 8 * 33 + 1)
     assert "discriminator_loss" in done.stdout

@@ -69,7 +69,10 @@ class TestCompile:
         for one, other in zip(steps_of(plain), steps_of(compiled), strict=True):
             assert other["loss"] == pytest.approx(one["loss"], rel=1e-4)
         torch.testing.assert_close(
-            dict(compiled.parts.model.named_parameters()), dict(plain.parts.model.named_parameters()), rtol=1e-3, atol=1e-5
+            dict(compiled.parts.model.named_parameters()),
+            dict(plain.parts.model.named_parameters()),
+            rtol=1e-3,
+            atol=1e-5,
         )
 
     @needs_compiler

@@ -194,6 +194,25 @@ def test_a_run_without_a_single_update_is_not_called_done(capsys):
     assert errors[0] == "error: not one of 3 updates was applied: every step overflowed"
 
 
+def test_a_run_that_ended_while_its_scale_was_still_coming_down_is_done_with_a_warning(capsys):
+    high = ("scaler.init_scale=1073741824", "scaler.max_scale=1073741824")
+    words = ("precision=fp16_dynamic", *high, "train.max_steps=2", "run.name=run")
+    code, _, errors = run(capsys, *TINY, *words)
+    assert code == 0
+    assert any("because the loss scale was still coming down; train for longer" in line for line in errors)
+    assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "done"
+    assert json.loads(Path("outputs/run/summary.json").read_text())["learners"]["main"]["updates"] == 0
+
+
+def test_a_model_and_a_task_that_do_not_go_together_are_no_bug_of_ours(capsys):
+    code, _, errors = run(
+        capsys, "model=dcgan", "task=classify", "optimizer=sgd", "dataset.train_samples=64", "run.name=run"
+    )
+    assert code == 2
+    assert errors[0].startswith("error: DCGAN and Classify do not get through the first batch: ")
+    assert "forward" in Path("outputs/run/failure/traceback.txt").read_text()
+
+
 def test_missing_checkpoints_of_a_run_that_was_saved_are_not_taken_for_a_fresh_start(capsys):
     assert run(capsys, *TINY, "train.max_steps=4", "run.name=run")[0] == 0
     steps = Path("outputs/run/steps.jsonl").read_bytes()

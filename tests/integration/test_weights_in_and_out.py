@@ -46,7 +46,9 @@ def test_exported_weights_give_the_same_predictions_in_plain_torchvision(tmp_pat
     batch = parts.prepare(next(parts.loaders["test"].batches(0)))
     torch.save(batch.inputs, "inputs.pt")
     subprocess.run(
-        [sys.executable, "-c", PLAIN_TORCHVISION, exported.path, "inputs.pt", "outputs.pt"], check=True, env=environment()
+        [sys.executable, "-c", PLAIN_TORCHVISION, exported.path, "inputs.pt", "outputs.pt"],
+        check=True,
+        env=environment(),
     )
     logits = torch.load("outputs.pt")
     records = evaluate_run(str(root), ["precision=fp32"], "last", average=True).records

@@ -68,8 +68,12 @@ def test_the_loss_is_the_mean_negative_log_likelihood():
 def test_auxiliary_heads_are_weighted_and_absent_ones_skipped():
     batch = batch_of([0, 1, 2])
     plain = Classify(num_classes=3).loss(Says(LOGITS), batch)
-    assert Classify(num_classes=3, aux_weight=0.4).loss(Says((LOGITS, LOGITS)), batch).item() == pytest.approx(1.4 * plain.item())
-    assert Classify(num_classes=3).loss(Says((LOGITS, LOGITS, LOGITS)), batch).item() == pytest.approx(1.6 * plain.item())
+    assert Classify(num_classes=3, aux_weight=0.4).loss(Says((LOGITS, LOGITS)), batch).item() == pytest.approx(
+        1.4 * plain.item()
+    )
+    assert Classify(num_classes=3).loss(Says((LOGITS, LOGITS, LOGITS)), batch).item() == pytest.approx(
+        1.6 * plain.item()
+    )
     assert Classify(num_classes=3).loss(Says((LOGITS, None)), batch).item() == plain.item()
     assert Classify(num_classes=3, aux_weight=0.0).loss(Says((LOGITS, LOGITS)), batch).item() == plain.item()
 

@@ -238,7 +238,7 @@ def test_measuring_and_exhibiting_leave_the_weights_the_generators_statistics_an
 
 
 @pytest.mark.parametrize("policy", [None, HALF, MIXED], ids=["full", "half", "autocast"])
-def test_exhibits_are_64_drawn_images_and_the_first_of_the_batch_from_0_to_1(policy):
+def test_exhibits_are_64_drawn_images_from_0_to_1_the_same_each_time(policy):
     model, batch = networks().eval(), image_batch(80)
     inputs = batch.inputs
     if policy is HALF:
@@ -258,13 +258,10 @@ def test_exhibits_are_64_drawn_images_and_the_first_of_the_batch_from_0_to_1(pol
         assert pictures.max() <= 1
         assert pictures.unique().numel() > 100
     assert torch.equal(shown[0]["samples"], shown[1]["samples"])
-    torch.testing.assert_close(shown[0]["real"], (batch.inputs[:64] + 1) / 2, rtol=0, atol=5e-4)
 
 
-def test_exhibits_of_a_small_batch_have_fewer_real_images():
-    shown = Gan().exhibits(networks().eval(), image_batch(3))
-    assert len(shown["samples"]) == 64
-    assert len(shown["real"]) == 3
+def test_exhibits_of_a_small_batch_are_as_many():
+    assert len(Gan().exhibits(networks().eval(), image_batch(3))["samples"]) == 64
 
 
 @pytest.mark.parametrize("missing", ["generator", "discriminator", "latent"])
