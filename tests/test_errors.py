@@ -13,6 +13,7 @@ EXIT_CODES = {
     "MptrainError": 1,
     "UsageError": 2,
     "ConfigError": 2,
+    "FirstBatchError": 2,
     "EnvironmentRefused": 3,
     "NumericsError": 4,
     "DataError": 6,
