@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
-from mptrain.errors import ConfigError
+from mptrain.errors import ConfigError, MptrainError
 from mptrain.logger import Background, Logger, NoLogger, TrackedRun
 from mptrain.runlog.sink import Fanout
 
@@ -30,7 +30,12 @@ def require_logger(config: Config) -> None:
             f"{config.logger.path} is not a tracker of mptrain: it has no require() or no open()",
             "choose one of mptrain list logger",
         )
-    logger.require()
+    try:
+        logger.require()
+    except MptrainError:
+        raise
+    except Exception as error:  # a tracker of the user's may raise anything
+        raise ConfigError(f"{config.logger.path} cannot be used: {type(error).__name__}: {error}") from error
 
 
 def track(config: Config, directory: RunDirectory, name: str, from_step: int, others: Sequence[Sink]) -> list[Sink]:

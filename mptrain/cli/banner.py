@@ -66,6 +66,7 @@ class Closing:
         epochs: Completed epochs.
         planned_epochs: As ``train.epochs`` said.
         max_steps: As ``train.max_steps`` said.
+        max_minutes: As ``train.max_minutes`` said.
     """
 
     run: Path
@@ -83,6 +84,7 @@ class Closing:
     epochs: int = 0
     planned_epochs: int | None = None
     max_steps: int | None = None
+    max_minutes: float | None = None
 
     @classmethod
     def from_summary(cls, run: Path, summary: Mapping[str, Any]) -> Closing:
@@ -103,6 +105,7 @@ class Closing:
             epochs=summary.get("epochs", 0),
             planned_epochs=summary.get("planned_epochs"),
             max_steps=summary.get("max_steps"),
+            max_minutes=summary.get("max_minutes"),
         )
 
 
@@ -154,6 +157,8 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
 def _longer(closing: Closing) -> list[str]:
     """The words that make the run twice as long: those of the limits that ended it."""
     words = []
+    if closing.max_minutes and closing.seconds >= 60 * closing.max_minutes:
+        words.append(f"train.max_minutes={2 * closing.max_minutes:g}")
     if closing.max_steps and closing.steps >= closing.max_steps:
         words.append(f"train.max_steps={2 * closing.max_steps}")
     epochs = closing.planned_epochs or closing.epochs

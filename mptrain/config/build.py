@@ -87,6 +87,7 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch)
     parts = Parts(model, kept, task, dataset, policy, device, learners, plan, memory_format, loaders, notes)
     _refuse_single_samples(config, parts)
+    _require_copies(config, model)
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
 
@@ -157,25 +158,35 @@ def _build_learners(
                 for name in unknown
             ]
         )
-    trained: dict[str, dict[str, nn.Parameter]] = {}
-    for objective in objectives:
-        trained[objective.learner] = _parameters(model, objective, config)
+    trained = {objective.learner: _parameters(model, objective, config) for objective in objectives}
+    _refuse_shared(model, objectives)
     return tuple(
         _build_learner(
             config,
             objective,
             trained[objective.learner],
-            [
-                parameter
-                for other in names
-                for name, parameter in trained[other].items()
-                if parameter.requires_grad and name not in trained[objective.learner]
-            ],
+            [p for name, p in model.named_parameters() if p.requires_grad and name not in trained[objective.learner]],
             initial,
             steps_per_epoch,
         )
         for objective in objectives
     )
+
+
+def _refuse_shared(model: nn.Module, objectives: tuple[Objective, ...]) -> None:
+    """Refuse a parameter that two learners train: each would keep a master copy of its own, and undo the other's."""
+    owners: dict[int, tuple[str, str]] = {}
+    for objective in objectives:
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if not parameter.requires_grad or not _is_in(name, objective.modules):
+                continue
+            first, learner = owners.setdefault(id(parameter), (name, objective.learner))
+            if learner != objective.learner:
+                also = name if name == first else f"{first}, which is {name} as well,"
+                raise ConfigError(
+                    f"the learners {learner} and {objective.learner} both train {also}",
+                    "give every parameter to one learner: the task's objectives say which modules each trains",
+                )
 
 
 def _build_learner(
@@ -211,12 +222,8 @@ def _build_learner(
 
 
 def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[str, nn.Parameter]:
-    """The parameters that an objective trains, by name; ``layer1`` does not mean ``layer10``."""
-    found = {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if any(not module or name == module or name.startswith(f"{module}.") for module in objective.modules)
-    }
+    """The parameters that an objective trains, by name."""
+    found = {name: parameter for name, parameter in model.named_parameters() if _is_in(name, objective.modules)}
     if not found:
         children = ", ".join(name for name, _ in model.named_children()) or "none"
         raise ConfigError(
@@ -227,28 +234,58 @@ def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[
     return found
 
 
+def _is_in(parameter: str, modules: tuple[str, ...]) -> bool:
+    """Whether a parameter belongs to one of some modules; ``layer1`` does not mean ``layer10``."""
+    return any(not module or parameter == module or parameter.startswith(f"{module}.") for module in modules)
+
+
 def _refuse_single_samples(config: Config, parts: Parts) -> None:
     """Refuse sizes that leave a micro-batch of one sample to a BatchNorm that then has one value per channel.
 
     torch would notice at the end of the first epoch.
     """
-    split, size = parts.loaders["train"].split, config.train.batch_size
-    sizes = {min(size, len(split)), len(split) % size} - {0}
-    if all(n // min(n, config.train.accumulate) > 1 for n in sizes):
-        return
+    size, accumulate = config.train.batch_size, config.train.accumulate
+    single = [
+        (name, loader.split)
+        for name, loader in parts.loaders.items()
+        for rest in {min(size, len(loader.split)), len(loader.split) % size} - {0}
+        if rest // min(rest, accumulate if name == "train" else 1) == 1
+    ]
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts.model.modules()):
         return
-    trial = cast("Any", copy.deepcopy(parts.model)).train()
-    sample = parts.prepare(split.fetch([0], 0, config.seed))
-    try:
-        with torch.no_grad(), parts.plan.products(), parts.plan.autocast():
-            for learner in parts.learners:
-                learner.objective.loss(trial, sample)
-    except ValueError as error:
-        raise ConfigError(
-            Problem(
-                f"train.batch_size={size} with train.accumulate={config.train.accumulate} leaves a micro-batch of one of "
-                f"{len(split)} samples, and BatchNorm cannot normalise one value per channel ({error})",
+    for name, split in single:
+        trial = cast("Any", copy.deepcopy(parts.model)).train(name == "train")
+        sample = parts.prepare(split.fetch([0], 0, config.seed))
+        try:
+            with torch.no_grad(), parts.plan.products(), parts.plan.autocast():
+                for learner in parts.learners if name == "train" else ():
+                    learner.objective.loss(trial, sample)
+                if name != "train":
+                    parts.task.measure(trial, sample)
+        except ValueError as error:
+            with_accumulation = f" with train.accumulate={accumulate}" if name == "train" else ""
+            what = "micro-batch" if name == "train" else "batch"
+            raise ConfigError(
+                f"train.batch_size={size}{with_accumulation} leaves a {what} of one of {len(split)} samples of {name}, and "
+                f"BatchNorm cannot normalise one value per channel ({error})",
                 "choose a batch size that divides differently, or accumulate less",
-            )
+            ) from error
+
+
+def _require_copies(config: Config, model: nn.Module) -> None:
+    """Refuse a model that cannot be copied where evaluations will copy it.
+
+    Raises:
+        ConfigError: It holds tensors that were computed from parameters, as the older weight and spectral norms do.
+    """
+    half_storage = config.precision.parameters != "float32"
+    if config.train.ema_decay is None and not (config.precision.eval == "fp32" and half_storage):
+        return
+    key = "train.ema_decay" if config.train.ema_decay is not None else "precision.eval=fp32"
+    try:
+        copy.deepcopy(model)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{key} evaluates a copy of the model, and {config.model.path} cannot be copied: {first_line(error)}",
+            "use torch.nn.utils.parametrizations instead of torch.nn.utils.weight_norm or spectral_norm",
         ) from error

@@ -148,6 +148,8 @@ class Composer:
         asked = [word.split("=", 1)[0] for word in choices]
         for group in dict.fromkeys([*asked, *(other for name in asked for other in RECHOSEN[name])]):
             node[group] = fresh._get_node(group)
+            for learner in (node.get("learners") or {}).values():  # their keys were those of the option before
+                learner.pop(group, None)
             OmegaConf.update(node, f"chosen.{group}", chosen[group], force_add=True)
 
     def _merge(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:

@@ -57,8 +57,9 @@ class Diagnosis:
         """One sentence for the person at the terminal."""
         named = ", ".join(f"{name} ({kind})" for name, kind in self.tensors[:3]) or "no tensor"
         more = f" and {self.count - 3} more" if self.count > 3 else ""
+        whose = f" of the {self.learner}" if self.learner != "main" else ""
         return (
-            f"{self.refused} steps in a row overflowed, the last at step {self.step} with loss scale "
+            f"{self.refused} steps in a row{whose} overflowed, the last at step {self.step} with loss scale "
             f"{scale_in_words(self.loss_scale)}; {_WHAT[self.cause]}: {named}{more}"
         )
 
@@ -104,7 +105,10 @@ def diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, bat
     else:
         cause = "backward" if last.loss - last.loss == 0 else "forward"
         count, tensors = found["gradients"]
-    return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, _ADVICE[cause])
+    advice = _ADVICE[cause]
+    if learner.name != "main":
+        advice = advice.replace("scaler.", f"learners.{learner.name}.scaler.")
+    return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, advice)
 
 
 def is_sound(parts: Parts) -> bool:
@@ -113,7 +117,7 @@ def is_sound(parts: Parts) -> bool:
     return _non_finite({name: value for name, value in tensors.items() if value.is_floating_point()})[0] == 0
 
 
-def require_success(progress: Progress, accounts: Sequence[Account]) -> list[str]:
+def require_success(progress: Progress, accounts: Sequence[Account], metric: str | None) -> list[str]:
     """Refuse to call a run done that learned nothing because of its numerics.
 
     Returns:
@@ -121,7 +125,7 @@ def require_success(progress: Progress, accounts: Sequence[Account]) -> list[str
 
     Raises:
         NumericsError: A learner never applied an update though its scale could fall no further, or a loss of the last
-            evaluation is not finite.
+            evaluation, or the task's metric, is not finite.
     """
     warnings = []
     for account in accounts:
@@ -136,7 +140,7 @@ def require_success(progress: Progress, accounts: Sequence[Account]) -> list[str
         warnings.append(f"{what}, because the loss scale was still coming down; train for longer")
     for split, metrics in progress.last.items():
         for name, value in metrics.items():
-            if name.endswith("loss") and not math.isfinite(value):
+            if (name == metric or name.endswith("loss")) and not math.isfinite(value):
                 raise NumericsError(
                     f"the run diverged: its last {name.replace('_', ' ')} on {split} is {value}",
                     "lower optimizer.lr, clip with train.clip_norm, or compare with precision=fp32",

@@ -74,8 +74,12 @@ class Parts:
         """Let torch.compile make kernels for the modules that the learners train.
 
         Each shape of batch gets kernels of its own: kernels for any shape would come into use only after a second shape
-        was seen, and a resumed run would compute other bits than an undisturbed one.
+        was seen, and a resumed run would compute other bits than an undisturbed one. For the same reason the compiler must
+        not give up on a shape: all modules share one allowance of shapes, eight by default, and a GAN needs more.
         """
+        torch._dynamo.config.recompile_limit = 256
+        torch._dynamo.config.accumulated_recompile_limit = 1024
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
         modules = dict(self.model.named_modules())
         for name in {name for learner in self.learners for name in learner.objective.modules}:
             if name in modules:

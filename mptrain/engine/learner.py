@@ -52,7 +52,7 @@ class Learner:
         rates: float32, shape (planned + 1,): learning rate by number of applied updates.
         device: Where it trains.
         average: An average that follows the weights, or None.
-        others: Parameters that other learners train, and that this one's loss may flow through.
+        others: Parameters that it does not train, and that its loss may flow through.
 
     Attributes:
         objective: The loss it minimises.
@@ -98,7 +98,7 @@ class Learner:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """A region in which no parameter of another learner gets a gradient."""
+        """A region in which no parameter but its own gets a gradient."""
         for parameter in self._others:
             parameter.requires_grad_(False)
         try:
@@ -146,7 +146,7 @@ class Learner:
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> list[str]:
-        """Restore what `state_dict` gave.
+        """Restore what `state_dict` gave, but for averages, which are loaded with the weights.
 
         Returns:
             What could not be restored, as sentences: another optimizer's state, another scaler's, no average.
@@ -156,10 +156,6 @@ class Learner:
         self.scale_state, changed = self.scaler.resume(saved["scaler"], device)
         notes += changed
         self.updates = saved["updates"].to(device)
-        if self.average is not None:
-            if saved["average"]:
-                self.average.load(saved["average"])
-            else:
-                self.average.restart()
-                notes.append("the checkpoint has no average of the weights: it begins with the saved weights")
+        if self.average is not None and not saved["average"]:
+            notes.append("the checkpoint has no average of the weights: it begins with the saved weights")
         return notes

@@ -146,9 +146,9 @@ class Loop:
         """Refuse to call a run done that learned nothing because of its numerics.
 
         Raises:
-            NumericsError: A learner never applied an update, or a loss of the last evaluation is not finite.
+            NumericsError: A learner never applied an update, or what was last evaluated is not finite.
         """
-        for warning in require_success(self.progress, self._ledger.accounts):
+        for warning in require_success(self.progress, self._ledger.accounts, self.parts.task.metric):
             self._warn(warning)
 
     def _train_and_evaluate(self) -> None:

@@ -36,15 +36,24 @@ def plain_weights(state: Mapping[str, Any], *, average: bool) -> dict[str, Tenso
     if average:
         for learner in state["learners"].values():
             weights.update(learner["average"])
+        weights.update({name: weights[first] for name, first in state["tied"].items()})
     return weights
 
 
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The weights with floating-point tensors in one dtype, each contiguous; FP16 saturates at 65504."""
-    return {
-        name: (saturated(value, dtype) if value.is_floating_point() else value).cpu().contiguous().clone()
-        for name, value in weights.items()
-    }
+    """The weights with floating-point tensors in one dtype, contiguous; FP16 saturates at 65504.
+
+    Each has memory of its own, but for tied ones, which stay tied.
+    """
+    made: dict[tuple[Any, ...], Tensor] = {}
+    result = {}
+    for name, value in weights.items():
+        place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype)
+        if place not in made or not value.numel():
+            whole = saturated(value, dtype) if value.is_floating_point() else value
+            made[place] = whole.cpu().clone(memory_format=torch.contiguous_format)
+        result[name] = made[place]
+    return result
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -59,8 +68,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"model.weights={path}: there is no such file", "give a state dict or a run") from error
     except Exception as error:  # unpickling raises whatever the bytes make of it
         raise CheckpointError(
-            f"model.weights={path} cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}",
-            "it must hold tensors only: save it with torch.save(model.state_dict(), PATH)",
+            f"model.weights={path} cannot be read as tensors and nothing else",
+            "save them with torch.save(model.state_dict(), PATH); a run is given by its directory",
         ) from error
     for holder in _HOLDERS:
         if isinstance(content, dict) and isinstance(content.get(holder), dict):
@@ -74,9 +83,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"model.weights={path} holds no state dict", "save one with torch.save(model.state_dict(), PATH)"
         )
-    for prefix in _PREFIXES:
-        if all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
+    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in tensors)), ""):
+        tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
     return tensors
 
 

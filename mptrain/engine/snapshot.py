@@ -17,6 +17,8 @@ from mptrain.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import nn
+
     from mptrain.engine.job import Parts
     from mptrain.engine.ledger import Ledger
 
@@ -25,9 +27,9 @@ SCHEMA = 2
 
 def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str, Any]:
     """Everything that a run needs to go on as if nothing had happened. Call after `Ledger.flush`."""
-    weights = parts.full_precision()
+    weights, tied = parts.full_precision(), tied_names(parts.model)
     model = {
-        name: weights.get(name, value.detach() if isinstance(value, torch.Tensor) else value)
+        name: weights.get(tied.get(name, name), value.detach() if isinstance(value, torch.Tensor) else value)
         for name, value in parts.model.state_dict(keep_vars=True).items()
     }
     return {
@@ -35,11 +37,19 @@ def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str,
         "batch_size": parts.loaders["train"].batch_size,
         "progress": progress.state_dict(),
         "model": model,
+        "tied": tied,
         "carried": parts.carried(),
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
         "accounts": {account.name: account.state_dict() for account in ledger.accounts},
         "random": random_state(parts.device),
     }
+
+
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """The further names of parameters that have several, and the first of each."""
+    first: dict[int, str] = {}
+    names = [(name, first.setdefault(id(p), name)) for name, p in model.named_parameters(remove_duplicate=False)]
+    return {name: own for name, own in names if name != own}
 
 
 def require_same_schema(saved: Mapping[str, Any]) -> None:
@@ -75,10 +85,14 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
             f"train.batch_size was {before} and is now {now}: position, schedule and step count are in batches of {before}",
             f"go on with train.batch_size={before}; train.accumulate may change",
         )
-    _require_same_tensors(parts.carried(), saved["carried"])
+    _require_same_tensors(
+        parts.carried(), saved["carried"], "go on with the state it carried: dataset.stream may not change"
+    )
 
 
-def _require_same_tensors(own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+def _require_same_tensors(
+    own: Mapping[str, Any], saved: Mapping[str, Any], hint: str = "resume with the model it was saved from"
+) -> None:
     wrong = [f"it has no {name}" for name in sorted(own.keys() - saved.keys())]
     wrong += [f"the model has no {name}" for name in sorted(saved.keys() - own.keys())]
     wrong += [
@@ -90,12 +104,12 @@ def _require_same_tensors(own: Mapping[str, Any], saved: Mapping[str, Any]) -> N
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise CheckpointError(
             f"the checkpoint does not fit the model: {'; '.join(wrong[:3])}{more}",
-            "resume with the model it was saved from",
+            hint,
         )
 
 
 def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
-    """Restore model and master weights from a snapshot.
+    """Restore model and master weights from a snapshot, and their averages, or let these begin with the weights.
 
     Raises:
         CheckpointError: They do not fit the model.
@@ -107,6 +121,8 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
         average = saved["learners"].get(learner.name, {}).get("average")
         if learner.average is not None and average:
             learner.average.load(average)
+        elif learner.average is not None:
+            learner.average.restart()
 
 
 def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:

@@ -41,6 +41,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
         "epochs": progress.epoch,
         "planned_epochs": options.train.epochs,
         "max_steps": options.train.max_steps,
+        "max_minutes": options.train.max_minutes,
         "samples": progress.samples,
         "term": parts.task.term,
         "terms": progress.terms,

@@ -32,6 +32,9 @@ MOST_WAITING: Final = 1 << 24
 
 _PIECE: Final = 1 << 16
 
+#: How long the end of a run waits for a tracker that does not say how long.
+CLOSE_SECONDS: Final = 10.0
+
 
 class Background:
     """A sink that hands records to a tracker in another process, and gives up on it rather than wait.
@@ -45,7 +48,7 @@ class Background:
 
     def __init__(self, logger: Logger, run: TrackedRun, log: Path, warnings: Tracker) -> None:
         self._name = type(logger).__name__
-        self._patience = logger.close_seconds
+        self._patience = float(getattr(logger, "close_seconds", CLOSE_SECONDS))
         self._log = log
         self._warnings: Tracker | None = warnings
         self._step = run.from_step
@@ -124,9 +127,11 @@ class Background:
     def _bury(self, process: subprocess.Popen[bytes]) -> None:
         """End the process, if it has not ended; say so once if it failed."""
         self._process, self._fresh = None, []
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
+        unfinished = process.poll() is None
+        if process.returncode != 0:  # with whatever it has started
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
+        if unfinished:
             process.wait()
         elif process.returncode > 0:
             self._warn(f"failed: {self._last_words()}")

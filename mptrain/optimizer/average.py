@@ -5,7 +5,8 @@
 
 The growing decay keeps the first weights, which are random, from staying in the average for long; the rule is that of
 TensorFlow's `tf.train.ExponentialMovingAverage` with ``num_updates``. The average is in FP32 and follows the master
-weights where there are any. A refused update leaves it bit for bit.
+weights where there are any. A refused update leaves it as it
+is (but that -0 may become 0).
 """
 
 from __future__ import annotations

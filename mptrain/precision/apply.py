@@ -164,6 +164,8 @@ def set_products(policy: Policy) -> None:
     torch has an older and a newer interface to TF32, which it compares when the older is read, as its compiler does:
     where they disagree, reading raises. So both are set, and the newer, which has the last word, second.
     """
+    # torch evaluates Transformer layers by one operator that no autocast and no widening reaches into.
+    torch.backends.mha.set_fastpath_enabled(not policy.half)
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     products = "tf32" if policy.tf32 else "ieee"

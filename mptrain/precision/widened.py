@@ -61,6 +61,7 @@ PRODUCTS = frozenset(
 SUMS = frozenset(
     {
         aten.embedding_dense_backward.default,
+        aten._embedding_bag_backward.default,
         aten.native_layer_norm.default,
         aten.native_layer_norm_backward.default,
     }

@@ -161,7 +161,9 @@ class CheckpointStore:
         if path is None:
             raise CheckpointError(
                 f"{self.folder} has no {which} checkpoint",
-                "train first, or name another run" if which == LAST else "use the last one: nothing was evaluated",
+                "train first, or name another run"
+                if which == LAST
+                else "use the last one: nothing was evaluated yet, or the task has no metric to choose by",
             )
         return _load(path)
 

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from small_runs import TINY, parts_of
 from torch import nn
 
-from mptrain.config.build import _parameters
+from mptrain.config.build import _build_learners, _parameters, _require_copies
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
+from mptrain.precision.apply import autocast, set_products
+from mptrain.precision.widened import products
 from mptrain.task.base import Objective
 
 
@@ -77,3 +81,69 @@ def test_weights_move_after_a_module_gave_its_parameters_other_storage():
     learner.loss(parts.model, parts.prepare(next(parts.loaders["train"].batches(0)))).backward()
     learner.weights.update(learner.judge(), learner.rate(), learner.scale)
     assert not any(map(torch.equal, before, parts.model.parameters()))
+
+
+class Pair(nn.Module):
+    def __init__(self, *, tied):
+        super().__init__()
+        self.one, self.two, self.spare = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(1, 1)
+        if tied:
+            self.two.weight = self.one.weight
+
+
+@pytest.mark.parametrize(
+    ("tied", "modules", "named"),
+    [
+        (False, (("one", "two"), ("two",)), "two.weight"),
+        (True, (("one",), ("two",)), "one.weight, which is two.weight"),
+    ],
+)
+def test_a_parameter_that_two_learners_train_is_refused_by_name(tied, modules, named):
+    first, second = (Objective(name, own, None) for name, own in zip(("a", "b"), modules, strict=True))
+    with pytest.raises(ConfigError, match=rf"the learners a and b both train {named}"):
+        _build_learners(compose([]), (first, second), Pair(tied=tied), {}, 10)
+
+
+def test_parameters_of_no_learner_get_no_gradient():
+    model = Pair(tied=False)
+    objective = Objective("main", ("one",), lambda net, batch: net.two(net.one(batch)).float().mean())
+    [learner] = _build_learners(compose([]), (objective,), model, {}, 10)
+    with learner.alone():
+        learner.loss(model, torch.ones(2, 3)).backward()
+    assert model.one.weight.grad is not None
+    assert model.two.weight.grad is None
+    assert model.two.weight.requires_grad
+
+
+@pytest.mark.parametrize("words", [["train.ema_decay=0.9"], ["precision=fp16_dynamic", "precision.eval=fp32"]])
+def test_a_model_that_cannot_be_copied_is_refused_where_evaluation_copies_it(words):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.utils.weight_norm(nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="cannot be copied") as caught:
+        _require_copies(compose(words), model)
+    assert "parametrizations" in caught.value.problems[0].hint
+    _require_copies(compose(["precision=fp16_dynamic"]), model)
+
+
+def test_a_last_batch_of_one_sample_that_cannot_be_evaluated_is_refused_before_training(monkeypatch):
+    def measure(self, model, batch):
+        if batch.samples == 1:
+            raise ValueError("Expected more than 1 value per channel when training")
+        raise AssertionError("only the single sample is tried")
+
+    monkeypatch.setattr("mptrain.task.classify.Classify.measure", measure)
+    with pytest.raises(ConfigError, match=r"train.batch_size=36 leaves a batch of one of 397 samples of test"):
+        parts_of("model=cnn", "train.batch_size=36", "dataset.train_samples=72")
+
+
+def test_transformer_layers_are_evaluated_as_they_are_trained():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    policy = compose(["precision=amp_dynamic"]).precision
+    set_products(policy)
+    try:
+        with torch.no_grad(), products(policy, torch.device("cpu"))(), autocast(policy, torch.device("cpu")):
+            assert layer.eval()(torch.randn(2, 5, 8)).isfinite().all()
+    finally:
+        set_products(compose(["precision=fp32"]).precision)
+    assert torch.backends.mha.get_fastpath_enabled()

@@ -55,6 +55,14 @@ def test_the_saved_text_keeps_what_differs():
     )
 
 
+def test_choosing_another_option_of_a_group_drops_what_a_learner_had_changed_in_the_old_one():
+    config = compose(["learners.critic.scaler.init_scale=8", "learners.critic.optimizer.lr=0.5"])
+    again = reload(config.yaml, ["scaler=static"])
+    assert again.for_learner("critic").scaler == again.scaler
+    assert again.for_learner("critic").optimizer.arguments["lr"] == 0.5
+    assert reload(config.yaml, ["precision=fp32"]).for_learner("critic").scaler.path.endswith("NoScaler")
+
+
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [

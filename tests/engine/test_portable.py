@@ -11,6 +11,7 @@ from mptrain.errors import CheckpointError
 
 STATE = {
     "model": {"weight": torch.ones(2), "running_var": torch.full((2,), 3.0), "extra": "no tensor"},
+    "tied": {},
     "learners": {"main": {"average": {"weight": torch.zeros(2)}}, "other": {"average": {}}},
 }
 
@@ -47,6 +48,7 @@ def test_every_exported_tensor_has_memory_of_its_own():
         lambda state: {"model": {f"module.{name}": value for name, value in state.items()}},
         lambda state: {"model_state_dict": {f"_orig_mod.{name}": value for name, value in state.items()}},
         lambda state: {f"module._orig_mod.{name}": value for name, value in state.items()},
+        lambda state: {f"_orig_mod.module.{name}": value for name, value in state.items()},
     ],
 )
 def test_the_usual_wrappings_are_undone(tmp_path, wrap):
@@ -61,7 +63,7 @@ def test_the_usual_wrappings_are_undone(tmp_path, wrap):
     ("content", "message"),
     [
         (None, "there is no such file"),
-        (b"no pickle at all", "cannot be read"),
+        (b"no pickle at all", "cannot be read as tensors and nothing else"),
         ([1, 2], "holds no state dict"),
         ({"epoch": 3}, "holds no state dict"),
         (torch.ones(3), "holds no state dict"),

@@ -40,6 +40,7 @@ class TestMaxMinutes:
         done = run_command(*TINY, "train.epochs=100000", "train.max_minutes=0.01", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "done" in done.stdout
+        assert "train.max_minutes=0.02" in done.stdout
 
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
@@ -89,4 +90,20 @@ class TestCompile:
         second = continue_loop(first, *words, "train.max_steps=12")
         second.run()
         assert len(steps_of(second)) == 12
+        assert steps_of(second) == steps_of(whole)
+
+    @needs_compiler
+    @pytest.mark.slow
+    @pytest.mark.timeout(1200)
+    @pytest.mark.filterwarnings("ignore")
+    def test_a_resumed_compiled_gan_which_has_many_shapes_has_them_too(self, tmp_path):
+        words = ("model=dcgan", "dataset.image_size=8", "model.width=4", "model.latent=8", "dataset.train_samples=112",
+                 "precision=fp32", "train.compile=true")  # fmt: skip
+        whole = loop_of(tmp_path, *words, "train.max_steps=6")
+        whole.run()
+        first = loop_of(tmp_path, *words, "train.max_steps=1")
+        first.run()
+        torch._dynamo.reset()
+        second = continue_loop(first, *words, "train.max_steps=6")
+        second.run()
         assert steps_of(second) == steps_of(whole)

@@ -164,7 +164,7 @@ def test_a_full_disk_ends_with_6_and_keeps_the_last_good_checkpoint(capsys, monk
 def test_a_single_sample_for_batch_norm_is_refused_before_training(capsys):
     code, _, errors = run(capsys, "model=resnet18", "dataset.train_samples=33", "train.batch_size=16")
     assert code == 2
-    assert "leaves a micro-batch of one of 33 samples" in errors[0]
+    assert "leaves a micro-batch of one of 33 samples of train" in errors[0]
     assert errors[1] == "hint: choose a batch size that divides differently, or accumulate less"
     assert not Path("outputs").exists()
 
@@ -198,9 +198,29 @@ def test_a_run_that_ended_while_its_scale_was_still_coming_down_is_done_with_a_w
     high = ("scaler.init_scale=1073741824", "scaler.max_scale=1073741824")
     words = ("precision=fp16_dynamic", *high, "train.max_steps=2", "run.name=run")
     assert run(capsys, *TINY, *words)[0] == 0
-    assert "because the loss scale was still coming down; train for longer" in Path("outputs/run/events.jsonl").read_text()
+    assert (
+        "because the loss scale was still coming down; train for longer" in Path("outputs/run/events.jsonl").read_text()
+    )
     assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "done"
     assert json.loads(Path("outputs/run/summary.json").read_text())["learners"]["main"]["updates"] == 0
+
+
+def test_a_language_model_whose_perplexity_is_infinite_has_diverged(capsys):
+    words = ("model=word_lstm", "optimizer.lr=10000", "dataset.sequence_length=8", "dataset.train_samples=128",
+             "train.batch_size=16", "train.epochs=1", "precision=fp32")  # fmt: skip
+    code, _, errors = run(capsys, *words)
+    assert code == 4
+    assert errors[0].startswith("error: the run diverged: its last perplexity on")
+
+
+def test_giving_up_names_the_learner_and_its_keys(capsys):
+    words = ("model=dcgan", "model.width=2", "dataset.image_size=8", "dataset.train_samples=128", "train.patience=3",
+             "precision=fp16_dynamic", "learners.generator.scaler.init_scale=1.7e38",
+             "learners.generator.scaler.max_scale=1.7e38")  # fmt: skip
+    code, _, errors = run(capsys, *words)
+    assert code == 4
+    assert "3 steps in a row of the generator overflowed" in errors[0]
+    assert "learners.generator.scaler." in errors[1]
 
 
 def test_a_model_and_a_task_that_do_not_go_together_are_no_bug_of_ours(capsys):

@@ -88,6 +88,35 @@ def test_raw_averaged_half_and_best_are_four_different_files(tmp_path, monkeypat
     assert any(not torch.equal(value, value.half().float()) for value in masters.values())  # not the rounded copies
 
 
+def test_tied_weights_stay_one_averaged_or_raw_and_begin_another_run_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "model=word_lstm", "model.tied=true", "precision=fp16_dynamic", "train.max_steps=4", "optimizer.lr=0.02",
+        "dataset.sequence_length=8", "dataset.train_samples=64", "train.batch_size=16", "dataset.val_share=0.02",
+        "dataset.test_share=0.02",
+    )  # fmt: skip
+    root = train(*words, "train.ema_decay=0.9")
+    for average in (True, False):
+        path = export_run(str(root), "last", torch.float32, average=average, output=None).path
+        weights = torch.load(path, weights_only=True)
+        assert torch.equal(weights["embedding.weight"], weights["decoder.weight"])
+        assert weights["embedding.weight"].data_ptr() == weights["decoder.weight"].data_ptr()
+        assert not torch.equal(weights["embedding.weight"], weights["embedding.weight"].half().float())
+    found = {record.split: record.metrics for record in evaluate_run(str(root), [], "last", average=False).records}
+    tuned = evaluate_run(str(train(*words[:2], *words[2:], f"model.weights={path}", "optimizer.lr=1e-30")), [], "last",
+                         average=False).records  # fmt: skip
+    assert {record.split: record.metrics["loss"] for record in tuned} == {
+        split: pytest.approx(metrics["loss"], rel=1e-5) for split, metrics in found.items()
+    }
+
+
+def test_an_average_that_a_run_has_not_is_not_made_up_for_its_evaluation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = str(train(*TINY))
+    plain = evaluate_run(root, [], "last", average=True).records
+    assert evaluate_run(root, ["train.ema_decay=0.9"], "last", average=True).records == plain
+
+
 def test_the_command_says_where_the_weights_are_and_how_to_load_them(tmp_path):
     assert run_command(*TINY, "run.name=r", cwd=tmp_path).returncode == 0
     done = run_command("export", "outputs/r", "--fp16", "--output", "mine.pt", cwd=tmp_path)

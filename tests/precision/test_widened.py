@@ -344,3 +344,10 @@ def test_the_probe_answers_for_each_half_format():
         assert not has_native_half("bfloat16")
     else:
         assert has_native_half("bfloat16") == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def test_the_gradient_of_a_bag_of_embeddings_is_summed_in_fp32():
+    bag = torch.nn.EmbeddingBag(4, 4, mode="sum").half()
+    with Widened():
+        bag(torch.zeros(8192, 1, dtype=torch.long)).float().sum().backward()
+    assert bag.weight.grad[0].tolist() == [8192.0] * 4
