@@ -7,6 +7,7 @@ between is in `mptrain.engine`; what it looks like, in `mptrain.cli`.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from mptrain.config.assemble import first_line
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
+from mptrain.config.ranges import show
 from mptrain.engine.loop import Loop, Storage
 from mptrain.engine.snapshot import require_fit
 from mptrain.errors import (
@@ -46,6 +48,7 @@ from mptrain.runlog import (
     open_run,
     read_summary,
     truncate_records,
+    write_atomically,
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
@@ -53,7 +56,7 @@ from mptrain.runlog.sink import Sink
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
-    from mptrain.engine.job import Parts
+    from mptrain.engine.job import Options, Parts
     from mptrain.precision.support import Support
 
 
@@ -152,12 +155,14 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
 
 
 def find_run(run: str) -> RunDirectory:
-    """The run in a directory; ``last`` is the newest one below ``outputs``.
+    """The run in a directory, or of a name below ``outputs``; ``last`` is the newest one there.
 
     Raises:
         StorageError: There is none, or it has no configuration yet.
     """
-    directory = last_run(Path("outputs")) if run == "last" else open_run(Path(run))
+    named = Path("outputs") / run  # as run.name= named it
+    place = named if named.is_dir() and not Path(run).exists() else Path(run)
+    directory = last_run(Path("outputs")) if run == "last" else open_run(place)
     if not directory.paths.config.exists():
         raise StorageError(f"{directory.root} has no config.yaml", "it was killed before it began: start it again")
     return directory
@@ -187,6 +192,7 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
         built = build(config, weights=loaded is None)
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
+            _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
         notes = [f"changed: {change_in_words(*change)}" for change in changes]
         warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
         if loaded is None:
@@ -195,6 +201,31 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings))
+
+
+def _require_work(
+    directory: RunDirectory, config: Config, built: tuple[Parts, Options], loaded: Loaded, *, done: bool
+) -> None:
+    """Refuse to go on with a run whose end, as it is asked for now, lies behind it.
+
+    Raises:
+        ConfigError: There is nothing left to do.
+    """
+    parts, options = built
+    step, planned = loaded.manifest.step, options.train.planned(parts.loaders["train"].steps_per_epoch)
+    trained, minutes = loaded.state["progress"]["seconds"] / 60, options.train.max_minutes
+    if step > planned or (done and step >= planned):
+        raise ConfigError(
+            f"{directory.root} stands at step {step:,}, and train.epochs={config.train.epochs} with "
+            f"train.max_steps={show(config.train.max_steps)} ends it at step {planned:,}: there is nothing left to do",
+            "write a larger train.max_steps or train.epochs",
+        )
+    if done and minutes is not None and trained >= minutes:
+        raise ConfigError(
+            f"{directory.root} has trained for {trained:.3g} minutes, and train.max_minutes={minutes:g} ends it there: "
+            "there is nothing left to do",
+            f"write train.max_minutes={2 * trained:.3g}, or train.max_minutes=null",
+        )
 
 
 def _require_never_saved(directory: RunDirectory, state: RunState | None) -> None:
@@ -218,7 +249,7 @@ def _store(directory: RunDirectory, config: Config, *, higher_is_better: bool) -
 def _attempt(
     directory: RunDirectory,
     config: Config,
-    built: tuple[Parts, Any],
+    built: tuple[Parts, Options],
     loaded: Loaded | None,
     show: Show,
     notes: tuple[str, ...] = (),
@@ -228,6 +259,7 @@ def _attempt(
     truncate_records(directory.paths, loaded.manifest.records if loaded else {})
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
+    write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
     state = describe(directory, config, parts.device, before).begin(from_step)
     directory.write_state(state)
     writer = RecordWriter(directory.paths)

@@ -10,7 +10,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, diff
 from mptrain.engine.evaluate import evaluate
-from mptrain.engine.snapshot import load_weights, require_same_schema
+from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
 from mptrain.errors import DataError
 from mptrain.runlog.checkpoints import CheckpointStore
 
@@ -28,12 +28,14 @@ class Evaluation:
     Attributes:
         root: The run directory, which was only read.
         step: Attempted steps of the checkpoint.
+        averaged: Whether the averages of the weights were measured.
         records: One for each split.
         notes: In what the evaluation differs from the run, one sentence each.
     """
 
     root: Path
     step: int
+    averaged: bool
     records: tuple[EvalRecord, ...]
     notes: tuple[str, ...]
 
@@ -57,6 +59,7 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
     loaded = store.load(cast('Literal["last", "best"]', which))
     parts, _ = build(config, weights=False)
     require_same_schema(loaded.state)
+    require_same_labels(parts, loaded.state)
     load_weights(parts, loaded.state)
     progress = loaded.state["progress"]
     splits = [name for name in ("val", "test") if name in parts.loaders]
@@ -68,5 +71,9 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
     ]
     changes = [change_in_words(*change) for change in diff(text, config.yaml)]
     return Evaluation(
-        directory.root, step, tuple(outcome.record for outcome in measured if outcome is not None), tuple(changes)
+        directory.root,
+        step,
+        average and bool(parts.averages()),
+        tuple(outcome.record for outcome in measured if outcome is not None),
+        tuple(changes),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,6 +25,7 @@ class Export:
     """What was written.
 
     Attributes:
+        data: Where the run says what its data were.
         path: The file: a plain state dict, loadable with ``weights_only=True``.
         config: Of the run.
         step: Attempted steps of the checkpoint.
@@ -33,6 +34,7 @@ class Export:
         bytes: Size of the file.
     """
 
+    data: Path
     path: Path
     config: Config
     step: int
@@ -58,6 +60,7 @@ def export_run(
     """
     directory = find_run(run)
     config = reload(directory.paths.config.read_text(encoding="utf-8"))
+    config = replace(config, overrides=tuple(directory.read_overrides()))
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
     require_same_schema(loaded.state)
     averaged = average and any(learner["average"] for learner in loaded.state["learners"].values())
@@ -71,4 +74,6 @@ def export_run(
     file = io.BytesIO()
     torch.save(weights, file)
     write_atomically(output, file.getvalue())
-    return Export(output, config, loaded.state["progress"]["step"], averaged, len(weights), file.tell())
+    return Export(
+        directory.paths.data, output, config, loaded.state["progress"]["step"], averaged, len(weights), file.tell()
+    )

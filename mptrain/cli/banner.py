@@ -67,6 +67,7 @@ class Closing:
         planned_epochs: As ``train.epochs`` said.
         max_steps: As ``train.max_steps`` said.
         max_minutes: As ``train.max_minutes`` said.
+        planned_steps: Steps that would have been attempted with more time.
     """
 
     run: Path
@@ -85,6 +86,7 @@ class Closing:
     planned_epochs: int | None = None
     max_steps: int | None = None
     max_minutes: float | None = None
+    planned_steps: int = 0
 
     @classmethod
     def from_summary(cls, run: Path, summary: Mapping[str, Any]) -> Closing:
@@ -106,6 +108,7 @@ class Closing:
             planned_epochs=summary.get("planned_epochs"),
             max_steps=summary.get("max_steps"),
             max_minutes=summary.get("max_minutes"),
+            planned_steps=summary.get("planned_steps", 0),
         )
 
 
@@ -133,6 +136,14 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
         rows.append((closing.metric_split, wording.metrics(closing.metrics)))
     if closing.best_val is not None:
         rows.append(("best", f"{closing.best_val:.4f} on val"))
+    if _ran_out_of_time(closing):
+        rows.append(
+            (
+                "ended",
+                f"train.max_minutes={closing.max_minutes:g} was up, after {closing.steps:,} of "
+                f"{closing.planned_steps:,} steps",
+            )
+        )
     for name, learner in closing.learners.items():
         whose = f"{name}: " if len(closing.learners) > 1 else ""
         rows += [
@@ -154,11 +165,15 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
     print_rows("done", rows, stream)
 
 
+def _ran_out_of_time(closing: Closing) -> bool:
+    return closing.max_minutes is not None and closing.steps < closing.planned_steps
+
+
 def _longer(closing: Closing) -> list[str]:
     """The words that make the run twice as long: those of the limits that ended it."""
     words = []
-    if closing.max_minutes and closing.seconds >= 60 * closing.max_minutes:
-        words.append(f"train.max_minutes={2 * closing.max_minutes:g}")
+    if _ran_out_of_time(closing):
+        words.append(f"train.max_minutes={2 * (closing.max_minutes or 1):g}")
     if closing.max_steps and closing.steps >= closing.max_steps:
         words.append(f"train.max_steps={2 * closing.max_steps}")
     epochs = closing.planned_epochs or closing.epochs

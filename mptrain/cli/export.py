@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +11,15 @@ import torch
 
 from mptrain.campaign.export import export_run
 from mptrain.cli.rows import print_rows
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.runlog.storage import readable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from mptrain.config.schema import Config
 
 _FLAGS = ("--best", "--raw", "--fp16", "--output PATH")
 
@@ -44,14 +49,20 @@ def export(words: Sequence[str]) -> int:
         ("content", f"{kind} of step {done.step:,}, {done.tensors} tensors, {dtype}, {readable_bytes(done.bytes)}"),
         ("load", f"model.load_state_dict(torch.load({str(done.path)!r}, weights_only=True))"),
         ("model", f"{done.config.model.path}{arguments}"),
-        ("tune", f"mptrain {_model_word(done.config.chosen)} model.weights={done.path}"),
+        ("data", f"{done.data}: labels, and how inputs are prepared" if done.data.exists() else ""),
+        ("tune", shlex.join(["mptrain", *_model_words(done.config), f"model.weights={done.path}"])),
     ]
     print_rows("exported", rows, sys.stdout)
     return EXIT_OK
 
 
-def _model_word(chosen: dict[str, str]) -> str:
-    return f"model={chosen['model']}" if "model" in chosen else "model=..."
+def _model_words(config: Config) -> list[str]:
+    """The words that make the same model, as far as the run knows them."""
+    words = [word for word in config.overrides if word.startswith(("model.", "extensions.", "+model.", "~model."))]
+    words = [word for word in words if not word.startswith("model.weights=")]
+    chosen = config.chosen.get("model", "cnn")
+    known = chosen in Catalogue([location.configs()]).groups["model"]
+    return [*([] if known else ["--config-dir", "DIR"]), f"model={chosen}", *words]
 
 
 def _read(words: Sequence[str]) -> tuple[str, set[str], Path | None]:
@@ -66,6 +77,8 @@ def _read(words: Sequence[str]) -> tuple[str, set[str], Path | None]:
             if not value:
                 raise UsageError("--output needs a value", "write --output PATH")
             output = Path(value)
+            if output.is_dir():
+                raise UsageError(f"--output {value} is a folder", "write the path of a file")
         elif word in ("--best", "--raw", "--fp16"):
             flags.add(word)
         elif word.startswith("-") or run:

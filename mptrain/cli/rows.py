@@ -25,6 +25,8 @@ def width_of(stream: IO[str]) -> int:
 def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str]) -> None:
     """Prints a title and its rows; a row without text is left out. Control characters only on a terminal.
 
+    Commands are not wrapped, so that they can be copied.
+
     Raises:
         StorageError: The stream takes no more.
     """
@@ -33,9 +35,8 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str]) -> 
     lines = [f"{bold}{title}{plain}"]
     for name, text in rows:
         if text:
-            first, *more = textwrap.wrap(
-                text, width_of(stream) - left - 2, break_long_words=False, break_on_hyphens=False
-            )
+            width = len(text) if text.startswith("mptrain ") else width_of(stream) - left - 2
+            first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
             lines.append(f"  {dim}{name.ljust(left)}{plain}{first}")
             lines += [" " * (left + 2) + line for line in more]
     with writing():

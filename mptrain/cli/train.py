@@ -58,7 +58,8 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
         MptrainError: The run has no usable checkpoint, or its data or device is missing.
     """
     evaluation = evaluate_run(run, overrides, which, average=average)
-    print(f"run={evaluation.root} checkpoint={which} step={evaluation.step}")
+    weights = "averaged" if evaluation.averaged else "raw"
+    print(f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}")
     for note in evaluation.notes:
         print(f"note={note}")
     for record in evaluation.records:

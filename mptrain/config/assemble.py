@@ -81,7 +81,7 @@ def assemble(
         overrides=overrides,
         chosen=chosen,
         model_defaults=defaults,
-        warnings=tuple(warnings_about(targets["scaler"])),
+        warnings=tuple(warnings_about(targets["scaler"], {word.key_or_group for word in words.values})),
     )
 
 

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from mptrain.config.assemble import first_line
 from mptrain.config.ranges import show
+from mptrain.config.together import build_dataset, build_task, require_facts
 from mptrain.dataset.loader import Loader
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.job import Options, Parts
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from mptrain.config.schema import Config
     from mptrain.dataset.source import Dataset
     from mptrain.optimizer.rules import Rule
-    from mptrain.task.base import Objective, Task
+    from mptrain.task.base import Objective
 
 
 def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
@@ -65,8 +66,8 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # page-locked memory, streams and compiled kernels belong to the current one
     set_products(policy)
-    dataset: Dataset = config.dataset.build(seed=config.seed, batch_size=config.train.batch_size)
-    task: Task = config.task.build(**dataset.facts())
+    dataset = build_dataset(config)
+    task = build_task(config, dataset)
     model = build_model(config, dataset)
     notes = _begin_with(model, config.weights) if weights and config.weights is not None else ()
     model.float()
@@ -94,6 +95,7 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:
     """The network in FP32 on the CPU, as the seed draws it."""
+    require_facts(config, "model", config.model, dataset)
     seed_everything(config.seed)
     try:
         model = config.model.build(**dataset.facts())
@@ -122,9 +124,11 @@ def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
         if loaded is None:
             raise CheckpointError(f"model.weights={path} is a run without a checkpoint", "choose another run")
         found = plain_weights(loaded.state, average=True)
+        averaged = ", averaged" if any(learner["average"] for learner in loaded.state["learners"].values()) else ""
+        source = f"{path} (step {loaded.manifest.step:,}{averaged})"
     else:
-        found = read_weights(path)
-    return (take_over(model, found, str(path)).in_words(str(path)),)
+        found, source = read_weights(path), str(path)
+    return (take_over(model, found, source).in_words(source),)
 
 
 def build_loaders(config: Config, dataset: Dataset, device: torch.device) -> dict[str, Loader]:
@@ -213,9 +217,7 @@ def _build_learner(
         initial=initial,
     )
     device = next(iter(trained.values())).device
-    planned = config.train.epochs * steps_per_epoch
-    planned = min(planned, config.train.max_steps or planned)
-    rates = rate_table(choices.schedule.build(), rule.lr, planned, device)
+    rates = rate_table(choices.schedule.build(), rule.lr, config.train.planned(steps_per_epoch), device)
     decay = config.train.ema_decay
     average = WeightAverage(weights, decay) if decay is not None else None
     return Learner(objective, weights, choices.scaler.build(), rates, device, average=average, others=others)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, hint_for, show
@@ -31,6 +31,10 @@ FP16_TINY = 2.0**-24
 
 #: Arguments of a scaler that multiply or divide the loss scale.
 SCALES = ("scale", "init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")
+
+
+#: Those of them that follow from a rule, not from a network.
+FACTORS = ("growth_factor", "backoff_factor")
 
 
 def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -> Any:
@@ -109,8 +113,13 @@ def check_train(train: TrainOptions) -> list[Problem]:
     ]
 
 
-def warnings_about(scaler: Target) -> list[str]:
-    """Warnings about values that are allowed but probably not meant: scales that are not powers of two."""
+def warnings_about(scaler: Target, written: Collection[str]) -> list[str]:
+    """Warnings about values that are allowed but probably not meant: scales that are not powers of two.
+
+    Args:
+        scaler: The scaler.
+        written: The keys of the command line. A factor that stands in a preset's file is the framework's own.
+    """
     sentences = []
     for name in SCALES:
         value = scaler.arguments.get(name)
@@ -118,8 +127,10 @@ def warnings_about(scaler: Target) -> list[str]:
             continue
         if name == "max_scale" and value == FLOAT32.max:  # a ceiling that is none
             continue
+        if name in FACTORS and f"scaler.{name}" not in written:
+            continue
         nearest = round(math.log2(value))
-        if name in ("growth_factor", "backoff_factor"):  # not 1, which would be refused
+        if name in FACTORS:  # not 1, which would be refused
             nearest = max(nearest, 1) if value > 1 else min(nearest, -1)
         sentences.append(
             f"scaler.{name}={show(value)} is not a power of two, so scaling rounds the gradients; "

@@ -81,12 +81,6 @@ class Target:
             if name not in self.arguments
             and (name in accepted or (open_ended and not dataclasses.is_dataclass(target)))
         }
-        given = {*self.arguments, *extra}
-        if missing := [name for name, known in accepted.items() if known.required and name not in given]:
-            raise ConfigError(
-                f"{self.path} needs {', '.join(missing)}; what it is used with says only {', '.join(facts) or 'nothing'}",
-                "choose a model, a dataset and a task that go together: a model's own file does",
-            )
         try:
             return target(**self.arguments, **extra)
         except ValueError as error:

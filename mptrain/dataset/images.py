@@ -59,6 +59,10 @@ class ImageDataset:
             "image_size": prepared.image_size,
         }
 
+    def card(self) -> dict[str, Any]:
+        """Class names, and how stored images become inputs."""
+        return {"labels": list(self.class_names), "preparation": self.preparation.card()}
+
     def in_words(self) -> str:
         """Channels, height and width: ``1x8x8``."""
         side = self.preparation.image_size

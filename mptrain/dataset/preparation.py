@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.nn import functional as F
 
@@ -49,6 +49,16 @@ class Preparation:
             images = F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=False)
         images = self._normalised(images).contiguous(memory_format=memory_format)
         return replace(batch, inputs=images)
+
+    def card(self) -> dict[str, Any]:
+        """What is done, in the order in which it is done; JSON values."""
+        return {
+            "resize": {"side": self.image_size, "mode": "bilinear", "align_corners": False, "antialias": False},
+            "divide_by": self.full_range,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "channels": self.channels,
+        }
 
     def _normalised(self, images: Tensor) -> Tensor:
         # The constants stay Python numbers: as tensors they would be copied to the device at every step.

@@ -86,6 +86,13 @@ class Dataset(Protocol):
     def in_words(self) -> str:
         """The shape of a sample in a few words, for the person at the terminal."""
 
+    def card(self) -> dict[str, Any]:
+        """What somebody needs who uses the trained weights elsewhere: JSON values, written to ``data.json`` of a run.
+
+        ``labels`` are the names of classes or tokens in the order of their numbers: weights trained on some mean
+        nothing on others, so a run goes on, and is evaluated, with the same labels only.
+        """
+
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device and into the form that the network takes.
 

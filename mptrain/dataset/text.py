@@ -68,7 +68,8 @@ def load_text(
     )
     faults: dict[str, Faults] = {}
     documents: dict[str, list[str]] = {}
-    for part, files in find_files(name, (path,) if isinstance(path, Path) else path).items():
+    found = find_files(name, (path,) if isinstance(path, Path) else path)
+    for part, files in found.items():
         faults[part] = Faults(on_error)
         documents[part] = [read_file(file, faults[part]) for file in files]
     cut = divide(
@@ -76,7 +77,9 @@ def load_text(
         0 if "val" in documents else val_share,
         0 if "test" in documents else test_share,
     )
-    return windows_of(name, {**cut, **{part: joined(texts) for part, texts in documents.items()}}, choices, faults)
+    dataset = windows_of(name, {**cut, **{part: joined(texts) for part, texts in documents.items()}}, choices, faults)
+    dataset.files = {part: [str(file.absolute()) for file in files] for part, files in found.items()}
+    return dataset
 
 
 def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
@@ -88,6 +91,8 @@ def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for path in paths:
         place = path.expanduser()
+        if place == Path():  # what an empty text becomes, such as that of a shell's variable without a value
+            raise DataError(f"{name} not found: dataset.path is empty, or the present folder", f"{_HINT}; ./ is $PWD")
         if place.is_dir():
             inside = sorted(file for file in place.rglob("*") if file.suffix in SUFFIXES and file.is_file())
         elif place.exists():
@@ -102,6 +107,11 @@ def find_files(name: str, paths: tuple[Path, ...]) -> dict[str, list[Path]]:
     if "train" in found:
         found.pop("", None)
         return found
+    if "" not in found:
+        there = ", ".join(str(file) for files in found.values() for file in files[:1])
+        raise DataError(
+            f"{name}: there is {there}, but no file to train on", "name it train.txt, or give it by its path"
+        )
     return {"train": [file for files in found.values() for file in files]}
 
 

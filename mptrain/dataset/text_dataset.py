@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mptrain.dataset.text_tokens import Tokens, Vocabulary, learn
@@ -29,6 +29,7 @@ class TextDataset:
         train: Training windows.
         val: Validation windows, or None.
         test: Test windows, or None.
+        files: The files that each part was read from, by part; empty where there were none.
     """
 
     name: str
@@ -38,6 +39,7 @@ class TextDataset:
     train: TextSplit
     val: TextSplit | None
     test: TextSplit | None
+    files: dict[str, list[str]] = field(default_factory=dict)
     workers = 0
 
     def facts(self) -> dict[str, Any]:
@@ -47,6 +49,10 @@ class TextDataset:
             "sequence_length": self.sequence_length,
             "lanes": self.lanes,
         }
+
+    def card(self) -> dict[str, Any]:
+        """The vocabulary, what a token is, and the files that were read."""
+        return {"labels": list(self.vocabulary.entries), "tokens": self.vocabulary.tokens, "files": self.files}
 
     def in_words(self) -> str:
         """Length of a window and size of the vocabulary: ``128 words (vocabulary 2,476)``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +86,15 @@ class Parts:
         for name in {name for learner in self.learners for name in learner.objective.modules}:
             if name in modules:
                 modules[name].compile(dynamic=False)
+
+    def data_card(self) -> dict[str, Any]:
+        """What the data are, for people and programs that use the weights: JSON values."""
+        own = self.dataset.card() if hasattr(self.dataset, "card") else {}
+        return {"name": self.dataset.name, **self.dataset.facts(), **own}
+
+    def labels_digest(self) -> str:
+        """SHA-256 of the labels of the data, in hexadecimal; those of a data set without any are an empty list."""
+        return hashlib.sha256(json.dumps(self.data_card().get("labels", [])).encode()).hexdigest()
 
     def carried(self) -> dict[str, Tensor]:
         """Buffers that belong to the run and not to the weights: those that the model's state_dict leaves out."""

@@ -90,8 +90,7 @@ class Loop:
     @property
     def planned(self) -> int:
         """How many steps will be attempted."""
-        steps = self.options.train.epochs * self.steps_per_epoch
-        return min(steps, self.options.train.max_steps or steps)
+        return self.options.train.planned(self.steps_per_epoch)
 
     @property
     def _finished(self) -> bool:

@@ -38,6 +38,11 @@ class TrainOptions:
     one_batch: bool = False
     compile: bool = False
 
+    def planned(self, steps_per_epoch: int) -> int:
+        """How many steps will be attempted, if time allows."""
+        steps = self.epochs * steps_per_epoch
+        return min(steps, self.max_steps or steps)
+
 
 @dataclass(frozen=True)
 class CheckpointOptions:

@@ -39,6 +39,7 @@ def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str,
         "model": model,
         "tied": tied,
         "carried": parts.carried(),
+        "labels": parts.labels_digest(),
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
         "accounts": {account.name: account.state_dict() for account in ledger.accounts},
         "random": random_state(parts.device),
@@ -79,6 +80,7 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
             "resume with the task it was saved from",
         )
     _require_same_tensors(parts.model.state_dict(), saved["model"])
+    require_same_labels(parts, saved)
     before, now = saved["batch_size"], parts.loaders["train"].batch_size
     if before != now:
         raise CheckpointError(
@@ -105,6 +107,19 @@ def _require_same_tensors(
         raise CheckpointError(
             f"the checkpoint does not fit the model: {'; '.join(wrong[:3])}{more}",
             hint,
+        )
+
+
+def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
+    """Refuse weights whose outputs mean something else than this data set's labels.
+
+    Raises:
+        CheckpointError: Classes or tokens are not those that were trained on.
+    """
+    if saved["labels"] != parts.labels_digest():
+        raise CheckpointError(
+            f"{parts.dataset.name} is not what the run was trained on: its labels (classes, tokens) have changed",
+            "restore the data; data.json in the run has the labels, and the files that were read",
         )
 
 

@@ -38,6 +38,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
         "test": progress.last.get("test"),
         "steps": progress.step,
         "learners": {account.name: _of_learner(account, progress) for account in accounts},
+        "planned_steps": options.train.planned(parts.loaders["train"].steps_per_epoch),
         "epochs": progress.epoch,
         "planned_epochs": options.train.epochs,
         "max_steps": options.train.max_steps,

@@ -59,6 +59,11 @@ class RunPaths:
         return self.root / EPOCHS
 
     @property
+    def data(self) -> Path:
+        """What the data were: labels, preparation, files; JSON."""
+        return self.root / "data.json"
+
+    @property
     def summary(self) -> Path:
         """The final numbers, schema-versioned JSON."""
         return self.root / "summary.json"

@@ -163,10 +163,23 @@ def test_parts_that_do_not_go_together_are_refused_with_what_is_missing(theirs):
     assert "model.features is required by theirs.net.Line" in done.stderr
     done = theirs(*ALLOWED, "model=cnn", "dataset=table", "task=regress")
     assert done.returncode == 2
-    assert "mptrain.model.cnn needs num_classes, in_channels; what it is used with says only features" in done.stderr
+    assert "model=cnn needs num_classes, in_channels, which dataset=table does not have: it has features" in done.stderr
 
 
 def test_what_is_not_allowed_is_not_imported(theirs):
     done = theirs("--config-dir", "conf", "model=theirs")
     assert done.returncode == 2
     assert "extensions.allow=[theirs.*]" in done.stderr
+
+
+def test_what_a_task_or_data_set_of_theirs_lacks_is_named_before_anything_is_written(theirs, tmp_path):
+    task, data = tmp_path / "theirs/regression.py", tmp_path / "theirs/data.py"
+    task.write_text(task.read_text().replace("def summarise", "def sumarise"))
+    done = theirs(*ALLOWED, "model=line")
+    assert done.returncode == 2
+    assert "task: theirs.regression.Regress made a Regress without summarise" in done.stderr
+    data.write_text(data.read_text().replace("def in_words", "def words"))
+    done = theirs(*ALLOWED, "model=line")
+    assert "dataset: theirs.data.Table made a Table without in_words" in done.stderr
+    assert "mptrain/dataset/source.py" in done.stderr
+    assert not (tmp_path / "outputs").exists()

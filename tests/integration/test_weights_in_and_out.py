@@ -150,7 +150,7 @@ def test_fine_tuning_begins_with_the_weights_in_every_precision(tmp_path, monkey
     for precision in ("fp32", "amp_dynamic", "fp16_dynamic", "bf16"):
         parts, _ = parts_of(*TINY, f"precision={precision}", f"model.weights={root}")
         assert all(torch.equal(value, source[name]) for name, value in parts.full_precision().items())
-        assert parts.notes == (f"8 of 8 tensors begin as in {root}",)
+        assert parts.notes == (f"8 of 8 tensors begin as in {root} (step 18)",)
 
 
 def test_a_resumed_run_does_not_need_the_weights_it_once_began_with(tmp_path, monkeypatch):

@@ -1,0 +1,75 @@
+"""Builds the data set and the task, and refuses parts that do not go together before anything is trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mptrain.config.targets import parameters
+from mptrain.errors import ConfigError
+from mptrain.task.base import Task
+
+if TYPE_CHECKING:
+    from mptrain.config.schema import Config
+    from mptrain.config.targets import Target
+    from mptrain.dataset.source import Dataset
+
+#: What a data set and a task of anybody's must have; see their protocols.
+_DATASET = ("name", "workers", "train", "val", "test", "facts", "in_words", "prepare")
+_TASK = ("metric", "higher_is_better", "objectives", "measure", "summarise")
+
+
+def build_dataset(config: Config) -> Dataset:
+    """The data set.
+
+    Raises:
+        ConfigError: It lacks a part of the protocol.
+        DataError: The data are missing or unusable.
+    """
+    dataset: Dataset = config.dataset.build(seed=config.seed, batch_size=config.train.batch_size)
+    missing = [name for name in _DATASET if not hasattr(dataset, name)]
+    _require("dataset", config.dataset, dataset, missing, "mptrain/dataset/source.py")
+    return dataset
+
+
+def build_task(config: Config, dataset: Dataset) -> Task:
+    """The task, told what it asks for of the data's facts.
+
+    Raises:
+        ConfigError: The data do not say what it needs, or it lacks a part of the protocol.
+    """
+    require_facts(config, "task", config.task, dataset)
+    task: Task = config.task.build(**dataset.facts())
+    unwritten = [name for name in _TASK if getattr(type(task), name, None) is vars(Task).get(name, task)]
+    missing = [name for name in _TASK if name in unwritten or not hasattr(task, name)]
+    _require("task", config.task, task, missing, "mptrain/task/base.py")
+    return task
+
+
+def require_facts(config: Config, group: str, target: Target, dataset: Dataset) -> None:
+    """Refuse a model or a task that needs to know what the data do not say.
+
+    Raises:
+        ConfigError: Names what is missing, by the words of the command line.
+    """
+    accepted, _ = parameters(target.resolve())
+    facts = dataset.facts()
+    missing = [
+        name
+        for name, known in accepted.items()
+        if known.required and name not in target.arguments and name not in facts
+    ]
+    if missing:
+        chosen, data = (config.chosen.get(name) for name in (group, "dataset"))
+        raise ConfigError(
+            f"{group}={chosen or target.path} needs {', '.join(missing)}, which dataset={data or config.dataset.path} does "
+            f"not have: it has {', '.join(facts) or 'nothing to say'}",
+            "choose a model, a dataset and a task that go together; a model's own file does, if the command line lets it",
+        )
+
+
+def _require(group: str, target: Target, part: Any, missing: list[str], protocol: str) -> None:
+    if missing:
+        raise ConfigError(
+            f"{group}: {target.path} made a {type(part).__name__} without {', '.join(missing)}",
+            f"what a {group} must have stands in {protocol}",
+        )
