@@ -88,8 +88,11 @@ def render(seen: RunProgress, title: str = "") -> RenderableType:
     if seen.progress is not None:
         rows.append(_bar(seen.progress))
     for name, learner in seen.learners.items():
-        rows.append(_numbers(name if len(seen.learners) > 1 else "", learner, seen))
+        several = len(seen.learners) > 1
+        rows.append(_numbers(name if several else "", learner, None if several else seen.evaluation))
         rows.append(_scale(learner))
+    if seen.evaluation is not None and len(seen.learners) > 1:
+        rows.append(_Parts(*_metrics(seen.evaluation)))
     if seen.progress is not None:
         rows.append(_machine(seen.progress))
     return Panel(Group(*rows), title=escape(title) or None, title_align="left", border_style="dim", padding=(0, 1))
@@ -109,7 +112,7 @@ def _bar(progress: ProgressRecord) -> RenderableType:
     )
 
 
-def _numbers(name: str, learner: LearnerProgress, seen: RunProgress) -> RenderableType:
+def _numbers(name: str, learner: LearnerProgress, evaluation: EvalRecord | None) -> RenderableType:
     last = learner.last
     parts = [f"[bold]{escape(name)}[/]"] if name else []
     parts += [
@@ -117,11 +120,15 @@ def _numbers(name: str, learner: LearnerProgress, seen: RunProgress) -> Renderab
         f"[dim]lr[/] {last.lr:.3g}",
         f"[dim]gradient norm[/] {last.grad_norm:.3g}",
     ]
-    if seen.evaluation is not None:
-        found = [f"[green]{escape(name)}[/]" for name in wording.metrics(seen.evaluation.metrics).split("  ")]
-        found[0] = f"[dim]{escape(seen.evaluation.split)}[/] {found[0]}"
-        parts += found
+    if evaluation is not None:
+        parts += _metrics(evaluation)
     return _Parts(*parts)
+
+
+def _metrics(evaluation: EvalRecord) -> list[str]:
+    found = [f"[green]{escape(name)}[/]" for name in wording.metrics(evaluation.metrics).split("  ")]
+    found[0] = f"[dim]{escape(evaluation.split)}[/] {found[0]}"
+    return found
 
 
 def _scale(learner: LearnerProgress) -> RenderableType:

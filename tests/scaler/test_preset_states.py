@@ -124,12 +124,13 @@ def test_a_preset_can_be_chosen_with_every_fp16_mode(name):
         assert config.chosen["scaler"] == name
 
 
-def test_only_what_rounds_gradients_is_warned_about():
-    warnings = {name: compose([f"scaler={name}"]).warnings for name in PRESETS}
-    (sentence,) = warnings.pop("paddle")  # 0.8
-    assert "backoff_factor=0.800000011920929 is not a power of two" in sentence
+def test_what_a_framework_chose_is_not_warned_about_and_what_a_user_writes_is():
+    assert {compose([f"scaler={name}"]).warnings for name in PRESETS} == {()}
+    (sentence,) = compose(["scaler=torch", "scaler.backoff_factor=0.8"]).warnings
+    assert "backoff_factor=0.8 is not a power of two" in sentence
     assert "nearest 0.5" in sentence
-    assert set(warnings.values()) == {()}
+    (sentence,) = compose(["scaler=torch", "scaler.init_scale=1000"]).warnings
+    assert "nearest 1024" in sentence
 
 
 def test_each_preset_names_its_source_and_comments_every_key():
