@@ -9,9 +9,12 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from mptrain.config.build import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop, Storage
+from mptrain.errors import Preempted
 from mptrain.runlog import RecordWriter, create_run, truncate_records
 from mptrain.runlog.checkpoints import CheckpointStore
 
@@ -67,6 +70,15 @@ def continue_loop(loop: Loop, *overrides, kept: Kept | None = None) -> Loop:
         old.store.drop_after(loaded.manifest.step)
         fresh.notes = fresh.restore(loaded.state, forgive=False)
     return fresh
+
+
+def interrupt_after(loop: Loop, step: int) -> None:
+    """Run until a signal arrives in a step, which ends and saves the run."""
+    loop._watch.lap = lambda *counted: (
+        setattr(loop.interrupts, "received", "SIGTERM") if loop.progress.step == step else None
+    )
+    with pytest.raises(Preempted, match=f"after step {step} of"):
+        loop.run()
 
 
 def steps_of(loop: Loop) -> list[dict]:

@@ -10,6 +10,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, diff
 from mptrain.engine.evaluate import evaluate
+from mptrain.engine.portable import has_averages
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
 from mptrain.errors import DataError
 from mptrain.runlog.checkpoints import CheckpointStore
@@ -73,7 +74,7 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
     return Evaluation(
         directory.root,
         step,
-        average and bool(parts.averages()),
+        average and bool(parts.averages()) and has_averages(loaded.state),
         tuple(outcome.record for outcome in measured if outcome is not None),
         tuple(changes),
     )

@@ -11,7 +11,7 @@ import torch
 
 from mptrain.campaign.attempt import find_run
 from mptrain.config.compose import reload
-from mptrain.engine.portable import in_dtype, plain_weights
+from mptrain.engine.portable import has_averages, in_dtype, plain_weights
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.storage import storing, write_atomically
@@ -63,7 +63,7 @@ def export_run(
     config = replace(config, overrides=tuple(directory.read_overrides()))
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
     require_same_schema(loaded.state)
-    averaged = average and any(learner["average"] for learner in loaded.state["learners"].values())
+    averaged = average and has_averages(loaded.state)
     weights = in_dtype(plain_weights(loaded.state, average=averaged), dtype)
     if output is None:
         output = (

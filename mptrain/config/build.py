@@ -18,7 +18,7 @@ from mptrain.dataset.loader import Loader
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.job import Options, Parts
 from mptrain.engine.learner import Learner, Plan
-from mptrain.engine.portable import plain_weights, read_weights, take_over
+from mptrain.engine.portable import has_averages, plain_weights, read_weights, take_over
 from mptrain.engine.randomness import seed_everything
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem
 from mptrain.optimizer.average import WeightAverage
@@ -124,7 +124,7 @@ def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
         if loaded is None:
             raise CheckpointError(f"model.weights={path} is a run without a checkpoint", "choose another run")
         found = plain_weights(loaded.state, average=True)
-        averaged = ", averaged" if any(learner["average"] for learner in loaded.state["learners"].values()) else ""
+        averaged = ", averaged" if has_averages(loaded.state) else ""
         source = f"{path} (step {loaded.manifest.step:,}{averaged})"
     else:
         found, source = read_weights(path), str(path)

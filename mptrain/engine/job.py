@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, replace
@@ -92,6 +93,7 @@ class Parts:
         own = self.dataset.card() if hasattr(self.dataset, "card") else {}
         return {"name": self.dataset.name, **self.dataset.facts(), **own}
 
+    @functools.cached_property
     def labels_digest(self) -> str:
         """SHA-256 of the labels of the data, in hexadecimal; those of a data set without any are an empty list."""
         return hashlib.sha256(json.dumps(self.data_card().get("labels", [])).encode()).hexdigest()

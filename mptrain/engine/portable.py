@@ -40,6 +40,11 @@ def plain_weights(state: Mapping[str, Any], *, average: bool) -> dict[str, Tenso
     return weights
 
 
+def has_averages(state: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's state holds averages of the weights."""
+    return any(learner["average"] for learner in state["learners"].values())
+
+
 def in_dtype(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """The weights with floating-point tensors in one dtype, contiguous; FP16 saturates at 65504.
 

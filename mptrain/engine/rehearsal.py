@@ -74,7 +74,7 @@ def _explained(parts: Parts) -> Iterator[None]:
     """Turns what the passes raise into what the user can do: a missing kernel, or parts that do not go together."""
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # the device's trouble, not that of the parts
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         first_line = str(error).splitlines()[0] if str(error) else "no message"

@@ -39,7 +39,7 @@ def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str,
         "model": model,
         "tied": tied,
         "carried": parts.carried(),
-        "labels": parts.labels_digest(),
+        "labels": parts.labels_digest,
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
         "accounts": {account.name: account.state_dict() for account in ledger.accounts},
         "random": random_state(parts.device),
@@ -79,8 +79,8 @@ def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
             f"the checkpoint has learners {sorted(saved['learners'])}, the task has {sorted(names)}",
             "resume with the task it was saved from",
         )
+    require_same_labels(parts, saved)  # first: another vocabulary changes shapes as well
     _require_same_tensors(parts.model.state_dict(), saved["model"])
-    require_same_labels(parts, saved)
     before, now = saved["batch_size"], parts.loaders["train"].batch_size
     if before != now:
         raise CheckpointError(
@@ -116,7 +116,7 @@ def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: Classes or tokens are not those that were trained on.
     """
-    if saved["labels"] != parts.labels_digest():
+    if saved["labels"] != parts.labels_digest:
         raise CheckpointError(
             f"{parts.dataset.name} is not what the run was trained on: its labels (classes, tokens) have changed",
             "restore the data; data.json in the run has the labels, and the files that were read",

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, loop_of, steps_of
+from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, steps_of
 
 from mptrain.errors import CheckpointError, Preempted
 from mptrain.records import EpochRecord
@@ -13,14 +13,6 @@ MODES = [
     "fp32", "amp_static", "amp_dynamic", "amp_bf16", "fp16_static", "fp16_dynamic", "fp16_noscale", "fp16_pure", "bf16",
     "bf16_pure",
 ]  # fmt: skip
-
-
-def interrupt_after(loop, step):
-    loop._watch.lap = lambda *counted: (
-        setattr(loop.interrupts, "received", "SIGTERM") if loop.progress.step == step else None
-    )
-    with pytest.raises(Preempted, match=f"after step {step} of"):
-        loop.run()
 
 
 def interrupt_when_evaluating(loop, *, evaluated):

@@ -6,11 +6,10 @@ import dataclasses
 
 import pytest
 import torch
-from small_runs import TINY, continue_loop, loop_of, parts_of, steps_of
+from small_runs import TINY, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.errors import Preempted
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -81,11 +80,7 @@ def test_a_run_goes_on_bit_for_bit_on_the_device(tmp_path, precision):
     whole = loop_of(tmp_path, *words)
     whole.run()
     half = loop_of(tmp_path, *words)
-    half._watch.lap = lambda *counted: (
-        setattr(half.interrupts, "received", "SIGTERM") if half.progress.step == 5 else None
-    )
-    with pytest.raises(Preempted):
-        half.run()
+    interrupt_after(half, 5)
     rest = continue_loop(half, *words)
     rest.run()
     assert steps_of(whole) == steps_of(rest)

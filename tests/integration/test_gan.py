@@ -9,31 +9,17 @@ import math
 import pytest
 import torch
 from PIL import Image
-from small_runs import Kept, continue_loop, loop_of, parts_of, run_command, steps_of
+from precision_promises import PROMISED
+from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, run_command, steps_of
 from torch import nn
 
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.errors import ConfigError, Preempted
+from mptrain.errors import ConfigError
 from mptrain.records import StepRecord
 
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-
-#: mode: parameters of convolutions, their operands, parameters of norms
-PROMISED = {
-    "fp32": (F32, F32, F32),
-    "amp_static": (F32, F16, F32),
-    "amp_dynamic": (F32, F16, F32),
-    "amp_bf16": (F32, BF16, F32),
-    "fp16_static": (F16, F16, F32),
-    "fp16_dynamic": (F16, F16, F32),
-    "fp16_noscale": (F16, F16, F32),
-    "fp16_pure": (F16, F16, F16),
-    "bf16": (BF16, BF16, F32),
-    "bf16_pure": (BF16, BF16, BF16),
-}
 NARROW = (
     "model=dcgan", "model.width=4", "model.latent=8", "dataset.image_size=16", "dataset.train_samples=96",
     "train.batch_size=32", "train.epochs=3", "checkpoint.every_epochs=null",
@@ -246,11 +232,7 @@ def test_trap_37_eight_steps_equal_four_and_four_more_bit_for_bit(tmp_path, prec
     whole = loop_of(tmp_path, *words)
     whole.run()
     half = loop_of(tmp_path, *words)  # not before: building seeds the generators that noise comes from
-    half._watch.lap = lambda *counted: (
-        setattr(half.interrupts, "received", "SIGTERM") if half.progress.step == 4 else None
-    )
-    with pytest.raises(Preempted):
-        half.run()
+    interrupt_after(half, 4)
     rest = continue_loop(half, *words)
     assert rest.progress.step == 4
     rest.run()

@@ -116,3 +116,11 @@ def test_the_command_that_export_proposes_makes_the_same_model(tmp_path):
     refused = run_command("export", "r", "--output", ".", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--output . is a folder" in refused.stderr
+
+
+def test_another_vocabulary_is_named_as_such_also_where_it_changes_shapes():
+    Path("book.txt").write_text("the quick brown fox jumps over the lazy dog. " * 40)
+    train(*TEXT)
+    Path("book.txt").write_text("aabbcc ddee. " * 100)
+    with pytest.raises(CheckpointError, match=r"its labels \(classes, tokens\) have changed"):
+        resume("outputs/run", ["train.max_steps=4"], lambda opening: [])

@@ -6,7 +6,8 @@ import math
 
 import pytest
 import torch
-from small_runs import Kept, continue_loop, loop_of, parts_of, steps_of
+from precision_promises import PROMISED
+from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -15,7 +16,7 @@ from mptrain.dataset.batch import Batch
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
-from mptrain.errors import ConfigError, DataError, Preempted
+from mptrain.errors import ConfigError, DataError
 from mptrain.records import EvalRecord, StepRecord
 
 LSTM = ("model=word_lstm", "model.embedding_size=8", "model.hidden_size=8", "model.layers=2", "dataset.sequence_length=8",
@@ -23,18 +24,8 @@ LSTM = ("model=word_lstm", "model.embedding_size=8", "model.hidden_size=8", "mod
         "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
 TRANSFORMER = ("model=transformer", "model.width=8", "model.heads=2", "dataset.sequence_length=8", "train.batch_size=8",
                "dataset.train_samples=44", "dataset.val_share=0.02", "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
-MODES = {
-    "fp32": (torch.float32, torch.float32),
-    "amp_static": (torch.float32, torch.float16),
-    "amp_dynamic": (torch.float32, torch.float16),
-    "amp_bf16": (torch.float32, torch.bfloat16),
-    "fp16_static": (torch.float16, torch.float16),
-    "fp16_dynamic": (torch.float16, torch.float16),
-    "fp16_noscale": (torch.float16, torch.float16),
-    "fp16_pure": (torch.float16, torch.float16),
-    "bf16": (torch.bfloat16, torch.bfloat16),
-    "bf16_pure": (torch.bfloat16, torch.bfloat16),
-}
+#: mode: dtype of parameters, dtype of products
+MODES = {name: (parameters, products) for name, (parameters, products, _) in PROMISED.items()}
 
 
 def stepper(parts):
@@ -120,11 +111,7 @@ def test_trap_37_the_state_goes_on_in_the_middle_of_an_epoch_bit_for_bit(tmp_pat
     whole = loop_of(tmp_path, *words)
     whole.run()
     half = loop_of(tmp_path, *words)
-    half._watch.lap = lambda *counted: (
-        setattr(half.interrupts, "received", "SIGTERM") if half.progress.step == 9 else None
-    )
-    with pytest.raises(Preempted):
-        half.run()
+    interrupt_after(half, 9)
     rest = continue_loop(half, *words)
     assert rest.progress.batch == 3  # of 5 and a short one
     assert rest.parts.model.hidden.any()

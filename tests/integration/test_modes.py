@@ -5,27 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
+from precision_promises import F16, F32, PROMISED
 from small_runs import Kept, loop_of
 from torch import nn
 
 from mptrain.records import StepRecord
 
-F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
-
-#: mode: parameters of products, operands of products, parameters of norms, master copies
-PROMISED = {
-    "fp32": (F32, F32, F32),
-    "amp_static": (F32, F16, F32),
-    "amp_dynamic": (F32, F16, F32),
-    "amp_bf16": (F32, BF16, F32),
-    "fp16_static": (F16, F16, F32),
-    "fp16_dynamic": (F16, F16, F32),
-    "fp16_noscale": (F16, F16, F32),
-    "fp16_pure": (F16, F16, F16),
-    "bf16": (BF16, BF16, F32),
-    "bf16_pure": (BF16, BF16, BF16),
-}
 SMALL = {
     "cnn": ("train.batch_size=16",),
     "resnet18": ("train.batch_size=4",),
