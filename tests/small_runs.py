@@ -74,9 +74,14 @@ def continue_loop(loop: Loop, *overrides, kept: Kept | None = None) -> Loop:
 
 def interrupt_after(loop: Loop, step: int) -> None:
     """Run until a signal arrives in a step, which ends and saves the run."""
-    loop._watch.lap = lambda *counted: (
-        setattr(loop.interrupts, "received", "SIGTERM") if loop.progress.step == step else None
-    )
+    lap = loop._clock.lap
+
+    def lap_and_signal(*counted):
+        if loop.progress.step == step:
+            loop.interrupts.received = "SIGTERM"
+        return lap(*counted)
+
+    loop._clock.lap = lap_and_signal
     with pytest.raises(Preempted, match=f"after step {step} of"):
         loop.run()
 

@@ -274,7 +274,9 @@ def _attempt(
     try:
         displays = _Late()
         loop = Loop(parts, options, storage, (displays,))
-        if loaded is not None:
+        if loaded is None:
+            writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
+        else:
             storage.store.drop_after(from_step)
             forgive = before is not None and before.status == "failed"
             notes = (*notes, *loop.restore(loaded.state, forgive=forgive))
@@ -309,9 +311,10 @@ def _for_the_user(error: BaseException, config: Config, directory: RunDirectory)
             f"continue with: mptrain resume {directory.root}",
             EXIT_INTERRUPTED,
         )
-    if isinstance(error, torch.cuda.OutOfMemoryError):
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or _is_from_allocator(error):
         return EnvironmentRefused(
-            f"the device is out of memory: {str(error).splitlines()[0]}",
+            f"{'the device is' if isinstance(error, torch.cuda.OutOfMemoryError) else 'this machine is'} out of memory: "
+            f"{first_line(error)}",
             "use a smaller train.batch_size, or the same one with train.accumulate=2",
         )
     if config.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
@@ -329,6 +332,11 @@ def _for_the_user(error: BaseException, config: Config, directory: RunDirectory)
             how_it_failed(error, directory)  # keeps the traceback
             return own
     return error
+
+
+def _is_from_allocator(error: BaseException) -> bool:
+    """Whether torch's CPU allocator raised it: a plain RuntimeError, known by its words."""
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 class _Late:

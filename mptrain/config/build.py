@@ -18,6 +18,8 @@ from mptrain.dataset.loader import Loader
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.job import Options, Parts
 from mptrain.engine.learner import Learner, Plan
+from mptrain.engine.memory import memory_in_use
+from mptrain.engine.origin import Origin, digest_of_weights
 from mptrain.engine.portable import has_averages, plain_weights, read_weights, take_over
 from mptrain.engine.randomness import seed_everything
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem
@@ -66,11 +68,13 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # page-locked memory, streams and compiled kernels belong to the current one
     set_products(policy)
+    memory_before = memory_in_use(device)
     dataset = build_dataset(config)
     task = build_task(config, dataset)
     model = build_model(config, dataset)
     notes = _begin_with(model, config.weights) if weights and config.weights is not None else ()
     model.float()
+    origin = Origin(digest_of_weights(model) if weights else "", memory_before)
     initial = {}
     if policy.parameters != "float32":
         initial = {name: value.detach().clone() for name, value in model.named_parameters()}
@@ -86,7 +90,7 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
         guard=BufferGuard(model),
     )
     learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch)
-    parts = Parts(model, kept, task, dataset, policy, device, learners, plan, memory_format, loaders, notes)
+    parts = Parts(model, kept, task, dataset, policy, device, learners, plan, memory_format, loaders, origin, notes)
     _refuse_single_samples(config, parts)
     _require_copies(config, model)
     seed_everything(config.seed)

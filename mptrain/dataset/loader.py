@@ -20,6 +20,7 @@ from mptrain.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import Tensor
     from torch.utils.data import DataLoader
 
     from mptrain.dataset.source import Split
@@ -69,15 +70,19 @@ class Loader:
         self._plan = _Plan()
         self._processes: DataLoader[_Fetched] | None = None
 
+    def order(self, epoch: int) -> Tensor:
+        """The sample numbers of an epoch in their order, int64 ``[N]``."""
+        return self.split.order(self.seed, 0 if self.one_batch else epoch, shuffle=self.shuffle)
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from number ``start`` on; the ones before are not read.
 
         Raises:
             DataError: A sample cannot be used (see `Split.fetch`).
         """
+        chunks = torch.split(self.order(epoch), self.batch_size)
+        indices = [chunk.tolist() for chunk in chunks[start : self.steps_per_epoch]]
         epoch = 0 if self.one_batch else epoch
-        order = self.split.order(self.seed, epoch, shuffle=self.shuffle)
-        indices = [chunk.tolist() for chunk in torch.split(order, self.batch_size)[start : self.steps_per_epoch]]
         if self.workers == 0:
             for chunk in indices:
                 fetched = self.split.fetch(chunk, epoch, self.seed)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mptrain.dataset.source import Dataset
     from mptrain.engine.learner import Learner, Plan
     from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
+    from mptrain.engine.origin import Origin
     from mptrain.precision.policy import Policy
     from mptrain.task.base import Task
 
@@ -41,6 +42,7 @@ class Parts:
         plan: What holds for every step.
         memory_format: Of images.
         loaders: ``train``, and ``val`` and ``test`` where the data set has them.
+        origin: What was so before it was built, and how its weights began.
         notes: What the user should know about how it was built, one sentence each.
     """
 
@@ -54,6 +56,7 @@ class Parts:
     plan: Plan
     memory_format: torch.memory_format
     loaders: dict[str, Loader]
+    origin: Origin
     notes: tuple[str, ...] = ()
 
     def prepare(self, batch: Batch) -> Batch:
@@ -150,6 +153,10 @@ class Progress:
         epoch_seconds: Wall time spent in training steps of the current epoch, over all attempts.
         epoch_terms: Loss terms (`mptrain.task.Task.term`) of the current epoch.
         seconds: Wall time spent in training steps, over all attempts.
+        waited: How much of it went into waiting for data.
+        steady_seconds: How much of it lies behind the warm-up of its attempt (`mptrain.engine.clock.WARM_UP`).
+        steady_terms: Loss terms consumed in that time.
+        joules: Energy that the device used in training steps, over all attempts; None where it does not say.
         samples: Training samples consumed, over all attempts.
         terms: Loss terms consumed, over all attempts.
         learners: Totals of each learner, by name.
@@ -164,6 +171,10 @@ class Progress:
     epoch_seconds: float = 0.0
     epoch_terms: int = 0
     seconds: float = 0.0
+    waited: float = 0.0
+    steady_seconds: float = 0.0
+    steady_terms: int = 0
+    joules: float | None = None
     samples: int = 0
     terms: int = 0
     learners: dict[str, LearnerTotals] = field(default_factory=dict)

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mptrain.engine.clock import Clock
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
 from mptrain.engine.failure import diagnose, is_sound, keep_failure, require_success
@@ -17,13 +18,14 @@ from mptrain.engine.interrupt import Interrupts
 from mptrain.engine.job import LearnerTotals, Progress
 from mptrain.engine.ledger import Account, Ledger
 from mptrain.engine.memory import forget_peak, memory_now
+from mptrain.engine.origin import digest_of_batch, digest_of_order
 from mptrain.engine.randomness import random_state
 from mptrain.engine.rehearsal import rehearse, warnings_about
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 from mptrain.engine.step import train_step
 from mptrain.engine.summary import summarise
-from mptrain.engine.tally import Stopwatch, Tally
+from mptrain.engine.tally import Tally
 from mptrain.errors import NumericsError, Preempted
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
 from mptrain.runlog.sink import Fanout
@@ -82,7 +84,7 @@ class Loop:
             for learner, ring in zip(parts.learners, self._rings, strict=True)
         ]
         self._ledger = Ledger(accounts, self._sink, options.log)
-        self._watch = Stopwatch()
+        self._clock = Clock(self.progress, parts.device)
         self._rehearsed = False
         self._unusable: dict[str, set[str]] = {name: set() for name in parts.loaders}
         self._random: dict[str, Any] = {}  # before the last step, once it may be one that ends the run
@@ -113,7 +115,7 @@ class Loop:
             What could not be restored, as sentences.
         """
         self.progress, notes = restore_snapshot(self.parts, self._ledger, state)
-        self._tally.progress = self.progress
+        self._tally.progress = self._clock.progress = self.progress
         if forgive:
             for account in self._ledger.accounts:
                 account.history.consecutive = 0
@@ -167,6 +169,7 @@ class Loop:
         if progress.batch >= self.steps_per_epoch or self._finished:
             return
         self.parts.model.train()
+        self._clock.begin()
         batches = self.parts.loaders["train"].batches(progress.epoch, start=progress.batch)
         while progress.batch < self.steps_per_epoch and not self._finished:
             started = time.perf_counter()
@@ -175,15 +178,31 @@ class Loop:
                 progress.batch = self.steps_per_epoch
                 break
             waited = time.perf_counter() - started
+            if progress.batch == 0:
+                self._record_order(batch)
             self._attempt(batch)
             progress.samples += batch.samples
-            self._clock(batch.terms, waited, time.perf_counter() - started)
+            if self._clock.lap(batch.terms, waited, time.perf_counter() - started):
+                self._settle()  # the device is waited for once, so that steady time begins with nothing under way
+            self._tell()
             self._obey_signals()
             every = options.checkpoint.every_steps
             if every is not None and progress.step % every == 0 and not self._finished:
                 self._settle()
                 self._save()
         self._settle()
+        self._clock.end()
+
+    def _record_order(self, batch: Batch) -> None:
+        """Put on record what an epoch consists of, so that runs can be compared."""
+        epoch, loader = self.progress.epoch, self.parts.loaders["train"]
+        fields = {
+            "epoch": epoch,
+            "order": digest_of_order(loader.order(epoch)),
+            "first_batch": digest_of_batch(batch),
+            "samples": batch.samples,
+        }
+        self._sink.take(EventRecord("data_order", self.progress.step, fields))
 
     def _attempt(self, host_batch: Batch) -> None:
         """One step of every learner on one batch."""
@@ -348,21 +367,16 @@ class Loop:
         """Wait for the device, and count what it still had to do as time of training."""
         started = time.perf_counter()
         self._ledger.flush()
-        self._clock(0, 0.0, time.perf_counter() - started)
+        self._clock.add(time.perf_counter() - started)
+        self._tell()
 
-    def _clock(self, terms: int, waited: float, seconds: float) -> None:
-        progress = self.progress
-        progress.seconds += seconds
-        progress.terms += terms
-        progress.epoch_seconds += seconds
-        progress.epoch_terms += terms
-        self._watch.lap(terms, waited, seconds)
-        if self._watch.elapsed >= self.options.log.seconds:
+    def _tell(self) -> None:
+        if self._clock.elapsed >= self.options.log.seconds:
             self._show("training")
             self.storage.writer.flush()  # so that a reader, or a kill, finds what is shown
 
     def _show(self, doing: str) -> None:
-        self._watch.read()
+        self._clock.read()
         progress, planned = self.progress, self.planned
         rate = progress.seconds / progress.step if progress.step else 0.0
         eta = rate * (planned - progress.step)
@@ -374,9 +388,9 @@ class Loop:
                 steps=planned,
                 epoch=progress.epoch,
                 epochs=self.options.train.epochs,
-                terms_per_second=self._watch.rate,
+                terms_per_second=self._clock.rate,
                 term=self.parts.task.term,
-                data_wait=self._watch.wait_share,
+                data_wait=self._clock.wait_share,
                 memory=memory_now(self.parts.device),
                 eta=eta,
                 doing=doing,

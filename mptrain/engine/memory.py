@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import resource
 from pathlib import Path
 
 import torch
 
 
-def memory_now(device: torch.device) -> int:
-    """Bytes in use: peak allocated on a CUDA device, resident set of the process on a CPU."""
+def memory_in_use(device: torch.device) -> int:
+    """Bytes in use at this moment: allocated on a CUDA device, resident set of the process on a CPU."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return torch.cuda.memory_allocated(device)
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
+def memory_now(device: torch.device) -> int:
+    """Bytes to show while a run goes on: the peak on a CUDA device, what is in use on a CPU."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory_in_use(device)
+
+
 def forget_peak(device: torch.device) -> None:
-    """Begin `memory_peak` anew on a CUDA device, where runs before this one in the same process must not count."""
+    """Begin `memory_peak` anew: what was in use before, importing torch included, must not count."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(OSError):  # an old kernel, or a sandbox: then it counts from the process's beginning
+            Path("/proc/self/clear_refs").write_text("5")
 
 
 def memory_peak(device: torch.device) -> int:
-    """Largest number of bytes in use: on a CUDA device since `forget_peak`, on a CPU since the process began."""
+    """Largest number of bytes in use since `forget_peak`: allocated on a CUDA device, resident set on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.engine.facts import facts
 from mptrain.engine.memory import memory_peak
 
 if TYPE_CHECKING:
@@ -26,11 +27,13 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
 
     Returns:
         Plain values. ``metric`` is of the last evaluation on test data, on validation data where there are no test
-        data; fractions, not per cent. Bytes, seconds, loss terms a second.
+        data; fractions, not per cent. Bytes, seconds, joules, loss terms a second, which are ``steady`` without the warm-up of
+        each attempt.
     """
     record = "test" if "test" in progress.last else "val"
     return {
         "metric_name": parts.task.metric,
+        "higher_is_better": parts.task.higher_is_better if parts.task.metric else None,
         "metric": progress.last.get(record, {}).get(parts.task.metric or ""),
         "metric_split": record,
         "best_val": progress.best,
@@ -47,11 +50,16 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
         "term": parts.task.term,
         "terms": progress.terms,
         "terms_per_second": progress.terms / max(progress.seconds, 1e-9),
+        "steady_terms_per_second": progress.steady_terms / progress.steady_seconds if progress.steady_terms else None,
         "train_seconds": progress.seconds,
+        "data_wait": progress.waited / max(progress.seconds, 1e-9),
+        "energy_joules": progress.joules,
+        "memory_before": parts.origin.memory,
         "peak_memory": memory_peak(parts.device),
         "unusable_samples": {name: loader.split.skipped for name, loader in parts.loaders.items()},
         "device": str(parts.device),
         "threads": torch.get_num_threads(),
+        "facts": facts(parts),
     }
 
 

@@ -1,0 +1,87 @@
+"""Counts the time of training steps, what they got done, and what they cost in energy."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from mptrain.engine.energy import energy_meter
+
+if TYPE_CHECKING:
+    import torch
+
+    from mptrain.engine.job import Progress
+
+#: Steps of an attempt that do not count as steady: kernels are chosen and caches filled in them.
+WARM_UP = 10
+
+
+class Clock:
+    """Adds up a run's time in a `Progress`, and knows its recent throughput.
+
+    Args:
+        progress: Changed in place.
+        device: Where it trains; its energy is read.
+
+    Attributes:
+        progress: The same.
+        rate: Loss terms a second at the last `read`; evaluating and saving do not count.
+        wait_share: Share of the time spent waiting for data at the last `read`, 0 to 1.
+    """
+
+    def __init__(self, progress: Progress, device: torch.device) -> None:
+        self.progress = progress
+        self.rate = 0.0
+        self.wait_share = 0.0
+        self._steps = 0
+        self._meter = energy_meter(device)
+        self._energy: float | None = None
+        self._read_at = time.perf_counter()
+        self._terms, self._waited, self._seconds = 0, 0.0, 0.0
+
+    def lap(self, terms: int, waited: float, seconds: float) -> bool:
+        """Count a step of ``terms`` loss terms that took ``seconds``, of which it waited for data for ``waited``.
+
+        Returns:
+            Whether the warm-up ends here, and the device should be waited for before the next step.
+        """
+        progress, steady = self.progress, self._steps >= WARM_UP
+        self._steps += 1
+        self.add(seconds, steady=steady)
+        progress.terms += terms
+        progress.epoch_terms += terms
+        progress.waited += waited
+        progress.steady_terms += terms if steady else 0
+        self._terms += terms
+        self._waited += waited
+        return self._steps == WARM_UP
+
+    def add(self, seconds: float, *, steady: bool | None = None) -> None:
+        """Count time of training that belongs to no step: the device finished what it had to do."""
+        progress = self.progress
+        progress.seconds += seconds
+        progress.epoch_seconds += seconds
+        if steady if steady is not None else self._steps > WARM_UP:
+            progress.steady_seconds += seconds
+        self._seconds += seconds
+
+    def begin(self) -> None:
+        """Training steps begin: the device's energy counts from here."""
+        self._energy = self._meter.read()
+
+    def end(self) -> None:
+        """Training steps end for now, and the device is done with them."""
+        before, now = self._energy, self._meter.read()
+        if before is not None and now is not None:
+            self.progress.joules = (self.progress.joules or 0.0) + now - before
+
+    @property
+    def elapsed(self) -> float:
+        """Wall time since the last `read`, seconds."""
+        return time.perf_counter() - self._read_at
+
+    def read(self) -> None:
+        """Turn what was counted since the last call into `rate` and `wait_share`."""
+        if self._seconds > 0:
+            self.rate, self.wait_share = self._terms / self._seconds, min(1.0, self._waited / self._seconds)
+        self._read_at, self._terms, self._waited, self._seconds = time.perf_counter(), 0, 0.0, 0.0

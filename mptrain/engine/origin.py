@@ -1,0 +1,57 @@
+"""What a run began with: digests by which a comparison proves that its arms began alike, and saw the same data.
+
+Computed on the host, from values that are there anyway; nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor, nn
+
+    from mptrain.dataset.batch import Batch
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What was so before the first step.
+
+    Attributes:
+        initial_weights: SHA-256 of the FP32 weights as they were drawn, or taken over; empty for a run that goes on.
+        memory: Bytes in use before the model was built (see `mptrain.engine.memory.memory_in_use`).
+    """
+
+    initial_weights: str = ""
+    memory: int = 0
+
+
+def digest_of_weights(model: nn.Module) -> str:
+    """SHA-256, in hexadecimal, of all parameters and lasting buffers: names, shapes and values, in their order."""
+    named = (item for item in model.state_dict(keep_vars=True).items() if isinstance(item[1], torch.Tensor))
+    return _digest(named)
+
+
+def digest_of_batch(batch: Batch) -> str:
+    """SHA-256, in hexadecimal, of a host batch as it was fetched, augmentation included."""
+    return _digest(batch.tensors().items())
+
+
+def digest_of_order(order: Tensor) -> str:
+    """SHA-256, in hexadecimal, of sample numbers in their order, an int64 tensor ``[N]``."""
+    return _digest([("order", order)])
+
+
+def _digest(named: Iterable[tuple[str, Tensor]]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in named:
+        host = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {host.dtype} {tuple(host.shape)} ".encode())
+        digest.update(host.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

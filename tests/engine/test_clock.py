@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mptrain.engine.clock import WARM_UP, Clock
+from mptrain.engine.energy import NoMeter, NvmlMeter, RaplMeter, energy_meter
+from mptrain.engine.job import Progress
+
+
+def test_what_lies_behind_the_warm_up_alone_is_steady():
+    clock = Clock(Progress(), torch.device("cpu"))
+    ends = [clock.lap(5, 0.25, 1.0) for _ in range(WARM_UP + 3)]
+    assert ends == [False] * (WARM_UP - 1) + [True, False, False, False]
+    progress = clock.progress
+    assert (progress.terms, progress.seconds, progress.waited) == (65, 13.0, 3.25)
+    assert (progress.steady_terms, progress.steady_seconds) == (15, 3.0)
+
+
+def test_waiting_for_the_device_at_the_end_of_the_warm_up_is_not_steady():
+    clock = Clock(Progress(), torch.device("cpu"))
+    for _ in range(WARM_UP):
+        clock.lap(5, 0.0, 1.0)
+    clock.add(7.0)
+    assert clock.progress.steady_seconds == 0
+    clock.lap(5, 0.0, 1.0)
+    clock.add(0.5)
+    assert clock.progress.steady_seconds == 1.5
+    assert clock.progress.seconds == 18.5
+
+
+def test_energy_is_that_of_training_alone():
+    clock = Clock(Progress(), torch.device("cpu"))
+    assert clock.progress.joules is None
+    readings = iter([1000, 4000, 90_000, 91_000])
+    clock._meter = NvmlMeter(lambda: next(readings))
+    for _ in range(2):
+        clock.begin()
+        clock.end()
+    assert clock.progress.joules == 4.0  # 3 J and 1 J; what came between belongs to an evaluation
+
+
+def packages(folder, *microjoules, most=1_000_000):
+    for number, value in enumerate(microjoules):
+        package = folder / f"intel-rapl:{number}"
+        package.mkdir(exist_ok=True)
+        (package / "energy_uj").write_text(f"{value}\n")
+        (package / "max_energy_range_uj").write_text(f"{most}\n")
+    core = folder / "intel-rapl:0:0"  # part of package 0: counting it as well would count twice
+    core.mkdir(exist_ok=True)
+    (core / "energy_uj").write_text("999\n")
+    (core / "max_energy_range_uj").write_text("1000\n")
+
+
+def test_the_packages_of_a_cpu_are_added_up_and_a_counter_that_wraps_is_made_good(tmp_path):
+    packages(tmp_path, 100_000, 900_000)
+    meter = energy_meter(torch.device("cpu"), tmp_path)
+    assert isinstance(meter, RaplMeter)
+    assert meter.read() == 0
+    packages(tmp_path, 300_000, 50_000)
+    assert meter.read() == pytest.approx(0.2 + 0.15)
+
+
+def test_a_device_that_does_not_say_has_no_energy(tmp_path):
+    assert isinstance(energy_meter(torch.device("cpu"), tmp_path), NoMeter)
+    packages(tmp_path, 1)
+    meter = energy_meter(torch.device("cpu"), tmp_path)
+    (tmp_path / "intel-rapl:0" / "energy_uj").write_text("nonsense")
+    assert meter.read() is None
+
+
+def test_an_energy_counter_that_fails_costs_no_run():
+    def broken() -> int:
+        raise RuntimeError("NVMLError_NotSupported")
+
+    assert NvmlMeter(broken).read() is None
