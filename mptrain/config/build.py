@@ -18,7 +18,7 @@ from mptrain.dataset.loader import Loader
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.job import Options, Parts
 from mptrain.engine.learner import Learner, Plan
-from mptrain.engine.memory import memory_in_use
+from mptrain.engine.memory import keep_freed_memory, memory_in_use
 from mptrain.engine.origin import Origin, digest_of_weights
 from mptrain.engine.portable import has_averages, plain_weights, read_weights, take_over
 from mptrain.engine.randomness import seed_everything
@@ -67,6 +67,8 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
         )
     if device.type == "cuda":
         torch.cuda.set_device(device)  # page-locked memory, streams and compiled kernels belong to the current one
+    else:
+        keep_freed_memory()
     set_products(policy)
     memory_before = memory_in_use(device)
     dataset = build_dataset(config)

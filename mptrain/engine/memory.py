@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import re
 import resource
 from pathlib import Path
 
 import torch
+
+
+#: Options of glibc's mallopt(3), and what a training on a CPU sets them to.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_NEVER_TRIM, _MAPPED_FROM = 2**31 - 1, 2**30
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep what tensors on the CPU free, instead of giving it back to the system at every step.
+
+    Without this each large tensor is fresh memory, which the kernel must clear: measured, a step of a word LSTM took 1.6
+    times as long, one of a small convolutional network 1.15 times. The price is up to a third more resident memory.
+    Nothing happens where the user has set glibc's own variables, or with another C library.
+    """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
+        library.mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
 
 
 def memory_in_use(device: torch.device) -> int:
