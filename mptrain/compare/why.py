@@ -128,11 +128,8 @@ def _not_smaller(runs: Sequence[RunMeasures]) -> Iterator[str]:
     if known:
         before, peak = fmean(run.memory_before for run in known), fmean(run.peak_memory for run in known)
         if before / peak > BEFORE:
-            kind = "the resident set of the process, " if first.device.startswith("cpu") else ""
-            yield (
-                f"of the peak ({kind}{readable_bytes(round(peak))}), {percent(before / peak)} were in use before the model "
-                "was built, whatever the precision"
-            )
+            kind = ", which is the process's resident set," if first.device.startswith("cpu") else ""
+            yield f"{percent(before / peak)} of the peak{kind} were in use before the model was built, whatever the precision"
     parameters = first.facts.get("parameters")
     count = f" ({readable_bytes(4 * parameters)} for {parameters:,} parameters)" if parameters else ""
     if config.get("precision.master_weights") is True:
@@ -150,7 +147,8 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
         for phase, count in run.overflows.items():
             phases[phase] = phases.get(phase, 0) + count
     share = 100 * fmean(run.skip_rate for run in runs)
-    said = f"{share:.2g} % of the updates were skipped"
+    said = f"{share:.0f} %" if share >= 10 else f"{share:.2g} %"
+    said += " of the updates were skipped"
     if set(phases) == {"calibrating"}:
         said += ", all of them while the first loss scales were tried"
     elif phases:

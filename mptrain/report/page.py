@@ -1,0 +1,181 @@
+"""What a report consists of, whatever it is written in: sections of plain blocks, shown by the templates.
+
+Every string here is text, never markup; making it safe is the business of `mptrain.report.rendering` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+#: How a statement should catch the eye; the words themselves always say it too.
+Tone = Literal["", "good", "warn", "bad"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A word or number with a tone."""
+
+    text: str
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets:
+    """Sentences, one below the other."""
+
+    kind: ClassVar[str] = "bullets"
+    items: tuple[str, ...]
+    tone: Tone = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The few numbers that matter most: name, number, and a remark on it."""
+
+    kind: ClassVar[str] = "tiles"
+    tiles: tuple[tuple[str, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Names and what belongs to them; rows without text are left out by `facts`."""
+
+    kind: ClassVar[str] = "facts"
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table.
+
+    Attributes:
+        head: Names of the columns.
+        rows: As many cells each.
+        numeric: Which columns hold numbers, which are aligned on the right.
+        note: A sentence below it.
+    """
+
+    kind: ClassVar[str] = "table"
+    head: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    numeric: frozenset[int] = frozenset()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure: its name (of its file, and the prefix of its ids), what it shows in words, and its SVG document."""
+
+    name: str
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plots:
+    """Figures side by side where there is room."""
+
+    kind: ClassVar[str] = "plots"
+    plots: tuple[Plot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A PNG of the run: its path relative to the report, a caption, and its bytes."""
+
+    kind: ClassVar[str] = "picture"
+    file: str
+    caption: str
+    png: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Text that keeps its lines: a command, a configuration."""
+
+    kind: ClassVar[str] = "code"
+    text: str
+    language: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Blocks that are shown on demand."""
+
+    kind: ClassVar[str] = "fold"
+    title: str
+    blocks: tuple[Block, ...]
+
+
+Block = Text | Bullets | Tiles | Facts | Table | Plots | Picture | Code | Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A heading and what stands below it."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A whole report.
+
+    Attributes:
+        over: What kind of report it is.
+        title: What it is about.
+        status: How that ended.
+        lead: The one sentence to read if only one is read.
+        sections: In their order; those without blocks are left out.
+    """
+
+    over: str
+    title: str
+    status: Cell
+    lead: str
+    sections: tuple[Section, ...]
+
+    def plots(self) -> list[Plot]:
+        """All figures of the page, in their order."""
+        return [plot for section in self.sections for block in section.blocks for plot in _plots(block)]
+
+
+def section(title: str, *blocks: Block | None) -> Section:
+    """A section of the blocks that there are."""
+    return Section(title, tuple(block for block in blocks if block is not None))
+
+
+def facts(*rows: tuple[str, str]) -> Facts:
+    """The rows that have a text."""
+    return Facts(tuple((name, text) for name, text in rows if text))
+
+
+def table(head: tuple[str, ...], rows: list[list[Cell | str]], numeric: tuple[int, ...] = (), note: str = "") -> Table:
+    """A table of cells and of plain texts."""
+    cells = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows)
+    return Table(head, cells, frozenset(numeric), note)
+
+
+def plots(*found: Plot | None) -> Plots | None:
+    """The figures that there are; None where there are none."""
+    present = tuple(plot for plot in found if plot is not None)
+    return Plots(present) if present else None
+
+
+def _plots(block: Block) -> tuple[Plot, ...]:
+    if isinstance(block, Plots):
+        return block.plots
+    if isinstance(block, Fold):
+        return tuple(plot for inner in block.blocks for plot in _plots(inner))
+    return ()

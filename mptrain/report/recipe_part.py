@@ -1,0 +1,116 @@
+"""The part of a report that a recipe adds: its claim, its expectations with their numbers, and the verdict.
+
+Reads ``verdict.json`` of a recipe's folder and shows what it finds there; nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from mptrain.errors import StorageError
+from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
+from mptrain.report.wording import counted, number
+from mptrain.runlog.state import parse_object
+from mptrain.runlog.storage import storing
+from mptrain.runlog.strict_json import restore_nonfinite
+from mptrain.runlog.sweeps import SweepPaths
+
+_TONES: Final[dict[str, Tone]] = {
+    "REPRODUCED": "good",
+    "NOT REPRODUCED": "bad",
+    "met": "good",
+    "not met": "bad",
+    "undecided": "warn",
+}
+
+
+@dataclass(frozen=True)
+class RecipeVerdict:
+    """What ``verdict.json`` says, as far as it can be read; ``problem`` says why not."""
+
+    fields: Mapping[str, Any]
+    problem: str = ""
+
+    @property
+    def verdict(self) -> Cell | None:
+        """The verdict in capitals; None where there is none yet."""
+        word = str(self.fields.get("verdict") or "")
+        return Cell(word, _TONES.get(word, "warn")) if word else None
+
+    @property
+    def title(self) -> str:
+        """Of the recipe."""
+        return str(self.fields.get("title") or self.fields.get("recipe") or "")
+
+
+def read_verdict(folder: Path) -> RecipeVerdict:
+    """The verdict in a recipe's folder; empty where it is not there yet."""
+    path = SweepPaths(folder).verdict
+    try:
+        with storing(path, "read"):
+            text = path.read_bytes().decode("utf-8", "replace") if path.exists() else "{}"
+        return RecipeVerdict(restore_nonfinite(parse_object(text, path)))
+    except StorageError as error:
+        return RecipeVerdict({}, str(error))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        return RecipeVerdict({}, f"{path} is damaged: its list of non-finite numbers")
+
+
+def expectations_in_words(found: RecipeVerdict) -> str:
+    """How many expectations are met; empty where none is judged."""
+    outcomes = [str(one.get("outcome")) for one in _expectations(found)]
+    if not outcomes or not found.verdict:
+        return ""
+    parts = [f"{outcomes.count('met')} of {counted(len(outcomes), 'expectation')} met"]
+    parts += [f"{outcomes.count(word)} {word}" for word in ("not met", "undecided") if word in outcomes]
+    return ", ".join(parts) + "."
+
+
+def _expectations(found: RecipeVerdict) -> list[Mapping[str, Any]]:
+    listed = found.fields.get("expectations")
+    return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+
+
+def claim_blocks(found: RecipeVerdict) -> list[Block]:
+    """The claim and its source, every expectation with its numbers, and the arithmetic where there is any."""
+    fields = found.fields
+    blocks: list[Block] = []
+    about = facts(("claim", str(fields.get("claim") or "")), ("source", str(fields.get("source") or "")))
+    if about.rows:
+        blocks.append(about)
+    if found.problem:
+        blocks.append(Text(found.problem, "warn"))
+    rows = [_expectation(one) for one in _expectations(found)]
+    if rows:
+        blocks.append(table(("expectation", "outcome", "numbers"), rows))
+    arithmetic = _arithmetic(fields.get("arithmetic"))
+    if arithmetic is not None:
+        blocks.append(arithmetic)
+    return blocks
+
+
+def _expectation(one: Mapping[str, Any]) -> list[Cell | str]:
+    outcome = str(one.get("outcome") or "undecided")
+    return [str(one.get("text") or ""), Cell(outcome, _TONES.get(outcome, "")), str(one.get("numbers") or "")]
+
+
+def _arithmetic(found: Any) -> Table | None:
+    """What was computed without training: a row for each case."""
+    if not isinstance(found, Mapping):
+        return None
+    rows: list[list[Cell | str]] = [
+        [str(name), ", ".join(f"{measure} {_value(value)}" for measure, value in values.items())]
+        for name, values in found.items()
+        if isinstance(values, Mapping)
+    ]
+    return table(("arithmetic", "what it gave"), rows) if rows else None
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return "NaN" if math.isnan(value) else number(float(value))
+    return str(value)

@@ -1,0 +1,91 @@
+"""The part of a run's report about its loss scales: where they went, which steps overflowed, which updates were skipped."""
+
+from __future__ import annotations
+
+from mptrain.report.history import Overflows
+from mptrain.report.page import Block, Cell, Plot, Table, Text, plots, table
+from mptrain.report.run_parts import OpenedRun
+from mptrain.report.scale_figures import Panel, loss_scale_figure, skipped_figure
+from mptrain.report.wording import counted, scale
+
+
+def scaling_blocks(opened: OpenedRun) -> list[Block | None]:
+    """Scales with their overflows, when updates were skipped, and a table of the overflows."""
+    history = opened.history
+    if not history.learners:
+        return []
+    blocks: list[Block | None] = []
+    refused = sum(learner.refused for learner in history.learners.values())
+    overflows = sum(sum(each.counts.values()) for each in history.overflows.values())
+    if not history.scaled and not overflows:
+        blocks.append(Text("Losses were not scaled (scale 1 throughout), and no gradient overflowed."))
+        return blocks
+    panels = [
+        Panel(name if len(history.learners) > 1 else "", [learner.loss_scale], _overflows_of(opened, name))
+        for name, learner in history.learners.items()
+    ]
+    caption = f"Loss scale over steps, {counted(overflows, 'overflow')}. {_phases_in_words(overflows)}"
+    blocks.append(
+        plots(
+            Plot("loss-scale", caption, loss_scale_figure("loss-scale", panels)),
+            Plot(
+                "skipped", f"When updates were skipped: {_skips(refused)}.", skipped_figure("skipped", history.learners)
+            )
+            if refused
+            else None,
+        )
+    )
+    if not refused:
+        blocks.append(Text("No update was skipped."))
+    blocks.append(_overflow_table(opened))
+    return blocks
+
+
+def _skips(refused: int) -> str:
+    return f"{counted(refused, 'update')}, as a share of the steps in each stretch of the run"
+
+
+def _phases_in_words(overflows: int) -> str:
+    if not overflows:
+        return ""
+    return (
+        "Calibrating: the first scales are being tried. Growth probe: the scale had just grown. Abnormal: neither. "
+        "Only the last kind is a reason to worry."
+    )
+
+
+def _overflows_of(opened: OpenedRun, learner: str) -> list[Overflows]:
+    found = opened.history.overflows.get(learner)
+    return [found] if found else []
+
+
+def _overflow_table(opened: OpenedRun) -> Table | None:
+    ends, several = opened.history.overflow_rows, len(opened.history.learners) > 1
+    if not ends.count:
+        return None
+    rows: list[list[Cell | str]] = []
+    for event in ends.kept():
+        tensors, count = event.get("tensors") or [], int(event.get("count") or 0)
+        named = ", ".join(f"{name} ({kind})" for name, kind in tensors[:3])
+        more = f" and {count - 3:,} more" if count > 3 else ""
+        loss = str(event.get("loss", ""))
+        rows.append(
+            [
+                f"{event['step']:,}",
+                *([str(event["learner"])] if several else []),
+                Cell(str(event["phase"]), "bad" if event["phase"] == "abnormal" else ""),
+                scale(event["loss_scale"]),
+                Cell(loss, "" if loss == "finite" else "bad"),
+                named + more,
+            ]
+        )
+    head = (
+        "step",
+        *(["learner"] if several else []),
+        "phase",
+        "loss scale",
+        "loss",
+        "tensors with inf or NaN gradients",
+    )
+    note = f"{counted(ends.between, 'overflow')} in between left out; events.jsonl has all." if ends.between else ""
+    return table(head, rows, numeric=(0,), note=note)

@@ -1,0 +1,53 @@
+"""What a run was told: its configuration as flat keys, the options that were chosen, the words of its command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mptrain.compare.settings import settings
+
+
+def flat(config: str) -> dict[str, Any]:
+    """Dotted key to value of a resolved configuration; empty where it is missing or cannot be read."""
+    if not config.strip():
+        return {}
+    try:
+        return {key: value for key, value in settings(config).items() if key}
+    except Exception:  # whatever a YAML reader says of a damaged file: the report shows the text itself
+        return {}
+
+
+def chosen(found: dict[str, Any], group: str) -> str:
+    """The option that was chosen in a group; empty where that is not on record."""
+    return str(found.get(f"chosen.{group}") or "")
+
+
+def word_parts(word: str) -> tuple[str, str]:
+    """Key and value of an override, without the signs that add a key."""
+    key, _, value = word.partition("=")
+    return key.lstrip("+~"), value
+
+
+def as_number(value: str) -> float | None:
+    """The number that a word is; None for any other word."""
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if abs(found) < float("inf") else None
+
+
+def in_short(words: Mapping[str, str]) -> str:
+    """Words for a legend: options by their names, numbers with the last part of their key: ``fp16_static, scale=8``."""
+    return ", ".join(
+        value if as_number(value) is None and value else f"{key.rpartition('.')[2]}={value}"
+        for key, value in words.items()
+    )
+
+
+def varied_keys(words: Sequence[Sequence[str]]) -> list[str]:
+    """The keys in which command lines differ, in the order in which they appear."""
+    tables = [dict(word_parts(word) for word in line) for line in words]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return [key for key in keys if len({table.get(key) for table in tables}) > 1]

@@ -1,0 +1,65 @@
+"""Writes reports: decides what kind of folder it is, makes the page, replaces the files whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mptrain.errors import StorageError
+from mptrain.report.comparison_page import comparison_page
+from mptrain.report.page import Page
+from mptrain.report.rendering import html, markdown_page
+from mptrain.report.run_page import run_page
+from mptrain.report.sweep_page import sweep_page
+from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The two files of a report; the figures of the second lie in a folder beside it."""
+
+    html: Path
+    md: Path
+
+
+def write_report(path: Path) -> Written:
+    """Write the report of a run, a sweep, or a comparison into its own folder, replacing an earlier one.
+
+    Args:
+        path: A run directory, the folder of a sweep, or that of a comparison or recipe.
+
+    Raises:
+        StorageError: It is none of them, is damaged beyond reading, or cannot be written to.
+    """
+    page = page_of(path)
+    paths = SweepPaths(path)
+    if page.plots():
+        with storing(paths.figures, "create"):
+            paths.figures.mkdir(exist_ok=True)
+    for plot in page.plots():
+        write_atomically(paths.figures / f"{plot.name}.svg", plot.svg, durable=False)
+    write_atomically(paths.report_md, markdown_page(page, paths.figures.name), durable=False)
+    write_atomically(paths.report_html, html(page), durable=False)
+    return Written(paths.report_html, paths.report_md)
+
+
+def page_of(path: Path) -> Page:
+    """The content of a report.
+
+    Raises:
+        StorageError: As `write_report`.
+    """
+    sweep = read_sweep(path) if is_sweep(path) else None
+    if SweepPaths(path).comparison.exists() or (sweep is not None and sweep.kind != "sweep"):
+        return comparison_page(SweepPaths(path), sweep)
+    if sweep is not None:
+        return sweep_page(sweep)
+    paths = RunPaths(path)
+    if path.is_dir() and not paths.run_json.exists():
+        raise StorageError(
+            f"{path} is neither a run nor a sweep: it has no {paths.run_json.name} and no {SweepPaths(path).json.name}",
+            "name the folder of a run, of a sweep or of a comparison, or write: last",
+        )
+    return run_page(paths)

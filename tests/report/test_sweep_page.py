@@ -1,0 +1,122 @@
+from report.folders import make_sweep
+
+from mptrain.report.rendering import html, markdown_page
+from mptrain.report.run_parts import tried
+from mptrain.report.sweep_page import sweep_page
+from mptrain.report.swept import kinds, numeric_axis, read_points
+from mptrain.runlog.sweeps import read_sweep
+
+
+def point(job="done", words=(), **run):
+    return (("model=mlp", *words), job, run if job != "waiting" else None)
+
+
+def scales(*values, **run):
+    return [point(words=(f"scaler.scale={value}",), **run) for value in values]
+
+
+def page_of(folder):
+    return sweep_page(read_sweep(folder))
+
+
+def points_of(folder):
+    return read_points(read_sweep(folder), lambda path: tried(path, 50))
+
+
+def axis_of(tmp_path, *words):
+    return numeric_axis(
+        points_of(make_sweep(tmp_path / "-".join(words)[:40], [point(words=(word,)) for word in words]))
+    )
+
+
+def test_every_point_has_a_row_with_how_it_ended(tmp_path):
+    points = [*scales(1, 128), point("failed", ("scaler.scale=1048576",)), point("waiting", ("scaler.scale=8",))]
+    page = page_of(make_sweep(tmp_path / "sweep", points))
+    assert page.status.text == "2 of 4 done, 1 failed"
+    text = html(page) + markdown_page(page, "figures")
+    assert "failed (-9)" in text
+    assert "killed by SIGKILL" in text
+    assert "waiting" in text
+    assert "mptrain -m model=mlp scaler.scale=1,8,128" in text
+    assert page.title == "scaler.scale=1,8,128"
+
+
+def test_loss_scales_are_spread_over_powers_of_two(tmp_path):
+    axis = axis_of(tmp_path, "scaler.scale=1", "scaler.scale=131072", "scaler.scale=1024")
+    assert (axis.key, axis.values, axis.logarithm) == ("scaler.scale", (1.0, 1024.0, 131072.0), 2)
+
+
+def test_learning_rates_are_spread_over_powers_of_ten_and_close_values_over_a_line(tmp_path):
+    assert axis_of(tmp_path, "optimizer.lr=0.001", "optimizer.lr=0.03", "optimizer.lr=0.3").logarithm == 10
+    assert axis_of(tmp_path, "train.epochs=1", "train.epochs=3").logarithm is None
+    assert axis_of(tmp_path, "optimizer.weight_decay=0", "optimizer.weight_decay=5").logarithm is None
+
+
+def test_neither_seeds_nor_options_are_an_axis(tmp_path):
+    assert axis_of(tmp_path, "seed=1", "seed=2") is None
+    assert axis_of(tmp_path, "precision=fp32", "precision=bf16") is None
+
+
+def test_a_number_that_only_follows_an_option_is_no_axis(tmp_path):
+    points = [point(words=("model=mlp", "train.epochs=10")), point(words=("model=cnn", "train.epochs=5"))]
+    assert numeric_axis(points_of(make_sweep(tmp_path / "sweep", points))) is None
+
+
+def test_both_cliffs_are_in_one_figure_with_failed_runs_and_the_level_of_fp32(tmp_path):
+    points = [
+        *scales(1, metric=0.4),
+        *scales(128, 1024, metric=0.95),
+        point("failed", ("scaler.scale=16777216",), status="failed", overflows=dict.fromkeys(range(1, 61), "abnormal")),
+        point(words=("precision=fp32",), metric=0.96),
+    ]
+    page = page_of(make_sweep(tmp_path / "sweep", points))
+    svg = {plot.name: plot.svg for plot in page.plots()}["cliffs"]
+    for expected in (
+        "2^0",
+        "2^24",
+        "scaler.scale, logarithmic",
+        "skipped (%)",
+        "top1 (test)",
+        "failed or diverged",
+        "fp32",
+    ):
+        assert f">{expected}<" in svg
+    assert page.lead == "top1 (test): best 0.9600 at fp32, worst 0.4000 at scale=1."
+
+
+def test_a_diverged_run_is_drawn_as_failed_and_not_left_out(tmp_path):
+    page = page_of(make_sweep(tmp_path / "sweep", [*scales(1, 8), *scales(16, metric=None)]))
+    assert "failed or diverged" not in page.lead
+    diverged = {plot.name: plot.svg for plot in page.plots()}["cliffs"]
+    assert "failed or diverged" in diverged
+
+
+def test_options_are_rows_of_dots(tmp_path):
+    points = [point(words=(f"precision={name}", f"seed={seed}")) for name in ("fp32", "bf16") for seed in (0, 1)]
+    folder = make_sweep(tmp_path / "sweep", points)
+    assert {name: len(some) for name, some in kinds(points_of(folder)).items()} == {"fp32": 2, "bf16": 2}
+    page = page_of(folder)
+    assert [plot.name for plot in page.plots()] == ["categories", "losses", "scales"]
+    assert ">bf16<" in page.plots()[0].svg
+
+
+def test_a_damaged_run_is_named_and_the_others_are_shown(tmp_path):
+    folder = make_sweep(tmp_path / "sweep", scales(1, 8))
+    (folder / "000-point" / "run.json").write_text("{")
+    page = page_of(folder)
+    assert "run.json is damaged" in html(page)
+    assert "losses" in [plot.name for plot in page.plots()]
+
+
+def test_a_sweep_that_has_not_begun_has_a_report(tmp_path):
+    page = page_of(
+        make_sweep(tmp_path / "sweep", [point("waiting", ("scaler.scale=1",)), point("waiting", ("scaler.scale=2",))])
+    )
+    assert page.lead == "No point has a final metric yet."
+    assert not page.plots()
+
+
+def test_a_sweep_of_many_runs_stays_small(tmp_path):
+    points = [point(words=(f"scaler.scale={2**at}", f"seed={seed}"), steps=40) for at in range(12) for seed in range(3)]
+    page = page_of(make_sweep(tmp_path / "sweep", points))
+    assert len(html(page)) < 1_000_000

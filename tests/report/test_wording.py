@@ -1,0 +1,60 @@
+import math
+
+import pytest
+
+from mptrain.report.wording import counted, duration, elided, moment, number, plain, scale_path, share, signed
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "text"),
+    [
+        (0.91837, 0.0021, "0.9184"),
+        (0.91837, 0.3, "0.92"),
+        (103.4217, 1.24, "103.4"),
+        (0.95717, None, "0.9572"),
+        (-1.5, None, "\u22121.500"),
+        (1234567.0, None, "1.23e+06"),
+        (0.0, None, "0"),
+        (math.nan, None, "\u2013"),
+        (-math.inf, None, "\u2212∞"),
+        (0.5, math.nan, "0.5000"),
+        (None, None, "\u2013"),
+    ],
+)
+def test_numbers_have_as_many_decimals_as_their_error_allows(value, error, text):
+    assert number(value, error) == text
+
+
+def test_differences_always_have_a_sign_but_zero():
+    assert [signed(value, 0.001) for value in (0.002, -0.002, 0.0)] == ["+0.0020", "\u22120.0020", "0.0000"]
+
+
+def test_a_small_share_is_not_rounded_to_nothing():
+    assert [share(value) for value in (0.0009, 0.22, 0.0, None)] == ["0.09 %", "22 %", "0", "\u2013"]
+
+
+def test_control_characters_and_marks_of_direction_become_visible():
+    assert plain("a\x1b[31m\u202eb\x00\udce9") == "a\\x1b[31m\\u202eb\\x00\\udce9"
+    assert plain("two\n lines\t") == "two lines"
+    assert plain("two\r\n\tlines\x07", lines=True) == "two\n\tlines\\x07"
+
+
+def test_a_long_name_keeps_its_beginning_and_its_end():
+    assert elided("precision=fp16_static scale=1048576", 20) == "precision=fp…1048576"
+    assert len(elided("x" * 5000, 24)) == 24
+    assert elided("short", 5) == "short"
+
+
+def test_a_scale_says_its_way():
+    assert scale_path({"first": 128.0, "min": 128.0, "max": 128.0, "last": 128.0}) == "128"
+    assert scale_path({"first": 65536.0, "min": 1024.0, "max": 65536.0, "last": 2048.0}) == (
+        "2^16 to 2^11, between 2^10 and 2^16"
+    )
+    assert scale_path({"first": 1.0}) == ""
+
+
+def test_small_words():
+    assert [counted(count, "run") for count in (0, 1, 1200)] == ["no runs", "1 run", "1,200 runs"]
+    assert [duration(seconds) for seconds in (42, 725, 10810, math.nan)] == ["0:42", "12:05", "3:00:10", "\u2013"]
+    assert moment("2026-01-02T03:04:05.678+00:00") == "2026-01-02 03:04:05 UTC"
+    assert moment("yesterday") == "yesterday"
