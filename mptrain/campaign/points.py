@@ -6,7 +6,7 @@ Every point is composed and checked before the first one starts.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.types import Glob
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 MOST_POINTS = 10_000
 
 #: Keys that say where runs are; a sweep gives each run its own.
-_NOT_SWEPT = ("run.name", "run.root", "run.resume")
+NOT_SWEPT = ("run.name", "run.root", "run.resume")
+
+#: What would have another program expand or run the points.
+_NOT_OURS = ("hydra/sweeper", "hydra/launcher", "hydra.sweeper", "hydra.launcher")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Point:
         varied: The words in which points differ.
         warnings: What its configuration warns about.
         config: Its configuration, once it is checked; the run directory is not its own yet.
+        arm: Which arm of a comparison it belongs to; empty in a plain sweep.
+        count: How many points there are.
     """
 
     number: int
@@ -49,6 +54,13 @@ class Point:
     varied: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     config: Config | None = field(default=None, compare=False, repr=False)
+    arm: str = ""
+    count: int = 1
+
+    @property
+    def place(self) -> str:
+        """``point 3/12 (seed=2)``."""
+        return f"point {self.number + 1}/{self.count} ({self.label})"
 
     @property
     def label(self) -> str:
@@ -71,6 +83,10 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
     swept: list[bool] = []
     for word in words:
         override, _ = parse(word)
+        key = override.key_or_group if override is not None else ""
+        if any(key == name or key.startswith(f"{name}.") for name in _NOT_OURS):
+            hint = "write KEY=A,B or KEY=range(1,4), and --jobs N"
+            problems.append(Problem(f"{word}: sweeps are expanded and run by mptrain itself", hint))
         if override is None or not override.is_sweep_override():
             axes.append([word])  # what cannot be read is reported by composing
             swept.append(False)
@@ -88,7 +104,7 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
     points = []
     for number, combination in enumerate(itertools.product(*axes)):
         varied = tuple(word for word, is_swept in zip(combination, swept, strict=True) if is_swept)
-        points.append(Point(number, combination, varied))
+        points.append(Point(number, combination, varied, count=count))
     return points
 
 
@@ -111,9 +127,9 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
             for problem in error.problems:
                 found.setdefault(problem, []).append(point)
             continue
-        checked.append(Point(point.number, point.overrides, point.varied, config.warnings, config))
+        checked.append(replace(point, warnings=config.warnings, config=config))
     if found:
-        raise ConfigError([_named(problem, bad, len(points)) for problem, bad in found.items()])
+        raise ConfigError([named(problem, bad, len(points)) for problem, bad in found.items()])
     return checked
 
 
@@ -136,22 +152,22 @@ def require_devices(points: Sequence[Point]) -> None:
         try:
             require_support(config.precision, resolve_device(config.device))
         except EnvironmentRefused as error:
-            where = f"point {point.number + 1}/{len(points)} ({point.label}): " if len(points) > 1 else ""
+            where = f"{point.place}: " if point.count > 1 else ""
             raise EnvironmentRefused(f"{where}{error}", error.hint) from error
         fine.add((config.precision, config.device))
 
 
-def _named(problem: Problem, bad: Sequence[Point], count: int) -> Problem:
-    if len(bad) == count:
+def named(problem: Problem, bad: Sequence[Point], checked: int) -> Problem:
+    """A problem with the first point that has it; as it is where all the points that were checked have it."""
+    if len(bad) == checked:
         return problem
-    first = bad[0]
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-    return Problem(f"point {first.number + 1}/{count} ({first.label}){more}: {problem.what}", problem.hint)
+    return Problem(f"{bad[0].place}{more}: {problem.what}", problem.hint)
 
 
 def _values(word: str, override: Override, catalogue: Catalogue, problems: list[Problem]) -> list[str]:
     key = override.key_or_group
-    if key in _NOT_SWEPT:
+    if key in NOT_SWEPT:
         problems.append(Problem(f"{word}: {key} cannot be swept", "each point gets a directory of its own"))
         return []
     value: Any = override.value()

@@ -1,145 +1,72 @@
-"""Runs the points of a sweep, one after another, and knows how each ended.
+"""Runs the points of a sweep and keeps ``sweep.json`` current; goes on with one that was broken off.
 
-How a point is run is a `Launcher`: here one process runs them in turn; one that starts processes in parallel
-takes the same points and yields the same outcomes.
+A sweep is what its file says: what is planned is written first, and running it means running every job whose run
+directory does not say that it is done. How processes are had is the business of `mptrain.campaign.pool`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from mptrain.errors import (
-    EXIT_BUG,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_PREEMPTED,
-    EXIT_SWEEP,
-    MptrainError,
-    StorageError,
-)
-from mptrain.runlog.layout import RunPaths
+from mptrain.campaign.points import NOT_SWEPT, Point
+from mptrain.campaign.pool import Slots, Task, run_tasks
+from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
+from mptrain.runlog.directory import RunDirectory
+from mptrain.runlog.layout import RUN_JSON, RunPaths
+from mptrain.runlog.lock import hold, holder_of
 from mptrain.runlog.naming import fresh_name
-from mptrain.runlog.storage import storing
-from mptrain.runlog.summary import read_summary
+from mptrain.runlog.storage import TEMPORARY, storing
+from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep, write_sweep
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mptrain.campaign.points import Point
+    from mptrain.campaign.worker import Ended, Program, Progress
     from mptrain.config.compose import Composer
-    from mptrain.config.schema import Config
+    from mptrain.config.schema import RunOptions
 
-_STATUS = {EXIT_OK: "done", EXIT_INTERRUPTED: "interrupted", EXIT_PREEMPTED: "preempted"}
-_STOPPING = (EXIT_INTERRUPTED, EXIT_PREEMPTED)
-
-
-@dataclass(frozen=True)
-class Job:
-    """A point and where it runs.
-
-    Attributes:
-        point: What is run.
-        config: Its configuration, run directory included.
-        root: Its run directory.
-    """
-
-    point: Point
-    config: Config
-    root: Path
+#: Seconds that the runs of a killed sweep have to save themselves before somebody else goes on with them.
+_PATIENCE = 60.0
 
 
-@dataclass(frozen=True)
-class JobOutcome:
-    """How a job ended.
+class Watcher(Protocol):
+    """Shows a sweep, in the process that runs it."""
 
-    Attributes:
-        job: The job.
-        code: Its exit code; None where it was never started.
-        summary: Its final numbers; empty where it has none.
-        reason: Why it failed, in one line; empty where nothing was raised.
-    """
+    def changed(self, sweep: Sweep, job: SweepJob) -> None:
+        """A job was started, or has ended; both are as ``sweep.json`` has them now."""
 
-    job: Job
-    code: int | None
-    summary: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""
+    def progressed(self, number: int, progress: Progress) -> None:
+        """A job said how far it is."""
 
-    @property
-    def status(self) -> str:
-        """One word: done, failed, interrupted, preempted, not run."""
-        return "not run" if self.code is None else _STATUS.get(self.code, "failed")
+    def stopping(self, name: str) -> None:
+        """A signal of this name asked for the end; the jobs that run save themselves."""
+
+    def tick(self) -> None:
+        """Some time has passed; called several times a second."""
 
 
-Train = Callable[["Config"], int]
-Report = Callable[[BaseException], int]
-Launcher = Callable[[Sequence[Job]], Iterator[JobOutcome]]
-
-
-def in_this_process(train: Train, report: Report, announce: Callable[[Job], None]) -> Launcher:
-    """A launcher that runs jobs in turn; what one raises never ends the others, except Ctrl-C and signals.
-
-    Args:
-        train: Trains one configuration and returns an exit code.
-        report: Prints an error and returns its exit code.
-        announce: Called before each job.
-    """
-
-    def launch(jobs: Sequence[Job]) -> Iterator[JobOutcome]:
-        for job in jobs:
-            announce(job)
-            code, reason = _run(job, train, report)
-            yield JobOutcome(job, code, _summary(job), reason)
-            if code in _STOPPING:
-                return
-
-    return launch
-
-
-def prepare(points: Sequence[Point], composer: Composer, folder: Path) -> list[Job]:
-    """Gives each point its run directory, ``FOLDER/NNN-OVERRIDES``; nothing is written.
-
-    Raises:
-        ConfigError: A point is wrong; `mptrain.campaign.points.validate` says so earlier and better.
-    """
-    jobs = []
-    for point in points:
-        name = directory_name(point)
-        words = (*point.overrides, f"run.root={quoted(str(folder))}", f"run.name={quoted(name)}")
-        jobs.append(Job(point, composer.compose(words), folder / name))
-    return jobs
-
-
-def run(jobs: Sequence[Job], launcher: Launcher) -> tuple[list[JobOutcome], int]:
-    """Runs all jobs.
-
-    Returns:
-        The outcome of every job in order, and the exit code: 0, 7 where a job failed, or that of the signal
-        that ended the sweep.
-    """
-    outcomes = {}
-    for outcome in launcher(jobs):
-        outcomes[outcome.job.point.number] = outcome
-    every = [outcomes.get(job.point.number, JobOutcome(job, None)) for job in jobs]
-    for outcome in every:
-        if outcome.code in _STOPPING:
-            return every, int(outcome.code or EXIT_INTERRUPTED)
-    return every, EXIT_OK if all(outcome.code == EXIT_OK for outcome in every) else EXIT_SWEEP
-
-
-def sweep_folder(root: Path, name: str | None) -> Path:
+def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
     """The folder of a sweep's runs: ``ROOT/NAME``, or ``ROOT/sweeps/DATE/TIME-xxxx`` that no other has.
 
+    Args:
+        options: ``run.root``, ``run.name`` and ``run.resume`` of the sweep as a whole.
+        below: What stands for ``sweeps`` in the path of one without a name.
+
     Raises:
-        StorageError: It cannot be made.
+        ConfigError: ``run.resume`` without a name.
+        StorageError: It cannot be made; or there is one and ``run.resume`` does not say so; or it is something else.
     """
-    if name is not None:
-        return root / name
+    root = Path(options.root)
+    if options.name is not None:
+        return _named_folder(root, options.name, options.resume)
+    if options.resume != "never":
+        raise ConfigError(f"run.resume={options.resume} needs a run.name", "add run.name=NAME")
     for _ in range(100):
         date, moment = fresh_name("sweep")
-        folder = root / "sweeps" / date / moment.replace("-sweep-", "-")
+        folder = root / below / date / moment.replace("-sweep-", "-")
         with storing(folder, "create"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -150,18 +77,121 @@ def sweep_folder(root: Path, name: str | None) -> Path:
     raise StorageError(f"no free name for a sweep below {root}", "choose one with run.name=NAME")
 
 
-def words_to_finish(words: Sequence[str], root: Path, folder: Path) -> list[str]:
-    """The overrides under which the same sweep goes on in its folder: what is done stays, the rest is run.
+def _named_folder(root: Path, name: str, resume: str) -> Path:
+    folder = root / name
+    for place in (folder, *(root / ancestor for ancestor in Path(name).parents if str(ancestor) != ".")):
+        if (place / RUN_JSON).exists():
+            raise StorageError(f"{place} is a run, and no place for a sweep", "choose another run.name")
+    if is_sweep(folder):
+        if resume == "never":
+            hint = f"go on with it: mptrain resume {folder} (or add run.resume=auto), or choose another run.name"
+            raise StorageError(f"there is a sweep in {folder}", hint)
+        return folder
+    if resume == "must":
+        raise StorageError(f"run.resume=must: there is no sweep in {folder}", "use run.resume=auto to start it")
+    with storing(folder, "create"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(entry.suffix != TEMPORARY for entry in folder.iterdir()):
+            raise StorageError(f"{folder} exists and is not a sweep: it has no {SWEEP_JSON}", "choose another run.name")
+    return folder
+
+
+def plan_sweep(
+    points: Sequence[Point],
+    folder: Path,
+    *,
+    words: Sequence[str],
+    config_dirs: Sequence[str] = (),
+    config_name: str = "train",
+    parallel: int = 1,
+    kind: Kind = "sweep",
+    plan: Mapping[str, Any] | None = None,
+) -> Sweep:
+    """The sweep that is on record in a folder from now on; what has been done of it stays.
 
     Args:
-        words: The overrides that it was started with.
-        root: Its ``run.root``.
-        folder: Its folder, below ``root``.
+        points: Checked.
+        folder: It exists.
+        words: The overrides that were expanded.
+        config_dirs: Further folders of groups and options.
+        config_name: The file at the top.
+        parallel: Jobs at a time.
+        kind: What it is for.
+        plan: What is to be judged once the jobs are done, JSON values.
+
+    Raises:
+        StorageError: The folder holds a sweep of other points, or cannot be written.
     """
-    kept = [word for word in words if word.lstrip("+").split("=", 1)[0] not in ("run.name", "run.resume")]
-    name = folder.relative_to(root).as_posix()
-    plain = re.fullmatch(r"[A-Za-z][\w./-]*", name, re.ASCII)
-    return [*kept, f"run.name={name if plain else quoted(name)}", "run.resume=auto"]
+    jobs = [SweepJob(p.number, directory_name(p), _without_places(p.overrides), p.varied, p.arm) for p in points]
+    folders = tuple(str(Path(config_dir).absolute()) for config_dir in config_dirs)
+    fresh = Sweep(folder, kind, tuple(words), folders, config_name, parallel, tuple(jobs), plan=dict(plan or {}))
+    if is_sweep(folder):
+        old = read_sweep(folder)
+        if (old.kind, *map(_identity, old.jobs)) != (kind, *map(_identity, fresh.jobs)):
+            hint = "give the words that it was started with, or choose another run.name"
+            raise StorageError(f"{folder} is a {old.kind} of other points than these", hint)
+        fresh = replace(fresh, jobs=old.jobs, started=old.started)
+    write_sweep(fresh)
+    return fresh
+
+
+def take_stock(sweep: Sweep) -> Sweep:
+    """The sweep as its run directories stand: what is not done there waits to be run."""
+    return replace(sweep, jobs=tuple(_as_it_stands(sweep, job) for job in sweep.jobs))
+
+
+def require_free(sweep: Sweep) -> None:
+    """Refuse a sweep that another process is running, before its points are checked.
+
+    Raises:
+        StorageError: Names the process.
+    """
+    holder = holder_of(sweep.paths.lock)
+    if holder is not None:
+        raise StorageError(f"{sweep.folder} is being written by {holder}", "wait until it ends, or stop it")
+
+
+def missing_points(sweep: Sweep) -> list[Point]:
+    """The points of the jobs that have not ended, to be checked again."""
+    return [
+        Point(job.number, job.overrides, job.varied, arm=job.arm, count=len(sweep.jobs))
+        for job in sweep.jobs
+        if not sweep.has_ended(job)
+    ]
+
+
+def run_sweep(sweep: Sweep, composer: Composer, program: Program, watch: Watcher) -> tuple[Sweep, int]:
+    """Runs all jobs that have not ended, each in its own process; ``sweep.json`` follows every change.
+
+    Args:
+        sweep: On record; its points were checked.
+        composer: Over the folders that the sweep names.
+        program: What jobs run.
+        watch: Shows what happens.
+
+    Returns:
+        The sweep as it is now, and the exit code: 0, 7 where a job failed (by its numerics only where arms are not judged), or that of
+        the signal that ended it.
+
+    Raises:
+        StorageError: Another process runs this sweep or one of its runs, or the disk refuses.
+    """
+    with hold(sweep.paths.lock):
+        sweep = take_stock(sweep)
+        wanted = [_waiting(job) for job in sweep.jobs if not sweep.has_ended(job)]
+        for job in wanted:
+            sweep = sweep.with_job(job)
+        write_sweep(sweep)
+        tasks = [_task(sweep, job, composer) for job in wanted]
+        record = _Record(sweep, watch)
+        stopped = None
+        if tasks:
+            _wait_for_orphans(sweep, tasks)
+            slots = Slots.of_this_machine(min(sweep.parallel, len(sweep.jobs)))
+            stopped = run_tasks(tasks, slots, program, record)
+    if all(map(record.sweep.has_ended, record.sweep.jobs)):
+        return record.sweep, EXIT_OK
+    return record.sweep, EXIT_SWEEP if stopped is None else stopped
 
 
 def directory_name(point: Point) -> str:
@@ -175,28 +205,77 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
 
 
-def exit_code_of(leaving: SystemExit) -> int:
-    """The exit code that a SystemExit asks for."""
-    if leaving.code is None:
-        return EXIT_OK
-    return leaving.code if isinstance(leaving.code, int) else EXIT_BUG
+class _Record:
+    """Keeps the sweep and its file current, and passes on what happens."""
+
+    def __init__(self, sweep: Sweep, watch: Watcher) -> None:
+        self.sweep = sweep
+        self._watch = watch
+
+    def started(self, number: int) -> None:
+        self._change(replace(self.sweep.jobs[number], status="running"))
+
+    def progressed(self, number: int, progress: Progress) -> None:
+        self._watch.progressed(number, progress)
+
+    def ended(self, number: int, ended: Ended, seconds: float) -> None:
+        job = self.sweep.jobs[number]
+        status, code, reason = ended.status, ended.code, ended.reason
+        self._change(replace(job, status=status, code=code, reason=reason, seconds=round(seconds, 3)))
+
+    def stopping(self, name: str) -> None:
+        self._watch.stopping(name)
+
+    def tick(self) -> None:
+        self._watch.tick()
+
+    def _change(self, job: SweepJob) -> None:
+        self.sweep = self.sweep.with_job(job)
+        write_sweep(self.sweep)
+        self._watch.changed(self.sweep, job)
 
 
-def _run(job: Job, train: Train, report: Report) -> tuple[int, str]:
+def _task(sweep: Sweep, job: SweepJob, composer: Composer) -> Task:
+    """The job with a run directory of its own, where it goes on if it was broken off."""
+    places = (f"run.root={quoted(str(sweep.folder))}", f"run.name={quoted(job.name)}", "run.resume=auto")
+    return Task(job.number, composer.compose((*job.overrides, *places)), sweep.paths.log(job.name))
+
+
+def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
     try:
-        return train(job.config), ""
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED, ""
-    except SystemExit as leaving:
-        return exit_code_of(leaving), ""
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        name = "" if isinstance(error, MptrainError) else f"{type(error).__name__}: "
-        return report(error), name + (lines[0] if lines else "no message")
+        state = RunDirectory(RunPaths(sweep.paths.run(job.name))).read_state()
+    except StorageError:  # the job itself will say what is wrong with it
+        state = None
+    if state is not None and state.status == "done":
+        return replace(job, status="done", code=EXIT_OK, reason="")
+    if state is not None and state.status == "failed":
+        return replace(job, status="failed", code=state.exit_code, reason=state.reason.split("\n")[0])
+    return _waiting(job)
 
 
-def _summary(job: Job) -> dict[str, Any]:
-    try:
-        return read_summary(RunPaths(job.root).summary)
-    except MptrainError:
-        return {}
+def _waiting(job: SweepJob) -> SweepJob:
+    return replace(job, status="waiting", code=None, reason="", seconds=None)
+
+
+def _wait_for_orphans(sweep: Sweep, tasks: Sequence[Task]) -> None:
+    """Wait until the jobs of a killed sweep have saved themselves.
+
+    Raises:
+        StorageError: Somebody else goes on with a run.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    for task in tasks:
+        run = RunDirectory(RunPaths(sweep.paths.run(sweep.jobs[task.number].name)))
+        while (holder := run.holder()) is not None:
+            if time.monotonic() > deadline:
+                raise StorageError(f"{run.root} is being written by {holder}", "wait until it ends, or stop it")
+            time.sleep(0.1)
+
+
+def _without_places(words: Sequence[str]) -> tuple[str, ...]:
+    """The words without those that say where the sweep is."""
+    return tuple(word for word in words if word.partition("=")[0].lstrip("+") not in NOT_SWEPT)
+
+
+def _identity(job: SweepJob) -> tuple[str, tuple[str, ...], str]:
+    return job.name, job.overrides, job.arm

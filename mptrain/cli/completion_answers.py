@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mptrain.cli.completion_overrides import Candidate, Overrides, paths
 from mptrain.cli.help import DESCRIPTIONS, OPTIONS, USAGE
 from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, Option
 from mptrain.errors import MptrainError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _TAKE = {
     "--cfg": "job|hydra|all",
     "-c": "job|hydra|all",
     "--output": "PATH",
+    "--jobs": "",
     "--package": "",
     "-p": "",
 }
@@ -112,6 +113,11 @@ class _Line:
             match part:
                 case "RUN":
                     yield from _runs(current)
+                case "SWEEP":
+                    yield from _sweeps(current)
+                case "RECIPE":
+                    yield from _recipes()
+                    yield from paths(current, folders_only=True)
                 case "GROUP":
                     catalogue = self._catalogue()
                     yield from (Candidate(group, catalogue.comment(group)) for group in catalogue.groups)
@@ -170,6 +176,13 @@ def _saved(run: str) -> Path | None:
     return last_run(Path("outputs")).paths.config if run == "last" else RunPaths(Path(run).expanduser()).config
 
 
+def _recipes() -> Iterator[Candidate]:
+    """Those that come with mptrain, with their titles."""
+    for path in sorted(location.recipes().glob("*/recipe.yaml")):
+        entries = Option("recipes", path.parent.name, path).entries
+        yield Candidate(path.parent.name, next((one.value for one in entries if one.key == "recipes.title"), ""))
+
+
 def _runs(typed: str) -> Iterator[Candidate]:
     """Runs below ``outputs``, newest first; and folders, for those that are elsewhere."""
     from mptrain.runlog.layout import RUN_JSON
@@ -178,6 +191,13 @@ def _runs(typed: str) -> Iterator[Candidate]:
     for folder in paths(typed, folders_only=True):
         inside = Path(folder.text).expanduser()
         yield Candidate(folder.text.rstrip("/")) if (inside / RUN_JSON).exists() else folder
+
+
+def _sweeps(typed: str) -> Iterator[Candidate]:
+    """Sweeps below ``outputs``, newest first."""
+    from mptrain.runlog.sweeps import SWEEP_JSON
+
+    yield from (Candidate(path) for path in _newest(_folders_with(SWEEP_JSON, "outputs")) if path.startswith(typed))
 
 
 def _folders_with(name: str, root: str) -> Iterator[str]:

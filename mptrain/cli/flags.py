@@ -24,6 +24,7 @@ _SUGGESTED = (
     "--multirun",
     "--config-dir",
     "--config-name",
+    "--jobs",
     "--cfg",
     "--resolve",
     "--package",
@@ -32,7 +33,7 @@ _SUGGESTED = (
     "--traceback",
 )
 
-_WITH_VALUE = ("--config-dir", "--config-name", "--cfg", "--package")
+_WITH_VALUE = ("--config-dir", "--config-name", "--jobs", "--cfg", "--package")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Flags:
         multirun: Sweep over words with several values.
         config_dirs: Further folders of groups and options.
         config_name: The file at the top.
+        jobs: How many points of a sweep run at a time.
         show: Hydra is asked to show something.
         completion: The shell whose script is asked for in Hydra's way; empty where none is.
         given: The flags with their values, as they were written.
@@ -53,6 +55,7 @@ class Flags:
     multirun: bool
     config_dirs: tuple[str, ...]
     config_name: str
+    jobs: int
     show: bool
     completion: str
     given: tuple[str, ...]
@@ -68,6 +71,7 @@ def read_flags(words: Sequence[str]) -> Flags:
     given: list[str] = []
     folders: list[str] = []
     name, multirun, show = "train", False, False
+    jobs: int | None = None
     rest = list(words)
     while rest:
         here = len(words) - len(rest)
@@ -86,6 +90,9 @@ def read_flags(words: Sequence[str]) -> Flags:
                 folders.append(value)
             else:
                 name = value
+        elif flag == "--jobs":
+            jobs = read_jobs(value if equals else _value(flag, rest))
+            continue  # Hydra knows no such flag
         elif flag in _SHOWING:
             show = True
             value = value if equals else _value(flag, rest)
@@ -98,8 +105,38 @@ def read_flags(words: Sequence[str]) -> Flags:
         elif word not in _COMPLETION:
             raise UsageError(f"unknown option '{word}'", _hint(word, rest))
         given += words[here : len(words) - len(rest)]
+    if jobs is not None and not multirun:
+        raise UsageError("--jobs is about the points of a sweep", "add -m, or leave it out")
     shell = _shell(overrides) if any(flag in _COMPLETION for flag in given) else ""
-    return Flags(tuple(overrides), multirun, tuple(folders), name, show, shell, tuple(given))
+    return Flags(tuple(overrides), multirun, tuple(folders), name, jobs or 1, show, shell, tuple(given))
+
+
+def take_jobs(words: Sequence[str]) -> tuple[list[str], int | None]:
+    """The words without ``--jobs N``, and that number where there is one.
+
+    Raises:
+        UsageError: It is no number.
+    """
+    rest, kept, jobs = list(words), [], None
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag == "--jobs":
+            jobs = read_jobs(value if equals else _value(flag, rest))
+        else:
+            kept.append(word)
+    return kept, jobs
+
+
+def read_jobs(text: str) -> int:
+    """The number of ``--jobs``.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
+        raise UsageError(f"--jobs {text}: must be a whole number, at least 1", "write for example --jobs 2")
+    return int(text)
 
 
 #: What ``--cfg`` and ``--info`` can be asked for.

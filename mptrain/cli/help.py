@@ -18,11 +18,21 @@ from mptrain.errors import EXIT_OK, UsageError, did_you_mean
 #: How each command is written, and what it does; shell completion takes from here which words a command takes.
 USAGE = (
     ("mptrain [train] KEY=VALUE ...", "train (the default command)"),
-    ("mptrain -m KEY=A,B ...", "train every combination, one after another"),
-    ("mptrain resume RUN|last [KEY=VALUE ...]", "continue an interrupted run"),
+    ("mptrain -m KEY=A,B ... [--jobs N]", "train every combination, each in a process of its own"),
+    (
+        "mptrain compare KEY=A,B seed=0,1,2 ... [--margin X] [--jobs N]",
+        "train arms and compare them, with intervals and verdicts",
+    ),
+    ("mptrain compare RUN RUN ...", "compare runs that exist"),
+    ("mptrain resume RUN|SWEEP|last [KEY=VALUE ...]", "continue an interrupted run, or run what is missing of a sweep"),
     ("mptrain eval RUN|last [--best] [KEY=VALUE ...]", "evaluate the last checkpoint of a run, or its best"),
     ("mptrain export RUN|last [--best] [--fp16]", "write its weights as a plain state dict"),
-    ("mptrain list [GROUP]", "what there is to choose from, with keys and defaults"),
+    ("mptrain report RUN|last ...", "write a report of runs, sweeps or comparisons: HTML and Markdown"),
+    (
+        "mptrain reproduce RECIPE [KEY=VALUE ...] [--dry-run] [--smoke] [--jobs N]",
+        "run a published claim again, and judge it",
+    ),
+    ("mptrain list [GROUP|recipes]", "what there is to choose from, with keys and defaults"),
     ("mptrain doctor", "what this machine can do, and which precision suits it"),
     ("mptrain completion bash|zsh|fish", 'complete command lines: eval "$(mptrain completion bash)"'),
     ("mptrain help [COMMAND]", "how a command is used"),
@@ -32,10 +42,12 @@ _EXAMPLES = (
     "mptrain model=resnet50 precision=amp_dynamic",
     "mptrain precision=fp16_static scaler.scale=128 train.epochs=3",
     "mptrain -m precision=amp_static scaler.scale=1,8,128,1024",
+    "mptrain compare precision=fp32,amp_dynamic seed=0,1,2,3,4,5,6,7",
 )
 
 OPTIONS = (
     ("-m, --multirun", "sweep: KEY=A,B, KEY=range(1,4), GROUP=glob(fp16*)"),
+    ("--jobs N", "points of a sweep that run at a time, sharing CPU cores and GPUs; 1 if not given"),
     ("--config-dir DIR", "a folder with groups and options of your own"),
     ("--config-name NAME", "another file at the top than train"),
     ("--cfg job|hydra|all", "show the composed configuration (--resolve, --package P)"),
@@ -50,6 +62,7 @@ _EXIT_CODES = (
     ("2", "the command line or the configuration is wrong"),
     ("3", "this machine cannot do it"),
     ("4", "numerics: nothing but overflows, or the loss diverged"),
+    ("5", "a recipe found something else than it expects"),
     ("6", "data, checkpoint or disk"),
     ("7", "some jobs of a sweep failed"),
     ("75", "stopped by a signal after saving; run again to continue"),
@@ -57,17 +70,31 @@ _EXIT_CODES = (
 )
 
 DESCRIPTIONS = {
-    "train": "Trains one configuration, or with -m every combination of several. Any KEY=VALUE is allowed.",
+    "train": "Trains one configuration, or with -m every combination of several, --jobs N at a time. Any KEY=VALUE is allowed. "
+    "Nothing of a sweep starts before all of its points are valid; what happens to one of them does not stop the others.",
+    "compare": "Trains every arm that the words form, with every seed (seed= repeats arms and forms none), or takes RUNs that "
+    "exist, folders of sweeps included, and says of each arm whether it is better than the reference, equivalent to it, worse, "
+    "or undecided, from differences paired by seed. --reference ARM (precision=fp32 if not given); --margin X is the largest "
+    "difference that counts as none, in the metric's unit, 0.01 if not given; --metric NAME; --jobs N. RUNs must differ in "
+    "precision and scaler only: --by KEY,KEY names what else they are to differ in, --anyway compares them all the same.",
     "resume": "Continues a run from its last checkpoint. RUN is its directory, or the word last. "
     "Any key may change on the way (train.epochs or train.max_steps to go on for longer; precision, scaler, optimizer, "
-    "schedule and logger may be chosen anew), except what the run is about: model, dataset, task, and train.batch_size.",
+    "schedule and logger may be chosen anew), except what the run is about: model, dataset, task, and train.batch_size. SWEEP is the folder of a sweep: its points "
+    "that are missing, failed or interrupted are run, --jobs N at a time, by what its sweep.json says, without KEY=VALUE. "
+    "The word last always means a run.",
     "eval": "Evaluates the last checkpoint of a run, or with --best the best. RUN is its directory, or the "
     "word last. Keys such as device or precision.eval can be changed for it. --raw measures the weights themselves where "
     "a run has averaged ones (train.ema_decay).",
     "export": "Writes the weights of a run's last checkpoint, or with --best its best, as a plain state dict that "
     "torch.load reads with weights_only=True: float32, or with --fp16 float16. Averaged weights (train.ema_decay) are "
     "taken where there are any; --raw takes the others. --output PATH says where to.",
-    "list": "Shows all groups and their options, or one group with every option's keys, defaults and comments.",
+    "report": "Writes report.html (one file, nothing to load) and report.md with figures/ into the folder of a run, finished "
+    "or not, of a sweep, or of a comparison, and prints their paths. The word last is the run that was started last.",
+    "reproduce": "Runs a recipe of mptrain list recipes, or the one in a folder of yours, prints what it found beside what "
+    "it expects, and ends with 5 where that is something else. Runs that have ended are not run again. --dry-run prints the "
+    "plain commands and runs nothing; --smoke only shows that everything runs, in short; --jobs N runs N at a time; "
+    "--config-dir DIR adds groups and options of your own. KEY=VALUE changes every run; run.root=DIR is where.",
+    "list": "Shows all groups and their options, or one group with every option's keys, defaults and comments; or all recipes.",
     "doctor": "Shows the environment, the devices, and which precision suits them. Ends with 3 when "
     "something that is needed is broken.",
     "completion": "Prints a script after which the TAB key completes groups, options, keys, values and runs. In bash and "

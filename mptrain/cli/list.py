@@ -1,4 +1,4 @@
-"""``mptrain list [GROUP]``: groups, options, keys, defaults, comments, read from YAML as text."""
+"""``mptrain list [GROUP|recipes]``: groups, options, keys, defaults, comments, read from YAML as text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\..*,\s*(?P<default>[^,{}
 
 
 def list_groups(words: list[str]) -> int:
-    """Prints all groups with their options, or one group with the keys of every option.
+    """Prints all groups with their options, or one group with the keys of every option; or all recipes.
 
     Args:
-        words: At most one group, and ``--config-dir DIR`` for folders of one's own.
+        words: At most one group, or ``recipes``, and ``--config-dir DIR`` for folders of one's own.
 
     Raises:
         UsageError: No such group, or too many words.
@@ -42,11 +42,24 @@ def list_groups(words: list[str]) -> int:
         _print_all(catalogue)
         return EXIT_OK
     name = names[0]
+    if name == "recipes":
+        return _list_recipes()
     if name not in catalogue.groups:
-        guess = did_you_mean(name, catalogue.groups)
-        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(catalogue.groups)}"
+        guess = did_you_mean(name, [*catalogue.groups, "recipes"])
+        hint = f"did you mean {guess}?" if guess else f"there is {', '.join([*catalogue.groups, 'recipes'])}"
         raise UsageError(f"there is no group '{name}'", hint)
     _print_group(catalogue, name)
+    return EXIT_OK
+
+
+def _list_recipes() -> int:
+    from mptrain.campaign.recipes import find_recipe, recipe_names
+    from mptrain.cli.reproduce import print_recipe
+
+    for position, name in enumerate(recipe_names()):
+        if position:
+            print()
+        print_recipe(find_recipe(name))
     return EXIT_OK
 
 
@@ -59,7 +72,9 @@ def _print_all(catalogue: Catalogue) -> None:
             mark = "*" if catalogue.defaults.get(group) == name else " "
             print(f"  {mark} {name.ljust(width)}{option.summary}".rstrip())
         print()
-    print("* chosen where nothing else is said. mptrain list GROUP shows the keys of its options.")
+    print(
+        "* chosen where nothing else is said. mptrain list GROUP shows the keys of its options; mptrain list recipes, recipes."
+    )
 
 
 def _print_group(catalogue: Catalogue, group: str) -> None:

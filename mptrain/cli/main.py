@@ -120,7 +120,9 @@ def _refuse_blanks(words: list[str]) -> None:
 
 
 #: Flags that may stand before a command, and whether a value follows.
-_BEFORE = {"--config-dir": True, "-cd": True, "--config-name": True, "-cn": True, "-m": False, "--multirun": False}
+_BEFORE = {
+    "--config-dir": True, "-cd": True, "--config-name": True, "-cn": True, "--jobs": True, "-m": False, "--multirun": False
+}  # fmt: skip
 
 
 def _command_first(words: list[str]) -> list[str]:
@@ -160,7 +162,15 @@ def _train(words: list[str]) -> int:
 
 
 def _resume(words: list[str]) -> int:
+    from mptrain.cli.flags import take_jobs
+
+    words, jobs = take_jobs(words)
     run, overrides = _run_and_overrides("resume", words)
+    from mptrain.cli.sweep import find_sweep, resume_sweep
+
+    sweep = find_sweep(run, overrides, jobs)
+    if sweep is not None:
+        return resume_sweep(sweep, jobs)
     from mptrain.cli.train import resume
 
     return resume(run, overrides)
@@ -177,6 +187,24 @@ def _export(words: list[str]) -> int:
     from mptrain.cli.export import export
 
     return export(words)
+
+
+def _compare(words: list[str]) -> int:
+    from mptrain.cli.compare import compare
+
+    return compare(words)
+
+
+def _report(words: list[str]) -> int:
+    from mptrain.cli.report import report_folders
+
+    return report_folders(words)
+
+
+def _reproduce(words: list[str]) -> int:
+    from mptrain.cli.reproduce import reproduce
+
+    return reproduce(words)
 
 
 def _list(words: list[str]) -> int:
@@ -215,7 +243,7 @@ def _version(words: list[str]) -> int:
 
 
 def _run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
-    if not words or "=" in words[0] or words[0].startswith("-"):
+    if not words or words[0].startswith("-") or ("=" in words[0] and not _is_place(words[0])):
         raise UsageError(f"{command} needs a run directory", f"write mptrain {command} last, or its path")
     for word in words[1:]:
         if "=" not in word or word.startswith("-"):
@@ -223,11 +251,19 @@ def _run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
     return words[0], words[1:]
 
 
+def _is_place(word: str) -> bool:
+    """Whether a word with ``=`` in it is a folder: those of a sweep's runs are named after overrides."""
+    return any(os.path.isdir(place) for place in (word, os.path.join("outputs", word)))  # noqa: PTH112, PTH118
+
+
 COMMANDS: dict[str, Command] = {
     "train": _train,
     "resume": _resume,
     "eval": _eval,
     "export": _export,
+    "compare": _compare,
+    "report": _report,
+    "reproduce": _reproduce,
     "list": _list,
     "doctor": _doctor,
     "completion": _completion,

@@ -31,10 +31,11 @@ _GAP = "   "
 _SHORTEST_BAR = 10
 
 
-class _Terminal(Console):
+class Terminal(Console):
     """A console that falls silent, instead of ending the process, when its terminal has gone."""
 
     def on_broken_pipe(self) -> None:
+        """Whoever looked at it is gone."""
         self.quiet = True
 
 
@@ -50,7 +51,7 @@ class LivePanel:
     def __init__(self, stream: IO[str], title: str = "", *, colours: bool = True) -> None:
         self._title = title
         self._seen = RunProgress()
-        self._console = _Terminal(file=stream, no_color=not colours)
+        self._console = Terminal(file=stream, no_color=not colours)
         # No refreshing thread: it would draw while signals are handled and worker processes are forked.
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._drawn = 0.0

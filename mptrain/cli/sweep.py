@@ -1,41 +1,27 @@
-"""``mptrain -m``: checks every point, runs them, prints a table."""
+"""``mptrain -m`` and ``mptrain resume SWEEP``: checks every point, runs them, prints a table."""
 
 from __future__ import annotations
 
 import shlex
-import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
-from mptrain.campaign.points import expand, require_devices, validate
-from mptrain.campaign.sweep import (
-    Job,
-    JobOutcome,
-    in_this_process,
-    prepare,
-    run,
-    sweep_folder,
-    words_to_finish,
-)
-from mptrain.cli.messages import colourful, each_warning_once, printable, report, warn
+from mptrain.campaign.agreement import check
+from mptrain.campaign.points import expand
+from mptrain.campaign.sweep import missing_points, plan_sweep, require_free, run_sweep, sweep_folder, take_stock
+from mptrain.cli.job import PROGRAM
+from mptrain.cli.messages import each_warning_once, warn, writing
+from mptrain.cli.sweep_outcome import print_outcome
+from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer
+from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError
+from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mptrain.cli.flags import Flags
-
-_COLOURS = {
-    "done": "green",
-    "failed": "red",
-    "interrupted": "yellow",
-    "preempted": "yellow",
-    "not run": "dim",
-}
 
 
 def sweep(flags: Flags) -> int:
@@ -45,64 +31,104 @@ def sweep(flags: Flags) -> int:
         0; 7 where a job failed; 130 or 75 where a signal ended the sweep.
 
     Raises:
-        ConfigError: A point is wrong; then none is run.
-        EnvironmentRefused: This machine cannot run a point; then none is run either.
-        StorageError: The sweep's folder cannot be made.
+        MptrainError: A point is wrong, cannot be run here, or has parts that do not go together: then none is run. Or
+            the sweep's folder cannot be made or written.
     """
     with each_warning_once():
-        return _sweep(flags)
+        composer = Composer(flags.config_dirs, flags.config_name)
+        points = expand(flags.overrides, composer.catalogue)
+        points = check(points, composer, PROGRAM)
+        _say(f"{len(points)}/{len(points)} points valid")
+        warn(sentence for point in points for sentence in point.warnings)
+        planned = plan_sweep(
+            points,
+            sweep_folder(composer.compose(points[0].overrides).run),
+            words=flags.overrides,
+            config_dirs=flags.config_dirs,
+            config_name=flags.config_name,
+            parallel=flags.jobs,
+        )
+        return finish(planned, composer)
 
 
-def _sweep(flags: Flags) -> int:
-    composer = Composer(flags.config_dirs, flags.config_name)
-    points = validate(expand(flags.overrides, composer.catalogue), composer)
-    print(f"{len(points)}/{len(points)} points valid")
-    warn(sentence for point in points for sentence in point.warnings)
-    require_devices(points)
-    options = composer.compose(points[0].overrides).run
-    folder = sweep_folder(Path(options.root), options.name)
-    print(f"sweep={folder}", flush=True)
-    jobs = prepare(points, composer, folder)
+def find_sweep(path: str, overrides: Sequence[str], jobs: int | None) -> Sweep | None:
+    """The sweep that ``mptrain resume PATH`` means; None where it means a run.
 
-    from mptrain.cli.train import train
+    Args:
+        path: A folder, a name below ``outputs``, or ``last``, which is a run always.
+        overrides: Must be empty for a sweep.
+        jobs: Of ``--jobs``; must be None for a run.
 
-    outcomes, code = run(jobs, in_this_process(train, report, lambda job: _announce(job, len(jobs))))
-    print(f"\nsweep={folder}")
-    print_outcomes(outcomes)
-    if any(outcome.status in ("interrupted", "preempted", "not run") for outcome in outcomes):
-        words = words_to_finish(flags.overrides, Path(options.root), folder)
-        print(f"\nto run the rest: {shlex.join(['mptrain', *flags.given, *words])}", flush=True)
+    Raises:
+        UsageError: ``KEY=VALUE`` for a sweep, or ``--jobs`` for a run.
+        StorageError: ``sweep.json`` is damaged.
+    """
+    places = (Path(path), Path("outputs") / path)
+    folder = None if path == "last" else next((place for place in places if is_sweep(place)), None)
+    if folder is None:
+        if jobs is not None:
+            raise UsageError(f"--jobs is about the points of a sweep, and {path} is none", "leave it out")
+        return None
+    if overrides:
+        raise UsageError(
+            f"{folder} is a sweep, and goes on as it was started: {overrides[0]} cannot change",
+            f"change one run: mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}; or start a sweep with -m",
+        )
+    return read_sweep(folder)
+
+
+def resume_sweep(found: Sweep, jobs: int | None) -> int:
+    """Runs what is missing, failed or interrupted of a sweep, by what ``sweep.json`` says alone.
+
+    Args:
+        found: As it was read.
+        jobs: Jobs at a time; None takes as many as before.
+
+    Returns:
+        As `sweep`.
+
+    Raises:
+        MptrainError: As `sweep`.
+    """
+    with each_warning_once():
+        require_free(found)
+        found = take_stock(replace(found, parallel=jobs or found.parallel))
+        composer = Composer(found.config_dirs, found.config_name)
+        missing = missing_points(found)
+        if missing:
+            points = check(missing, composer, PROGRAM)
+            _say(f"{len(points)}/{len(points)} missing points valid, {len(found.jobs) - len(points)} done before")
+        else:
+            _say(f"{found.folder} is already done")
+        code = finish(found, composer)
+    if found.kind == "comparison" and code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
+        from mptrain.cli.compare import conclude
+
+        conclude(found)
+    elif found.kind == "recipe" and code == EXIT_OK:
+        _say(f"\nto judge it: mptrain reproduce {found.plan.get('recipe', 'RECIPE')}")
     return code
 
 
-def print_outcomes(outcomes: Sequence[JobOutcome]) -> None:
-    """Prints one row a job: point, status, exit code, metric, run directory, and why jobs failed.
+def finish(planned: Sweep, composer: Composer) -> int:
+    """Runs what is not done of a sweep whose points were checked, and shows it.
 
-    Directories are relative to the folder that all jobs have in common.
+    Returns:
+        As `sweep`.
+
+    Raises:
+        StorageError: Somebody else runs it, or the disk refuses.
     """
-    terminal = colourful(sys.stdout)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    reasons = any(outcome.reason for outcome in outcomes)
-    for name in ("#", "point", "status", "exit", "metric", "run", *(["reason"] if reasons else [])):
-        table.add_column(name, justify="right" if name in ("#", "exit") else "left", overflow="fold")
-    for outcome in outcomes:
-        status = f"[{_COLOURS[outcome.status]}]{outcome.status}[/]"
-        code = "" if outcome.code is None else str(outcome.code)
-        point, metric = outcome.job.point, metric_in_words(outcome.summary)
-        cells = [escape(point.label), status, code, metric, escape(outcome.job.root.name)]
-        table.add_row(str(point.number), *cells, *([escape(printable(outcome.reason))] if reasons else []))
-    console = Console(width=None if terminal else 200, no_color=not terminal, force_terminal=terminal or None)
-    with console.capture() as drawn:
-        console.print(table)
-    print()
-    print("\n".join(line.rstrip() for line in drawn.get().splitlines()), flush=True)
+    _say(f"sweep={planned.folder}")
+    with watching(planned) as watch:
+        done, code = run_sweep(planned, composer, PROGRAM, watch)
+    if done.kind == "sweep" or code != EXIT_OK:  # what came of a comparison is said by its verdicts
+        print_outcome(done)
+    if code != EXIT_OK:
+        _say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}")
+    return code
 
 
-def metric_in_words(summary: dict[str, Any]) -> str:
-    """The metric of record of a summary: ``top1=0.9673``."""
-    metric, name = summary.get("metric"), summary.get("metric_name", "metric")
-    return f"{name}={metric:.4f} ({summary.get('metric_split')})" if isinstance(metric, (int, float)) else ""
-
-
-def _announce(job: Job, count: int) -> None:
-    print(f"\npoint {job.point.number + 1}/{count}: {job.point.label}", flush=True)
+def _say(line: str) -> None:
+    with writing():
+        print(line, flush=True)

@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from mptrain.runlog.sink import Sink
 
 
-def train(config: Config) -> int:
+def train(config: Config, sinks: Sequence[Sink] = ()) -> int:
     """Train one configuration.
+
+    Args:
+        config: Checked.
+        sinks: Take its records besides the display.
 
     Raises:
         MptrainError: Anything that ends a run before its end; the run directory says so as well.
     """
-    return _close(launch(config, _open))
+    return _close(launch(config, lambda opening: [*_open(opening), *sinks]))
 
 
 def resume(run: str, overrides: Sequence[str]) -> int:

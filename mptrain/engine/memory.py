@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 
-
 #: Options of glibc's mallopt(3), and what a training on a CPU sets them to.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _NEVER_TRIM, _MAPPED_FROM = 2**31 - 1, 2**30

@@ -17,7 +17,7 @@ def parse_strict(text: str) -> Any:
 
 
 def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields with their non-finite numbers, and without the list of them.
+    """The fields with their non-finite numbers, and without the list of them; the same object where there are none.
 
     Args:
         fields: A parsed object; ``nonfinite`` maps paths (``loss``, ``metrics.loss``, ``scales.3``) to ``inf``,
@@ -27,6 +27,8 @@ def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
         KeyError, IndexError: A listed path leads nowhere.
         ValueError, TypeError, AttributeError: The list is not one that `mptrain.records.as_json` writes.
     """
+    if "nonfinite" not in fields:
+        return fields
     values = copy.deepcopy(fields)
     for path, kind in values.pop("nonfinite", {}).items():
         place, key = _find(values, path)

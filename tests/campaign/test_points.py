@@ -42,6 +42,8 @@ def test_one_point_without_any_choice(composer):
         ("seed=glob(*)", "glob\\(\\) chooses options of a group"),
         ("precision=glob(zzz*)", "has no values"),
         ("run.name=a,b", "run.name cannot be swept"),
+        ("hydra/sweeper=optuna", "sweeps are expanded and run by mptrain itself"),
+        ("hydra.launcher.n_jobs=2", "sweeps are expanded and run by mptrain itself"),
         ("seed=range(0,1000000000)", "more than 10,000 points"),
     ],
 )

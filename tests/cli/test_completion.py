@@ -388,3 +388,11 @@ def test_a_real_shell_offers_several(shell):
     shell.wait("fp16_noscale")
     shell.wait("fp16_pure")
     shell.wait("fp16_dynamic")
+
+
+def test_sweeps_are_offered_to_resume_and_to_nothing_else():
+    Path("outputs/mine").mkdir(parents=True)
+    Path("outputs/mine/sweep.json").touch()
+    assert offered("resume outputs/m") == ["outputs/mine/", "outputs/mine"]
+    assert "outputs/mine" not in offered("eval outputs/m")
+    assert offered("-m --jobs ") == []

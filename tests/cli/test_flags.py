@@ -46,3 +46,17 @@ def test_an_unknown_or_incomplete_flag_is_refused(words, message, hint):
     with pytest.raises(UsageError) as caught:
         read_flags(words)
     assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+@pytest.mark.parametrize("words", [["-m", "--jobs", "3"], ["--jobs=3", "-m"]])
+def test_the_number_of_jobs_belongs_to_sweeps(words):
+    assert read_flags(words).jobs == 3
+    assert read_flags(["-m"]).jobs == 1
+    with pytest.raises(UsageError, match="--jobs is about the points of a sweep"):
+        read_flags([word for word in words if word != "-m"])
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", "1.5", "²", "99999"])
+def test_a_number_of_jobs_that_is_none_is_refused(number):
+    with pytest.raises(UsageError, match=r"^--jobs .*must be a whole number, at least 1"):
+        read_flags(["-m", f"--jobs={number}"])

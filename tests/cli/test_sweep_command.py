@@ -1,99 +1,131 @@
-"""``mptrain -m``: nothing starts before everything is valid, and all is told at the end."""
+"""``mptrain -m`` and ``mptrain resume SWEEP``: nothing starts before everything is valid, and all is told at the end."""
 
+import json
 import re
-import shlex
+from pathlib import Path
 
-from mptrain.cli.messages import warn
-from mptrain.errors import NumericsError
+import jobs_that_end as jobs
+import pytest
 
-
-def test_every_point_is_trained_with_a_directory_of_its_own(terminal, tmp_path):
-    assert terminal("-m", "precision=fp32,bf16", "seed=0,1", "train.epochs=2") == 0
-    assert "4/4 points valid" in terminal.out
-    assert [(config.precision.name, config.seed) for config in terminal.trained] == [
-        ("fp32", 0),
-        ("fp32", 1),
-        ("bf16", 0),
-        ("bf16", 1),
-    ]
-    roots = {config.run.root for config in terminal.trained}
-    assert len(roots) == 1
-    assert re.match(r"outputs/sweeps/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-[0-9a-f]{4}$", roots.pop())
-    assert terminal.trained[0].run.name == "000-precision=fp32,seed=0"
+SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 
 
-def test_nothing_starts_when_one_point_is_wrong(terminal, tmp_path):
-    assert terminal("-m", "precision=fp32,fp16_static", "scaler.scale=8") == 2
-    assert "error: point 1/2 (precision=fp32): unknown key 'scaler.scale'" in terminal.err
-    assert not terminal.trained
+@pytest.fixture
+def sweeping(terminal, monkeypatch):
+    """A terminal whose sweeps run jobs that end at once."""
+    monkeypatch.setattr("mptrain.cli.sweep.PROGRAM", jobs.program())
+    return terminal
+
+
+def jobs_of(name):
+    return json.loads(Path("outputs", name, "sweep.json").read_text())["jobs"]
+
+
+def test_every_point_has_a_directory_of_its_own_below_the_sweeps_folder(sweeping):
+    assert sweeping("-m", *SMALL, "precision=fp32,bf16", "seed=0,9") == 0
+    assert "4/4 points valid\n" in sweeping.out
+    [folder] = re.findall(
+        r"^sweep=(outputs/sweeps/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-[0-9a-f]{4})$", sweeping.out, re.MULTILINE
+    )
+    names = sorted(path.name for path in Path(folder).iterdir() if path.is_dir())
+    assert names == [
+        "000-precision=fp32,seed=0", "001-precision=fp32,seed=9", "002-precision=bf16,seed=0", "003-precision=bf16,seed=9",
+    ]  # fmt: skip
+
+
+def test_nothing_starts_when_one_point_is_wrong(sweeping, tmp_path):
+    assert sweeping("-m", "precision=fp32,fp16_static", "scaler.scale=8") == 2
+    assert "error: point 1/2 (precision=fp32): unknown key 'scaler.scale'" in sweeping.err
     assert not list(tmp_path.iterdir())
 
 
-def test_a_failed_job_is_reported_and_the_sweep_ends_with_7(terminal):
-    terminal.codes = [0, ZeroDivisionError("oh"), 4]
-    assert terminal("-m", "seed=0,1,2,3") == 7
-    assert "this is a bug in mptrain: ZeroDivisionError" in terminal.err
-    table = terminal.out.split("exit  metric")[1]
-    assert re.search(r"1\s+seed=1\s+failed\s+1", table)
-    assert re.search(r"2\s+seed=2\s+failed\s+4", table)
-    assert re.search(r"3\s+seed=3\s+done\s+0", table)
-
-
-def test_ctrl_c_stops_the_sweep(terminal):
-    terminal.codes = [0, KeyboardInterrupt()]
-    assert terminal("-m", "seed=0,1,2") == 130
-    assert len(terminal.trained) == 2
-    assert re.search(r"2\s+seed=2\s+not run", terminal.out)
-
-
-def test_the_table_names_directories_and_reasons(terminal):
-    terminal.codes = [0, NumericsError("only overflows\nsecond line")]
-    assert terminal("-m", "seed=0,1") == 7
-    table = terminal.out.split("exit  metric")[1]
-    assert re.search(r"done\s+0\s+000-seed=0$", table, re.MULTILINE)
-    assert re.search(r"failed\s+4\s+001-seed=1\s+only overflows$", table, re.MULTILINE)
-
-
-def test_after_ctrl_c_the_command_that_is_printed_goes_on_in_the_same_folder(terminal):
-    terminal.codes = [0, KeyboardInterrupt()]
-    assert terminal("-m", "seed=0,1,2") == 130
-    [command] = re.findall(r"^to run the rest: mptrain (.*)$", terminal.out, re.MULTILINE)
-    first = terminal.trained[0].run
-    terminal.trained.clear()
-    assert terminal(*shlex.split(command)) == 0
-    assert len(terminal.trained) == 3
-    again = terminal.trained[0].run
-    assert (again.root, again.name, again.resume) == (first.root, first.name, "auto")
-
-
-def test_a_mode_that_the_device_cannot_run_stops_the_sweep_before_its_first_point(terminal, tmp_path):
-    assert terminal("-m", "precision=fp32,tf32", "device=cpu") == 3
-    assert terminal.err.startswith("error: point 2/2 (precision=tf32): precision=tf32 on cpu")
-    assert not terminal.trained
+def test_a_mode_that_the_device_cannot_run_stops_the_sweep_before_its_first_point(sweeping, tmp_path):
+    assert sweeping("-m", "precision=fp32,tf32", "device=cpu") == 3
+    assert sweeping.err.startswith("error: point 2/2 (precision=tf32): precision=tf32 on cpu")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_warning_that_several_points_give_is_printed_once(terminal, monkeypatch):
-    monkeypatch.setattr("mptrain.cli.train.train", lambda config: warn(["slow"]) or 0)
-    assert terminal("-m", "seed=0,1,2") == 0
-    assert terminal.err == "warning: slow\n"
-    warn(["slow"])
-    assert terminal("-m", "seed=0,1") == 0
-    assert terminal.err == "warning: slow\n"
+def test_a_failed_job_is_reported_with_its_log_and_the_sweep_ends_with_7(sweeping):
+    assert sweeping("-m", *SMALL, f"seed={jobs.DONE},{jobs.NUMERICS},{jobs.KILLED}", "run.name=mine") == 7
+    table = sweeping.out.split("#  point")[1]
+    assert re.search(r"^0\s+seed=0\s+done\s+0\s+top1=0.0000 \(test\)\s+1\s+000-seed=0$", table, re.MULTILINE)
+    assert re.search(r"^1\s+seed=1\s+failed\s+4\s+001-seed=1$", table, re.MULTILINE)
+    assert re.search(r"^1\s+only overflows\s+outputs/mine/001-seed=1.log$", table, re.MULTILINE)
+    assert re.search(r"^2\s+killed by SIGKILL \(out of memory\?\)\s+outputs/mine/002-seed=4.log$", table, re.MULTILINE)
+    assert sweeping.out.endswith("\nto run the rest: mptrain resume outputs/mine\n")
 
 
-def test_warnings_of_points_come_out_once(terminal):
-    assert terminal("-m", "scaler=static", "scaler.scale=9", "seed=0,1,2") == 0
-    assert terminal.err.count("warning: ") == 1
+def test_where_there_is_no_terminal_a_job_prints_a_line_when_it_starts_and_one_when_it_ends(sweeping):
+    assert sweeping("-m", *SMALL, f"seed={jobs.DONE},{jobs.NUMERICS}") == 7
+    lines = [line for line in sweeping.out.splitlines() if line.startswith("job=")]
+    assert lines[0] == "job=1/2 run=000-seed=0 status=running"
+    assert re.fullmatch(r"job=1/2 run=000-seed=0 status=done exit=0 seconds=\d+\.\d top1=0.0000", lines[1])
+    assert re.fullmatch(
+        r'job=2/2 run=001-seed=1 status=failed exit=4 seconds=\d+\.\d reason="only overflows"', lines[3]
+    )
+    assert all(letter.isprintable() or letter == "\n" for letter in sweeping.out)
+    assert not re.search(r" +$", sweeping.out, re.MULTILINE)
 
 
-def test_a_named_sweep_is_the_same_folder_each_time(terminal):
-    assert terminal("-m", "seed=0,1", "run.name=mine", "run.resume=auto") == 0
-    assert {config.run.root for config in terminal.trained} == {"outputs/mine"}
-    assert {config.run.resume for config in terminal.trained} == {"auto"}
+def test_warnings_of_points_come_out_once(sweeping):
+    assert sweeping("-m", *SMALL, "scaler=static", "scaler.scale=9", "seed=0,9") == 0
+    assert sweeping.err.count("warning: ") == 1
 
 
-def test_output_has_no_control_characters_when_piped(terminal):
-    terminal("-m", "seed=0,1")
-    assert all(letter.isprintable() or letter == "\n" for letter in terminal.out)
-    assert not re.search(r" +$", terminal.out, re.MULTILINE)
+def test_a_named_sweep_is_the_same_folder_where_resume_says_so(sweeping):
+    words = ("-m", *SMALL, f"seed={jobs.DONE},{jobs.NUMERICS}", "run.name=mine")
+    assert sweeping(*words) == 7
+    assert sweeping(*words) == 6
+    assert sweeping.err.startswith(
+        "error: there is a sweep in outputs/mine\nhint: go on with it: mptrain resume outputs/mine"
+    )
+    assert sweeping(*words, "run.resume=auto", "--jobs", "2") == 7
+    assert "job=1/2" not in sweeping.out
+    assert "job=2/2" in sweeping.out
+
+
+def test_resume_runs_what_is_not_done_by_sweep_json_alone(sweeping):
+    conf = Path("conf/model")
+    conf.mkdir(parents=True)
+    (conf / "mine.yaml").write_text("# @package _global_\n# Mine.\nmodel:\n  _target_: mptrain.model.mlp\n")
+    assert sweeping("-m", "--config-dir", "conf", *SMALL, "model=mine", "seed=0,1,9", "run.name=mine") == 7, (
+        sweeping.err
+    )
+    assert sweeping("resume", "mine", "--jobs=2") == 7, sweeping.err
+    assert "1/1 missing points valid, 2 done before\n" in sweeping.out
+    assert [line.split()[0] for line in sweeping.out.splitlines() if "status=running" in line] == ["job=2/3"]
+    assert json.loads(Path("outputs/mine/sweep.json").read_text())["parallel"] == 2
+
+
+def test_resume_of_a_sweep_that_is_done_shows_it(sweeping):
+    assert sweeping("-m", *SMALL, "seed=0,9", "run.name=mine") == 0
+    assert sweeping("resume", "outputs/mine") == 0
+    assert sweeping.out.startswith("outputs/mine is already done\n")
+    assert "job=" not in sweeping.out
+    assert "001-seed=9" in sweeping.out
+
+
+def test_a_sweep_takes_no_keys_and_a_run_no_jobs(sweeping):
+    assert sweeping("-m", *SMALL, "seed=0,9", "run.name=mine") == 0
+    assert sweeping("resume", "mine", "train.epochs=3") == 2
+    assert (
+        "error: outputs/mine is a sweep, and goes on as it was started: train.epochs=3 cannot change\n" in sweeping.err
+    )
+    assert "hint: change one run: mptrain resume outputs/mine/RUN train.epochs=3" in sweeping.err
+    assert sweeping("resume", "last", "--jobs", "2") == 2
+    assert "error: --jobs is about the points of a sweep, and last is none\n" in sweeping.err
+
+
+def test_the_run_of_a_sweep_is_named_by_its_folder_although_that_looks_like_a_word(sweeping):
+    assert sweeping("-m", *SMALL, "seed=0,9", "run.name=mine") == 0
+    assert sweeping("resume", "outputs/mine/000-seed=0", "train.epochs=3") == 0
+    assert sweeping.resumed == [("outputs/mine/000-seed=0", ["train.epochs=3"])]
+    assert sweeping("resume", "seed=0") == 2
+    assert "resume needs a run directory" in sweeping.err
+
+
+def test_a_damaged_sweep_is_named(sweeping):
+    assert sweeping("-m", *SMALL, "seed=0,9", "run.name=mine") == 0
+    Path("outputs/mine/sweep.json").write_text("{")
+    assert sweeping("resume", "mine") == 6
+    assert "error: outputs/mine/sweep.json is damaged" in sweeping.err

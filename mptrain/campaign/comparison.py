@@ -1,0 +1,219 @@
+"""Comparisons as wholes: arms out of the words of a command line or out of runs that exist, and what is found of them.
+
+Running the jobs is the business of `mptrain.campaign.sweep`; deciding, of `mptrain.compare`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mptrain.compare.arms import group as group_runs
+from mptrain.compare.comparison import MARGIN, compare
+from mptrain.compare.keeping import write_comparisons
+from mptrain.compare.measures import measure
+from mptrain.compare.settings import differing
+from mptrain.config.overrides import parse
+from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean
+from mptrain.runlog import read_run
+from mptrain.runlog.layout import RUN_JSON
+from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
+
+if TYPE_CHECKING:
+    from mptrain.campaign.points import Point
+    from mptrain.compare.results import Arm, Comparison, RunMeasures
+
+#: Groups whose options arms may differ in without naming any key (see `mptrain.compare.fairness`).
+_PRECISION_GROUPS = ("precision", "scaler")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be found out.
+
+    Attributes:
+        reference: The arm to compare with; None leaves it to `mptrain.compare.arms.choose_reference`.
+        margin: Largest difference that counts as none, in the metric's unit.
+        metric: What is compared; None is the task's own metric.
+        claimed: Configuration keys, or sections, in which arms may differ besides precision and scaler.
+    """
+
+    reference: str | None = None
+    margin: float = MARGIN
+    metric: str | None = None
+    claimed: tuple[str, ...] = ()
+
+    def as_plan(self) -> dict[str, Any]:
+        """What stands in ``sweep.json``."""
+        return {
+            "reference": self.reference,
+            "margin": self.margin,
+            "metric": self.metric,
+            "claimed": list(self.claimed),
+        }
+
+    @classmethod
+    def of(cls, plan: Mapping[str, Any]) -> Question:
+        """The question of a sweep; one without any is asked with the defaults."""
+        known = {name: plan[name] for name in cls.__dataclass_fields__ if name in plan}
+        return cls(**{**known, "claimed": tuple(known.get("claimed", ()))})
+
+
+def name_arms(points: Sequence[Point]) -> list[Point]:
+    """The points of a comparison, each with its arm: the values in which points differ, the seed left out.
+
+    Raises:
+        ConfigError: Only one arm is formed, or two arms would have one name.
+    """
+    named: list[Point] = []
+    arms: dict[str, tuple[str, ...]] = {}
+    for point in points:
+        words = tuple(word for word in point.varied if _key(word) != "seed")
+        name = _short(words) or "all"
+        if arms.setdefault(name, words) != words:
+            name = " ".join(words)
+            arms[name] = words
+        named.append(replace(point, arm=name))
+    if len(arms) < 2:
+        raise ConfigError(
+            Problem(
+                "there is one arm only: seed= repeats arms and forms none",
+                "give another key several values, for example precision=fp32,amp_dynamic",
+            )
+        )
+    return named
+
+
+def claimed_by(points: Sequence[Point]) -> tuple[str, ...]:
+    """The configuration keys in which arms that were formed by words may differ.
+
+    Words about precision and scaler claim nothing more. What another word chooses (a model its optimizer and task) follows
+    from that word, so every key that differs is claimed by it.
+    """
+    swept = {_key(word) for point in points for word in point.varied} - {"seed"}
+    if all(key.split(".")[0] in _PRECISION_GROUPS for key in swept):
+        return ()
+    first = points[0].config
+    keys: set[str] = set()
+    for point in points:
+        if first is not None and point.config is not None:
+            keys |= differing(first.yaml, point.config.yaml).keys()
+    return tuple(sorted(keys))
+
+
+def judge(sweep: Sweep) -> dict[str, Comparison]:
+    """Compare the arms of a sweep whose jobs have run, group by group, and keep what was found in its folder.
+
+    Arms called ``GROUP/ARM`` are compared within their group.
+
+    Returns:
+        Group to comparison; ``""`` is the group of arms that have none.
+
+    Raises:
+        UsageError: There is nothing to compare.
+        StorageError: The records of a run are damaged, or the disk refuses.
+    """
+    question = Question.of(sweep.plan)
+    members: dict[str, list[tuple[str, RunMeasures]]] = {}
+    for job in sweep.jobs:
+        if (sweep.folder / job.name / RUN_JSON).exists():
+            group, _, arm = job.arm.rpartition("/")
+            run = measure(read_run(sweep.folder / job.name))
+            members.setdefault(group, []).append((arm, run))
+    notes = _notes(sweep)
+    groups = {}
+    for group, runs in members.items():
+        arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
+        groups[group] = _beside(_compare(arms, question, notes), sweep.folder)
+    write_comparisons(sweep.paths.comparison, groups)
+    return groups
+
+
+def judge_runs(places: Sequence[str], question: Question, folder: Path, *, anyway: bool) -> Comparison:
+    """Compare runs that exist.
+
+    Args:
+        places: Run directories, names of runs below ``outputs``, or folders of sweeps, which stand for all their runs.
+        question: What is to be found out.
+        folder: Where the outcome will be kept; paths of runs are kept relative to it.
+        anyway: Compare also what cannot be compared fairly.
+
+    Raises:
+        UsageError: There is nothing to compare, or the runs differ in more than they claim.
+        StorageError: One of them is no run, or damaged.
+    """
+    paths = list(dict.fromkeys(path.resolve() for place in places for path in _runs_of(place)))
+    runs = [measure(read_run(path)) for path in paths]
+    comparison = _beside(_compare(group_runs(runs), question, ()), folder)
+    fatal = [objection for objection in comparison.objections if objection.fatal]
+    if fatal and not anyway:
+        problems = [Problem(objection.what, objection.hint) for objection in fatal]
+        keys = "--by KEY,KEY names what arms may differ in besides the precision; --anyway compares them all the same"
+        raise ConfigError([*problems, Problem("these runs cannot be compared fairly", keys)])
+    return comparison
+
+
+def _compare(arms: tuple[Arm, ...], question: Question, notes: Sequence[str]) -> Comparison:
+    return compare(
+        arms,
+        reference=_reference(arms, question.reference),
+        margin=question.margin,
+        metric=question.metric,
+        claimed=question.claimed,
+        notes=notes,
+    )
+
+
+def _beside(comparison: Comparison, folder: Path) -> Comparison:
+    """The same with the paths of runs relative to a folder, so that it can be moved with its runs."""
+
+    def moved(arm: Arm) -> Arm:
+        return replace(arm, runs=tuple(replace(run, path=os.path.relpath(run.path, folder)) for run in arm.runs))
+
+    return replace(comparison, arms=tuple(replace(result, arm=moved(result.arm)) for result in comparison.arms))
+
+
+def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
+    """The reference's name, also where it was given as ``precision=fp32``."""
+    names = [arm.name for arm in arms]
+    if wanted is not None and wanted not in names and wanted.partition("=")[2] in names:
+        return wanted.partition("=")[2]
+    return wanted
+
+
+def _notes(sweep: Sweep) -> list[str]:
+    unfinished = [job for job in sweep.jobs if job.status not in ("done", "failed")]
+    if unfinished:
+        return [f"{len(unfinished)} of {len(sweep.jobs)} runs have not ended: mptrain resume {sweep.folder} runs them"]
+    return []
+
+
+def _runs_of(place: str) -> list[Path]:
+    path = Path(place)
+    if not path.exists() and (named := Path("outputs") / place).is_dir():
+        path = named
+    if is_sweep(path):
+        return [found for job in read_sweep(path).jobs if ((found := path / job.name) / RUN_JSON).exists()]
+    if not path.is_dir():
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*")] if path.parent.is_dir() else [])
+        raise UsageError(
+            f"there is no run {place}", f"did you mean {path.parent / near}?" if near else "name a run directory"
+        )
+    if not (path / RUN_JSON).exists():
+        below = sorted(found.parent for found in path.rglob(RUN_JSON))
+        if below:
+            return below
+    return [path]
+
+
+def _key(word: str) -> str:
+    override, _ = parse(word)
+    return override.key_or_group if override is not None else word.partition("=")[0]
+
+
+def _short(words: Sequence[str]) -> str:
+    """A name for an arm: options of groups by themselves, other keys as they were written."""
+    return " ".join(word.partition("=")[2] if "." not in word.partition("=")[0] else word for word in words)

@@ -1,0 +1,148 @@
+"""How a comparison looks at a terminal: a row for each arm, then what must be said about it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mptrain.cli import wording
+from mptrain.cli.messages import colourful, printable, writing
+from mptrain.cli.rows import width_of
+from mptrain.runlog import readable_bytes
+
+if TYPE_CHECKING:
+    from mptrain.compare.results import ArmResult, Comparison, Interval
+
+_COLOURS = {"reference": "dim", "better": "green", "equivalent": "green", "worse": "red", "undecided": "yellow"}
+
+
+def print_comparison(comparison: Comparison, title: str = "") -> None:
+    """Prints the table of a comparison, why each verdict is what it is, and how fair the comparison is.
+
+    Raises:
+        StorageError: Standard output takes no more.
+    """
+    terminal = colourful(sys.stdout)
+    console = Console(
+        width=None if sys.stdout.isatty() else 160, no_color=not terminal, force_terminal=terminal or None
+    )
+    with console.capture() as drawn:
+        console.print(_table(comparison))
+    width = width_of(sys.stdout)
+    lines = [line.rstrip() for line in drawn.get().splitlines()]
+    lines += ["", *_paragraphs(comparison, width)]
+    with writing():
+        print("\n".join([*([title] if title else []), *lines]), flush=True)
+
+
+def _table(comparison: Comparison) -> Table:
+    better = "higher" if comparison.higher_is_better else "lower"
+    reference = next(result for result in comparison.arms if result.arm.name == comparison.reference)
+    term = reference.arm.runs[0].term
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    energy = any(result.energy for result in comparison.arms)
+    table.add_column("arm", overflow="fold")
+    table.add_column("n", justify="right")
+    table.add_column(f"{escape(comparison.metric)} on {comparison.split} ± 95 %\n({better} is better)", justify="right")
+    table.add_column(f"Δ vs {escape(comparison.reference)}\n[95 % interval]", justify="right")
+    for name in (f"{term}/s", "speed", "peak\nmemory", *(["energy"] if energy else []), "skipped"):
+        table.add_column(name, justify="right")
+    table.add_column("verdict", overflow="fold")
+    for result in comparison.arms:
+        cells = [
+            escape(printable(result.arm.name)),
+            _counts(result),
+            _plus_minus(result.metric),
+            _between(result.difference),
+            f"{wording.rate(result.throughput.mean)}" if result.throughput else "",
+            _ratio(result.speed, is_reference=result is reference),
+            readable_bytes(round(result.peak.mean)) if result.peak else "",
+            *([_ratio(result.energy, is_reference=result is reference)] if energy else []),
+            wording.share(result.skip_rate),
+            _verdict(result),
+        ]
+        table.add_row(*cells)
+    return table
+
+
+def _counts(result: ArmResult) -> str:
+    lost = result.failed + result.missing
+    runs = len(result.arm.runs)
+    return f"{runs - lost} of {runs}" if lost else str(runs)
+
+
+def _verdict(result: ArmResult) -> str:
+    word = result.verdict.word
+    colour, margin = _COLOURS[word], ""
+    if word == "equivalent" and result.equivalence:
+        margin = f" (margin ±{result.equivalence.margin:g})"
+    elif word == "undecided" and result.equivalence:
+        margin = f" (power {100 * result.equivalence.power:.0f} %)"
+    return f"[{colour}]{word}[/]{margin}"
+
+
+def _plus_minus(interval: Interval | None) -> str:
+    if interval is None:
+        return "-"
+    half = (interval.high - interval.low) / 2
+    return f"{interval.mean:.4f}" + ("" if math.isnan(half) else f" ± {half:.4f}")
+
+
+def _between(interval: Interval | None) -> str:
+    if interval is None:
+        return "-"
+    if math.isnan(interval.low):
+        return f"{interval.mean:+.4f}"
+    return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
+
+
+def _ratio(interval: Interval | None, *, is_reference: bool) -> str:
+    if is_reference:
+        return "1.00x"
+    if interval is None:
+        return "-"
+    half = (interval.high - interval.low) / 2
+    return f"{interval.mean:.2f}x" + ("" if math.isnan(half) else f" ± {half:.2f}")
+
+
+def _shared_remarks(comparison: Comparison) -> dict[str, list[str]]:
+    """Each remark with the arms that it is about: many are about the machine, and hold for several."""
+    found: dict[str, list[str]] = {}
+    for result in comparison.arms:
+        for remark in result.remarks:
+            found.setdefault(remark, []).append(result.arm.name)
+    return found
+
+
+def _paragraphs(comparison: Comparison, width: int) -> list[str]:
+    lines: list[str] = []
+
+    def say(head: str, text: str) -> None:
+        lines.extend(
+            textwrap.wrap(
+                f"{head}{printable(text)}",
+                width,
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
+
+    for result in comparison.arms:
+        if result.verdict.word != "reference":
+            say(f"{result.arm.name} {result.verdict.word}: ", result.verdict.why)
+    for remark, names in _shared_remarks(comparison).items():
+        say(f"{', '.join(names)}: ", remark)
+    for objection in comparison.objections:
+        say("unfair: " if objection.fatal else "mind: ", objection.what)
+    for check in comparison.checks:
+        say("checked: ", check)
+    for note in comparison.notes:
+        say("note: ", note)
+    return lines

@@ -1,0 +1,36 @@
+"""``mptrain report PATH ...``: writes reports and says where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mptrain.errors import EXIT_OK, UsageError
+from mptrain.runlog.directory import last_run
+
+
+def report_folders(words: Sequence[str]) -> int:
+    """Write the report of every folder that is named, and print the paths of its files.
+
+    Args:
+        words: Folders of runs, sweeps or comparisons; ``last`` is the run that was started last.
+
+    Raises:
+        UsageError: No folder is named, or something that is none.
+        StorageError: A folder is none of them, or cannot be read or written.
+    """
+    if not words:
+        raise UsageError(
+            "report needs a folder", "write mptrain report last, or the folder of a run, sweep or comparison"
+        )
+    for word in words:
+        if word.startswith("-") or (("=" in word) and not Path(word).exists()):
+            raise UsageError(f"'{word}' is not a folder", "report takes folders only, or the word last")
+    from mptrain.report import write_report
+
+    for word in words:
+        path = last_run(Path("outputs")).root if word == "last" else Path(word).expanduser()
+        written = write_report(path)
+        print(written.html)
+        print(written.md, flush=True)
+    return EXIT_OK

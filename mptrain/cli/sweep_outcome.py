@@ -1,0 +1,89 @@
+"""What is printed when a sweep has ended: a row for each job, and why jobs failed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mptrain.cli.messages import colourful, printable, writing
+from mptrain.runlog.sweep_csv import summary_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mptrain.runlog.sweeps import Sweep
+
+#: Status to its colour, wherever jobs are shown.
+COLOURS: dict[str, str] = {
+    "done": "green",
+    "running": "cyan",
+    "failed": "bold red",
+    "interrupted": "yellow",
+    "preempted": "yellow",
+    "waiting": "dim",
+}
+
+
+_WIDE = 120
+
+
+def print_outcome(sweep: Sweep) -> None:
+    """Prints one row a job, relative to the sweep's folder; then a row for each that failed, with the file of its output.
+
+    Raises:
+        StorageError: Standard output takes no more.
+    """
+    arms = any(job.arm for job in sweep.jobs)
+    runs = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE  # they are named after their points
+    table = _table(
+        "#", *(["arm"] if arms else []), "point", "status", "exit", "metric", "skipped", *(["run"] if runs else [])
+    )
+    for job in sweep.jobs:
+        summary = summary_of(sweep.paths.run(job.name)) if job.status == "done" else {}
+        status = f"[{COLOURS[job.status]}]{job.status}[/]"
+        code = "" if job.code is None else str(job.code)
+        cells = [*([escape(job.arm)] if arms else []), escape(printable(job.label)), status, code]
+        cells += [escape(metric_in_words(summary)), skipped_in_words(summary), *([escape(job.name)] if runs else [])]
+        table.add_row(str(job.number), *cells)
+    _print(table)
+    failed = [job for job in sweep.jobs if job.status == "failed"]
+    if failed:
+        reasons = _table("#", "why it failed", "what it printed")
+        for job in failed:
+            log = str(sweep.paths.log(job.name))
+            reasons.add_row(str(job.number), escape(printable(job.reason)), escape(printable(log)))
+        _print(reasons)
+
+
+def metric_in_words(summary: Mapping[str, Any]) -> str:
+    """The metric of record of a summary: ``top1=0.9673 (test)``."""
+    metric, name = summary.get("metric"), summary.get("metric_name", "metric")
+    return f"{name}={metric:.4f} ({summary.get('metric_split')})" if isinstance(metric, (int, float)) else ""
+
+
+def skipped_in_words(summary: Mapping[str, Any]) -> str:
+    """The refused updates of all learners of a summary."""
+    learners = summary.get("learners") or {}
+    return str(sum(learner["skipped"] for learner in learners.values())) if learners else ""
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        table.add_column(name, justify="right" if name in ("#", "exit", "skipped") else "left", overflow="fold")
+    return table
+
+
+def _print(table: Table) -> None:
+    terminal = colourful(sys.stdout)
+    width = None if sys.stdout.isatty() else 200
+    console = Console(width=width, no_color=not terminal, force_terminal=terminal or None)
+    with console.capture() as drawn:
+        console.print(table)
+    with writing():
+        print("\n" + "\n".join(line.rstrip() for line in drawn.get().splitlines()), flush=True)

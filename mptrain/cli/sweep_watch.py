@@ -1,0 +1,281 @@
+"""Shows a sweep while it runs: a live table on a terminal, elsewhere a line when a job starts and when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mptrain.cli import wording
+from mptrain.cli.messages import colourful, printable
+from mptrain.cli.panel import INTERVAL, Terminal
+from mptrain.cli.sweep_outcome import COLOURS, metric_in_words, skipped_in_words
+from mptrain.runlog.sweep_csv import summary_of
+
+if TYPE_CHECKING:
+    from mptrain.campaign.sweep import Watcher
+    from mptrain.campaign.worker import Progress
+    from mptrain.runlog.sweeps import Sweep, SweepJob
+
+#: Which jobs a table that is too short for all of them shows first.
+_URGENCY = ("running", "failed", "interrupted", "preempted", "done", "waiting")
+
+#: Lines of the terminal that are left for what is not a job: heads, what was folded, the summary, the cursor.
+_OTHER_LINES = 6
+
+_BAR, _WIDE = 12, 100
+
+
+@contextmanager
+def watching(sweep: Sweep) -> Iterator[Watcher]:
+    """What shows the sweep on standard output."""
+    if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        table = LiveTable(sweep, sys.stdout, colours=colourful(sys.stdout))
+        try:
+            yield table
+        finally:
+            table.close()
+    else:
+        yield Lines(sys.stdout)
+
+
+class Lines:
+    """``key=value`` lines without any control character.
+
+    Args:
+        stream: Where they go.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._gone = False
+
+    def changed(self, sweep: Sweep, job: SweepJob) -> None:
+        """One line."""
+        fields: dict[str, object] = {"job": f"{job.number + 1}/{len(sweep.jobs)}", "run": job.name}
+        fields |= {"arm": job.arm} if job.arm else {}
+        fields["status"] = job.status
+        if job.code is not None:
+            fields |= {"exit": job.code, "seconds": f"{job.seconds or 0:.1f}"}
+        if job.status == "done":
+            metric = metric_in_words(summary_of(sweep.paths.run(job.name))).partition(" ")[0]
+            fields |= dict([metric.split("=")]) if metric else {}
+        elif job.reason:
+            fields["reason"] = f'"{printable(job.reason)}"'
+        self._print(fields)
+
+    def progressed(self, number: int, progress: Progress) -> None:
+        """Every job prints that into its own log."""
+
+    def stopping(self, name: str) -> None:
+        """One line."""
+        self._print({"stopping": name})
+
+    def tick(self) -> None:
+        """Nothing moves."""
+
+    def _print(self, fields: dict[str, object]) -> None:
+        if self._gone:
+            return
+        try:
+            print(" ".join(f"{key}={value}" for key, value in fields.items()), file=self._stream, flush=True)
+        except OSError:
+            self._gone = True  # whoever read this has gone; the sweep goes on without them
+
+
+class LiveTable:
+    """Draws the jobs at most four times a second, as many as the terminal has lines for.
+
+    Args:
+        sweep: As it begins.
+        stream: The terminal.
+        colours: Whether to use any.
+    """
+
+    def __init__(self, sweep: Sweep, stream: IO[str], *, colours: bool = True) -> None:
+        self._sweep = sweep
+        self._progress: dict[int, Progress] = {}
+        self._began: dict[int, float] = {}
+        self._start = time.monotonic()
+        self._stopping = ""
+        self._console = Terminal(file=stream, no_color=not colours)
+        # No refreshing thread: it would draw while signals are handled. What remains on the screen is printed afterwards.
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._drawn = 0.0
+        self._gone = False
+
+    def changed(self, sweep: Sweep, job: SweepJob) -> None:
+        """Draws it with the next tick."""
+        self._sweep = sweep
+        self._progress.pop(job.number, None)
+        if job.status == "running":
+            self._began[job.number] = time.monotonic()
+        self._drawn = 0.0
+
+    def progressed(self, number: int, progress: Progress) -> None:
+        """Draws it with a tick."""
+        self._progress[number] = progress
+
+    def stopping(self, name: str) -> None:
+        """Draws it with the next tick."""
+        self._stopping = name
+        self._drawn = 0.0
+
+    def tick(self) -> None:
+        """Draws, if the last drawing is old enough."""
+        if self._gone or time.monotonic() - self._drawn < INTERVAL:
+            return
+        try:
+            self._live.start()
+            width, height = self._console.size
+            self._live.update(self.render(width, height), refresh=True)
+        except OSError:
+            self._gone = True  # the terminal has gone; the sweep goes on without it
+        self._drawn = time.monotonic()
+
+    def close(self) -> None:
+        """Clears the table away."""
+        with contextlib.suppress(OSError):
+            self._live.stop()
+
+    def render(self, width: int, height: int) -> RenderableType:
+        """The table for a terminal of so many columns and lines."""
+        shown = choose(self._sweep.jobs, max(height - _OTHER_LINES, 3))
+        wide = width >= _WIDE
+        table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+        table.add_column("#", justify="right", no_wrap=True)
+        table.add_column("point", ratio=3, no_wrap=True, overflow="ellipsis")
+        table.add_column("status", no_wrap=True)
+        table.add_column("progress", ratio=2, no_wrap=True, overflow="ellipsis")
+        table.add_column("metric", no_wrap=True)
+        table.add_column("loss scale", justify="right", no_wrap=True)
+        if wide:
+            table.add_column("overflows", justify="right", no_wrap=True)
+        table.add_column("skipped", justify="right", no_wrap=True)
+        table.add_column("left", justify="right", no_wrap=True)
+        for job in shown:
+            label = " ".join(filter(None, (job.arm, job.label)))
+            status = f"[{COLOURS[job.status]}]{job.status}[/]"
+            table.add_row(str(job.number), escape(printable(label)), status, *self._cells(job, wide=wide))
+        lines: list[RenderableType] = [table]
+        if len(shown) < len(self._sweep.jobs):
+            lines.append(Text.from_markup(f"[dim]... {_counts(set(self._sweep.jobs) - set(shown))} not shown[/]"))
+        if self._stopping:
+            words = f"{self._stopping}: running jobs save themselves; Ctrl-C once more ends them at once"
+            lines.append(Text(words, style="yellow", no_wrap=True, overflow="ellipsis"))
+        return Group(*lines, self._summary())
+
+    def _cells(self, job: SweepJob, *, wide: bool) -> list[RenderableType]:
+        """Progress, metric, loss scale, overflows where there is room, skipped, time left."""
+        progress = self._progress.get(job.number)
+        if job.status == "done":
+            summary = summary_of(self._sweep.paths.run(job.name))
+            learners = (summary.get("learners") or {}).values()
+            scales = [learner["scale"]["last"] for learner in learners if "last" in learner.get("scale", {})]
+            overflows = str(sum(sum(learner["overflows"].values()) for learner in learners))
+            took = f"[dim]{wording.duration(job.seconds)} in all[/]" if job.seconds is not None else "[dim]before[/]"
+            metric = metric_in_words(summary).partition(" ")[0].replace("=", " ")
+            cells: list[RenderableType] = [
+                took,
+                escape(metric),
+                _scales(scales),
+                overflows,
+                skipped_in_words(summary),
+                "",
+            ]
+        elif progress is not None and job.status == "running":
+            done = f"{progress.step:,}/{progress.steps:,}"
+            metric = f"{progress.metric_name} {progress.metric:.4f}" if progress.metric_name else ""
+            cells = [
+                _bar(progress, done) if wide else done,
+                escape(metric),
+                _scales(progress.scales),
+                str(progress.overflows),
+                str(progress.skipped),
+                wording.duration(progress.eta),
+            ]
+        elif job.status == "running":
+            cells = ["[dim]starting[/]", "", "", "", "", ""]
+        else:
+            cells = [f"[dim]{escape(printable(job.reason))}[/]", "", "", "", "", ""]
+        return cells if wide else [*cells[:3], *cells[4:]]
+
+    def _summary(self) -> RenderableType:
+        left = remaining(self._sweep, self._progress, {n: time.monotonic() - at for n, at in self._began.items()})
+        elapsed = wording.duration(time.monotonic() - self._start)
+        ends = f"   [dim]left[/] about {wording.duration(left)}" if math.isfinite(left) else ""
+        counts = escape(_counts(self._sweep.jobs))
+        where = escape(printable(str(self._sweep.folder)))
+        line = Text.from_markup(f"[bold]{counts}[/]   [dim]elapsed[/] {elapsed}{ends}   [dim]{where}[/]")
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+
+
+def choose(jobs: tuple[SweepJob, ...], most: int) -> list[SweepJob]:
+    """The jobs that a table of so many rows shows: those that run, then failures, the newest ends, the next to come."""
+    if len(jobs) <= most:
+        return list(jobs)
+
+    def urgency(job: SweepJob) -> tuple[int, int]:
+        return _URGENCY.index(job.status), job.number if job.status in ("running", "waiting") else -job.number
+
+    coming = [job for job in jobs if job.status == "waiting"][:1]  # so that it is seen that there are any
+    others = sorted((job for job in jobs if job not in coming), key=urgency)[: most - len(coming)]
+    return sorted((*others, *coming), key=lambda job: job.number)
+
+
+def remaining(sweep: Sweep, progress: dict[int, Progress], elapsed: dict[int, float]) -> float:
+    """Estimated seconds to the end of a sweep; infinite before anything is known.
+
+    Args:
+        sweep: As it stands.
+        progress: Of the jobs that run.
+        elapsed: Seconds since each of them was started.
+    """
+    took = [job.seconds for job in sweep.jobs if job.status == "done" and job.seconds is not None]
+    running = {job.number: elapsed.get(job.number, 0.0) for job in sweep.jobs if job.status == "running"}
+    known = {
+        number: progress[number].eta
+        for number in running
+        if number in progress and progress[number].step and math.isfinite(progress[number].eta)
+    }
+    whole = took or [running[number] + eta for number, eta in known.items()]
+    if not whole:
+        return math.inf
+    mean = sum(whole) / len(whole)
+    lefts = [known.get(number, max(0.0, mean - seconds)) for number, seconds in running.items()]
+    waiting = sum(job.status == "waiting" for job in sweep.jobs)
+    together = max(1, min(sweep.parallel, len(running) + waiting))
+    return max((sum(lefts) + waiting * mean) / together, *lefts, 0.0)
+
+
+def _counts(jobs: tuple[SweepJob, ...] | set[SweepJob]) -> str:
+    """``7 done, 1 failed, 2 running, 2 waiting``."""
+    numbers = {
+        status: sum(job.status == status for job in jobs) for status in ("done", *_URGENCY[1:4], "running", "waiting")
+    }
+    return ", ".join(f"{count} {status}" for status, count in numbers.items() if count)
+
+
+def _bar(progress: Progress, done: str) -> RenderableType:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    bar = ProgressBar(max(progress.steps, 1), progress.step, width=_BAR, complete_style="cyan", style="bright_black")
+    grid.add_row(bar, done)
+    return grid
+
+
+def _scales(scales: list[float] | tuple[float, ...]) -> str:
+    """The loss scale of each learner; once where all have the same."""
+    return " ".join(dict.fromkeys(wording.scale(value) for value in scales))

@@ -1,0 +1,91 @@
+"""``sweep.csv``: one row for each job, its final numbers taken from the ``summary.json`` of its run.
+
+A cell is empty where there is nothing to say. Nothing reads this file back.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+from typing import TYPE_CHECKING, Any
+
+from mptrain.errors import StorageError
+from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.summary import read_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from mptrain.runlog.sweeps import Sweep, SweepJob
+
+#: Numbers of a whole run, under the names they have in its summary.
+_OF_RUN = ("metric", "metric_name", "metric_split")
+_COSTS = ("terms_per_second", "train_seconds", "peak_memory")
+_OF_LEARNER = ("updates", "skipped", "skip_rate", "scale_first", "scale_min", "scale_max", "scale_last")
+
+
+def write_rows(sweep: Sweep) -> None:
+    """Replace ``sweep.csv`` atomically; after a power failure ``sweep.json`` and the runs can make it again.
+
+    Raises:
+        StorageError: It cannot be written; the old content is untouched.
+    """
+    summaries = [summary_of(sweep.paths.run(job.name)) if job.status == "done" else {} for job in sweep.jobs]
+    keys = varied_keys(sweep.jobs)
+    learners = list(dict.fromkeys(name for summary in summaries for name in summary.get("learners") or {}))
+    rows = [
+        _row(job, summary, keys, learners, str(sweep.paths.run(job.name)))
+        for job, summary in zip(sweep.jobs, summaries, strict=True)
+    ]
+    if not any(job.arm for job in sweep.jobs):
+        for row in rows:
+            del row["arm"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else ["number"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_atomically(sweep.paths.csv, text.getvalue(), durable=False)
+
+
+def varied_keys(jobs: Iterable[SweepJob]) -> list[str]:
+    """The keys in which jobs differ, in the order of the command line."""
+    return list(dict.fromkeys(_key(word) for job in jobs for word in job.varied))
+
+
+def summary_of(run: Path) -> dict[str, Any]:
+    """The final numbers of a run; empty where it has none, or where they cannot be read."""
+    path = RunPaths(run).summary
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except (OSError, StorageError):
+        return {}
+
+
+@functools.cache  # a sweep of a thousand jobs writes its table two thousand times
+def _read(path: Path, written: int) -> dict[str, Any]:
+    return read_summary(path)
+
+
+def _row(
+    job: SweepJob, summary: dict[str, Any], keys: Sequence[str], learners: Sequence[str], run: str
+) -> dict[str, Any]:
+    values = dict(word.partition("=")[::2] for word in job.varied)
+    values = {_key(word): value for word, value in values.items()}
+    row: dict[str, Any] = {"number": job.number, "arm": job.arm, "status": job.status, "exit": job.code}
+    row |= {key: values.get(key) for key in keys}
+    row |= {name: summary.get(name) for name in _OF_RUN}
+    for name in learners or [""]:
+        of_learner = (summary.get("learners") or {}).get(name) or {}
+        numbers = {**of_learner, **{f"scale_{which}": at for which, at in (of_learner.get("scale") or {}).items()}}
+        prefix = f"{name}." if len(learners) > 1 else ""
+        row |= {f"{prefix}{key}": numbers.get(key) for key in _OF_LEARNER}
+    row |= {name: summary.get(name) for name in _COSTS}
+    return {**row, "seconds": job.seconds, "run": run, "reason": job.reason}
+
+
+def _key(word: str) -> str:
+    """The key of a word, without Hydra's marks of adding and removing."""
+    return word.partition("=")[0].lstrip("+~")

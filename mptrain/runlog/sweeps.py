@@ -1,0 +1,230 @@
+"""The folder of a sweep: ``sweep.json``, which alone says what its jobs are and how they stand, and files beside it.
+
+Comparisons and recipes are sweeps whose jobs have arms. Reading and writing is all that happens here; which process
+works on a sweep is the business of `mptrain.campaign.sweep`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from mptrain.errors import EXIT_NUMERICS, StorageError
+from mptrain.runlog.state import check_schema, now, parse_object
+from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.sweep_csv import write_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA = 1
+SWEEP_JSON = "sweep.json"
+JobStatus = Literal["waiting", "running", "done", "failed", "interrupted", "preempted"]
+Kind = Literal["sweep", "comparison", "recipe"]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPaths:
+    """Every path of one sweep.
+
+    Attributes:
+        folder: The folder itself.
+    """
+
+    folder: Path
+
+    @property
+    def json(self) -> Path:
+        """What the sweep is and how its jobs stand (see `Sweep`)."""
+        return self.folder / SWEEP_JSON
+
+    @property
+    def csv(self) -> Path:
+        """One row for each job with its final numbers, for spreadsheets."""
+        return self.folder / "sweep.csv"
+
+    @property
+    def lock(self) -> Path:
+        """The file whose kernel lock says that a process is working on this sweep."""
+        return self.folder / "sweep.lock"
+
+    @property
+    def comparison(self) -> Path:
+        """What a comparison found, JSON."""
+        return self.folder / "comparison.json"
+
+    @property
+    def verdict(self) -> Path:
+        """What a recipe's expectations came to, JSON."""
+        return self.folder / "verdict.json"
+
+    @property
+    def report_html(self) -> Path:
+        """The self-contained report for a browser."""
+        return self.folder / "report.html"
+
+    @property
+    def report_md(self) -> Path:
+        """The same report in Markdown."""
+        return self.folder / "report.md"
+
+    @property
+    def figures(self) -> Path:
+        """The pictures of the report in Markdown."""
+        return self.folder / "figures"
+
+    def run(self, name: str) -> Path:
+        """The run directory of a job."""
+        return self.folder / name
+
+    def log(self, name: str) -> Path:
+        """What a job printed, over all its attempts."""
+        return self.folder / f"{name}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepJob:
+    """One job and how it stands.
+
+    Attributes:
+        number: From 0.
+        name: Its run directory, below the sweep's folder.
+        overrides: The whole command line of its point.
+        varied: The words in which points differ.
+        arm: Which arm of a comparison it belongs to; empty in a plain sweep.
+        status: ``waiting``, ``running``, ``done``, ``failed``, ``interrupted`` (Ctrl-C) or ``preempted``.
+        code: Exit code of its process; negative where that signal killed it; None before its end.
+        reason: Why it is not done, in one line.
+        seconds: Wall time of its last process, the start of the process included.
+    """
+
+    number: int
+    name: str
+    overrides: tuple[str, ...]
+    varied: tuple[str, ...]
+    arm: str = ""
+    status: JobStatus = "waiting"
+    code: int | None = None
+    reason: str = ""
+    seconds: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The words in which points differ, for messages and tables."""
+        return " ".join(self.varied) or "(no overrides)"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The content of ``sweep.json``.
+
+    Attributes:
+        folder: Where it is; not written, so that the folder can be moved.
+        kind: ``sweep``, ``comparison`` or ``recipe``.
+        words: The overrides that were expanded.
+        config_dirs: Further folders of groups and options, absolute.
+        config_name: The file at the top.
+        parallel: Jobs at a time.
+        jobs: In the order of their numbers.
+        started: When it was planned, UTC.
+        plan: What is to be judged once the jobs are done, JSON values; empty in a plain sweep.
+        schema: Version of this layout.
+    """
+
+    folder: Path
+    kind: Kind
+    words: tuple[str, ...]
+    config_dirs: tuple[str, ...]
+    config_name: str
+    parallel: int
+    jobs: tuple[SweepJob, ...]
+    started: str = field(default_factory=now)
+    plan: dict[str, Any] = field(default_factory=dict)
+    schema: int = SCHEMA
+
+    @property
+    def paths(self) -> SweepPaths:
+        """Where everything in its folder is."""
+        return SweepPaths(self.folder)
+
+    def has_ended(self, job: SweepJob) -> bool:
+        """Whether a job needs no further run: it is done; where arms are judged, a failure of its numerics is a finding."""
+        return job.status == "done" or (self.kind != "sweep" and job.status == "failed" and job.code == EXIT_NUMERICS)
+
+    def with_job(self, job: SweepJob) -> Sweep:
+        """The same sweep with one job as it stands now."""
+        jobs = (*self.jobs[: job.number], job, *self.jobs[job.number + 1 :])
+        return replace(self, jobs=jobs)
+
+
+def write_sweep(sweep: Sweep) -> None:
+    """Replace ``sweep.json`` and ``sweep.csv``, each atomically and durably.
+
+    Raises:
+        StorageError: One cannot be written; its old content is untouched.
+    """
+    jobs = [{name: getattr(job, name) for name in SweepJob.__dataclass_fields__} for job in sweep.jobs]
+    written = [name for name in Sweep.__dataclass_fields__ if name not in ("schema", "folder")]
+    fields = {"schema": sweep.schema, **{name: getattr(sweep, name) for name in written}, "jobs": jobs}
+    text = json.dumps(fields, indent=1, allow_nan=False)
+    write_atomically(sweep.paths.json, text + "\n")
+    write_rows(sweep)
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """The sweep in a folder.
+
+    Raises:
+        StorageError: There is none, or ``sweep.json`` is damaged or of a newer schema.
+    """
+    path = SweepPaths(folder).json
+    with storing(path, "read"):
+        try:
+            text = path.read_bytes().decode("utf-8", "replace")
+        except (FileNotFoundError, NotADirectoryError):
+            raise StorageError(f"{folder} is not a sweep: it has no {SWEEP_JSON}", "name the folder of one") from None
+    fields = parse_object(text, path)
+    check_schema(fields, SCHEMA, path)
+    try:
+        return _sweep(folder, fields)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(f"{path} is damaged: {error}", "restore the file from a copy, or start it again") from error
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a path is the folder of a sweep."""
+    return SweepPaths(path).json.is_file()
+
+
+def _sweep(folder: Path, fields: dict[str, Any]) -> Sweep:
+    """The value that the fields stand for; later versions may write more of them."""
+    known = {name: fields[name] for name in Sweep.__dataclass_fields__ if name in fields and name != "folder"}
+    jobs = tuple(_job(number, item) for number, item in enumerate(fields["jobs"]))
+    words = {name: _words(fields[name]) for name in ("words", "config_dirs")}
+    sweep = Sweep(**{**known, **words, "jobs": jobs, "folder": folder})
+    if sweep.kind not in get_args(Kind):
+        raise ValueError(f"kind {sweep.kind!r} is none of {', '.join(get_args(Kind))}")
+    if type(sweep.parallel) is not int or sweep.parallel < 1:
+        raise ValueError(f"parallel {sweep.parallel!r} is not a number of jobs")
+    if not isinstance(sweep.plan, dict) or not isinstance(sweep.config_name, str):
+        raise TypeError("plan or config_name is of a wrong type")
+    return sweep
+
+
+def _job(number: int, fields: dict[str, Any]) -> SweepJob:
+    known = {name: fields[name] for name in SweepJob.__dataclass_fields__ if name in fields}
+    job = SweepJob(**{**known, **{name: _words(fields[name]) for name in ("overrides", "varied")}})
+    if job.number != number:
+        raise ValueError(f"job {number} says that its number is {job.number!r}")
+    if job.status not in get_args(JobStatus):
+        raise ValueError(f"status {job.status!r} is none of {', '.join(get_args(JobStatus))}")
+    if not isinstance(job.name, str) or job.name in ("", ".", "..") or "/" in job.name:
+        raise ValueError(f"the name {job.name!r} leads out of the folder")
+    return job
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise TypeError(f"{value!r} is not a list of words")
+    return tuple(value)

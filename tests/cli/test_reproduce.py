@@ -1,0 +1,349 @@
+"""``mptrain reproduce``: plain commands, runs that go on where they stopped, and a verdict with an exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from compare.fake_runs import some_summary, write_run
+from small_runs import run_command
+
+from mptrain.campaign.points import validate
+from mptrain.campaign.sweep import take_stock
+from mptrain.records import EvalRecord, EventRecord
+from mptrain.runlog.sweeps import read_sweep, write_sweep
+
+RECIPE = """
+title: Mine
+claim: It works.
+source: a paper, section 1
+base: [model=mlp, dataset.image_size=8, train.epochs=1]
+arms:
+  fp32: [precision=fp32]
+  amp: [precision=amp_dynamic]
+reference: fp32
+seeds: [0, 1, 2]
+margin: 0.05
+expect:
+  - amp.top1 = fp32.top1 within 0.05
+  - sum.value = 2048 within 0
+arithmetic:
+  sum: {_target_: mptrain.numerics.demonstrations.sequential_sum, terms: 6000}
+smoke: [train.max_steps=2]
+"""
+
+
+class Jobs:
+    """Stands in for `run_sweep`: writes run directories as they would be, by what ``ends`` says of arm and seed."""
+
+    def __init__(self):
+        self.ends = {}
+        self.ran = []
+        self.code = None
+
+    def __call__(self, sweep, composer, program, watch):
+        stock = take_stock(sweep)
+        for job in stock.jobs:
+            if job.status == "done":
+                continue
+            seed = int(job.varied[-1].removeprefix("seed="))
+            end = self.ends.get((job.arm, seed), 0.95 + seed / 1000)
+            if end == "waiting":
+                continue
+            self.ran.append((job.arm, seed))
+            stock = stock.with_job(self._run(sweep, job, composer, seed, end))
+        write_sweep(stock)
+        done = all(job.status == "done" for job in stock.jobs)
+        return stock, self.code if self.code is not None else 0 if done else 7
+
+    def _run(self, sweep, job, composer, seed, end):
+        shutil.rmtree(sweep.folder / job.name, ignore_errors=True)
+        config = composer.compose(job.overrides).yaml
+        if end in ("numerics", "disk"):
+            code = 4 if end == "numerics" else 6
+            write_run(sweep.folder, job.name, config=config, records=(), end=("failed", end, code, 3))
+            return replace(job, status="failed", code=code, reason=end)
+        metrics = {"loss": 1 - end, "top1": end}
+        records = (
+            EventRecord("start", 0, {"initial_weights": f"weights {seed}"}),
+            EventRecord("data_order", 0, {"epoch": 0, "order": f"{seed}", "first_batch": f"{seed}", "samples": 10}),
+            EvalRecord("val", 30, 1, 200, metrics),
+            EvalRecord("test", 30, 1, 397, metrics),
+        )
+        summary = some_summary(val=metrics, test=metrics, metric=end)
+        write_run(sweep.folder, job.name, config=config, records=records, summary=summary)
+        return replace(job, status="done", code=0, seconds=1.0)
+
+
+@pytest.fixture
+def jobs(monkeypatch):
+    found = Jobs()
+    monkeypatch.setattr("mptrain.campaign.sweep.run_sweep", found)
+    monkeypatch.setattr("mptrain.campaign.processes.warm_up", lambda program: None)
+    monkeypatch.setattr(
+        "mptrain.campaign.reproduction.check", lambda points, composer, program: validate(points, composer)
+    )
+    monkeypatch.setattr("mptrain.report.write_report", lambda folder: SimpleNamespace(html=folder / "report.html"))
+    return found
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe into ``mine``; pairs of texts are replaced in it."""
+
+    def write(*changes):
+        text = RECIPE
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        (tmp_path / "mine" / "recipe.yaml").write_text(text)
+
+    write()
+    return write
+
+
+def verdict(tmp_path, name="mine"):
+    return json.loads((tmp_path / "outputs" / "recipes" / name / "verdict.json").read_text())
+
+
+def test_a_dry_run_prints_the_plain_commands_and_runs_nothing(terminal, jobs, recipe, tmp_path):
+    assert terminal("reproduce", "mine", "--dry-run", "train.batch_size=64", "dataset.workers=0") == 0
+    assert not jobs.ran
+    assert not (tmp_path / "outputs").exists()
+    commands = [line for line in terminal.out.splitlines() if line.startswith("mptrain ")]
+    assert len(commands) == 6
+    words = "model=mlp dataset.image_size=8 train.epochs=1 precision=amp_dynamic seed=2 train.batch_size=64"
+    assert commands[-1] == f"mptrain {words} dataset.workers=0"
+    for text in ("mine: Mine", "It works.", "a paper, section 1", "6 runs; about 1 minute", "amp.top1 = fp32.top1"):
+        assert text in terminal.out
+
+
+def test_the_commands_of_a_dry_run_are_quoted_for_a_shell_and_run(terminal, jobs, recipe):
+    recipe(("train.epochs=1]", 'train.epochs=1, "model.hidden=[16, 8]"]'))
+    terminal("reproduce", "mine", "--dry-run")
+    [command] = [line for line in terminal.out.splitlines() if "precision=fp32 seed=1" in line]
+    assert terminal(*shlex.split(command)[1:]) == 0
+    [config] = terminal.trained
+    assert (config.seed, config.model.arguments["hidden"]) == (1, (16, 8))
+
+
+def test_the_arithmetic_of_a_dry_run_is_a_line_of_python(terminal, jobs, recipe, capsys):
+    terminal("reproduce", "mine", "--dry-run")
+    [line] = [line for line in terminal.out.splitlines() if line.startswith("python -c ")]
+    exec(shlex.split(line)[2])
+    assert "'value': 2048.0" in capsys.readouterr().out
+
+
+def test_a_dry_run_imports_no_torch(recipe, tmp_path):
+    found = run_command("reproduce", "mine", "--dry-run", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    assert found.returncode == 0
+    assert "mptrain.campaign.recipes" in found.stderr
+    assert not re.search(r"\| +(torch|scipy|matplotlib)$", found.stderr, re.MULTILINE)
+
+
+def test_a_claim_that_holds_is_reproduced(terminal, jobs, recipe, tmp_path):
+    assert terminal("reproduce", "mine") == 0
+    assert "REPRODUCED: 2 of 2 expectations met" in terminal.out
+    assert re.search(r"^amp .*equivalent", terminal.out, re.MULTILINE)
+    found = verdict(tmp_path)
+    assert (found["recipe"], found["title"], found["claim"]) == ("mine", "Mine", "It works.")
+    assert (found["source"], found["verdict"]) == ("a paper, section 1", "REPRODUCED")
+    assert [(one["text"], one["outcome"]) for one in found["expectations"]] == [
+        ("amp.top1 = fp32.top1 within 0.05", "met"),
+        ("sum.value = 2048 within 0", "met"),
+    ]
+    assert found["arithmetic"]["sum"]["value"] == 2048
+    folder = tmp_path / "outputs" / "recipes" / "mine"
+    assert (folder / "recipe.yaml").read_text() == RECIPE
+    assert f"report={(folder / 'report.html').relative_to(tmp_path)}" in terminal.out
+
+
+def test_an_expectation_false_by_construction_ends_with_5_and_says_by_how_much(terminal, jobs, recipe, tmp_path):
+    recipe(("amp.top1 = fp32.top1 within 0.05", "amp.top1 < fp32.top1 by 0.5"))
+    jobs.ends = {("amp", seed): 0.9 + seed / 100 for seed in range(3)}
+    assert terminal("reproduce", "mine") == 5
+    assert "NOT REPRODUCED: 1 of 2 expectations met, 1 not met" in terminal.out
+    [one, _] = verdict(tmp_path)["expectations"]
+    assert one["outcome"] == "not met"
+    assert one["statistics"]["off"] == pytest.approx(0.5 - (0.951 - 0.91))
+    assert "off by 0.459" in one["numbers"]
+    assert "off by 0.459" in " ".join(terminal.out.split())
+
+
+def test_what_the_numbers_do_not_settle_is_not_reproduced(terminal, jobs, recipe):
+    jobs.ends = {("amp", seed): top1 for seed, top1 in enumerate((0.80, 0.99, 0.95))}
+    assert terminal("reproduce", "mine") == 5
+    assert "1 of 2 expectations met, 1 undecided" in terminal.out
+    assert "would reach 80 %" in " ".join(terminal.out.split())
+
+
+def test_what_has_ended_is_not_run_again(terminal, jobs, recipe):
+    jobs.ends = {("amp", seed): "numerics" for seed in range(3)}
+    recipe(("amp.top1 = fp32.top1 within 0.05", "amp.failed = 1 within 0"))
+    assert terminal("reproduce", "mine") == 0
+    assert len(jobs.ran) == 6
+    jobs.ran.clear()
+    assert terminal("reproduce", "mine") == 0
+    assert "6 of them have ended before" in terminal.out
+    assert not jobs.ran
+
+
+def test_a_run_that_failed_for_another_reason_leaves_no_verdict_and_is_run_again(terminal, jobs, recipe, tmp_path):
+    jobs.ends = {("amp", 1): "disk"}
+    assert terminal("reproduce", "mine", "train.batch_size=64") == 7
+    assert "no verdict: 1 of 6 runs did not end" in terminal.out
+    assert "REPRODUCED" not in terminal.out
+    assert not (tmp_path / "outputs" / "recipes" / "mine" / "verdict.json").exists()
+    [command] = re.findall(r"^to run the rest: mptrain (.*)$", terminal.out, re.MULTILINE)
+    jobs.ends, jobs.ran = {}, []
+    assert terminal(*shlex.split(command)) == 0
+    assert jobs.ran == [("amp", 1)]
+
+
+def test_a_signal_ends_it_with_its_own_exit_code(terminal, jobs, recipe):
+    jobs.ends, jobs.code = {("amp", 2): "waiting"}, 130
+    assert terminal("reproduce", "mine") == 130
+
+
+def test_other_expectations_are_judged_by_the_same_runs(terminal, jobs, recipe):
+    assert terminal("reproduce", "mine") == 0
+    recipe(("amp.top1 = fp32.top1 within 0.05", "amp.top1 > 0.99"))
+    jobs.ran.clear()
+    assert terminal("reproduce", "mine") == 5
+    assert not jobs.ran
+
+
+def test_a_changed_arm_says_so_and_how_to_start_anew(terminal, jobs, recipe):
+    terminal("reproduce", "mine")
+    recipe(("[precision=amp_dynamic]", "[precision=amp_static]"))
+    assert terminal("reproduce", "mine") == 2
+    assert "amp has other words or seeds" in terminal.err
+    assert "or add run.root=DIR" in terminal.err
+    assert terminal("reproduce", "mine", "run.root=elsewhere") == 0
+
+
+def test_runs_of_other_defaults_are_not_mixed_in(terminal, jobs, recipe, tmp_path):
+    jobs.ends = {("amp", 2): "waiting"}
+    terminal("reproduce", "mine")
+    config = next((tmp_path / "outputs" / "recipes" / "mine").glob("001-*")) / "config.yaml"
+    config.write_text(config.read_text().replace("batch_size: 32", "batch_size: 16"))
+    assert terminal("reproduce", "mine") == 2
+    assert "arm fp32 from when its words meant something else: train.batch_size was 16, now 32" in terminal.err
+
+
+def test_an_unknown_measure_of_arithmetic_is_found_before_anything_is_run(terminal, jobs, recipe):
+    recipe(("sum.value", "sum.valu"))
+    assert terminal("reproduce", "mine") == 2
+    assert "sum has no measure 'valu'" in terminal.err
+    assert not jobs.ran
+
+
+def test_a_smoke_run_is_short_and_not_judged(terminal, jobs, recipe, tmp_path):
+    jobs.ends = {("amp", 0): "numerics"}
+    assert terminal("reproduce", "mine", "--smoke") == 0
+    assert terminal.out.endswith("smoke: 2 of 2 runs ended in order; expectations are not judged on shortened runs\n")
+    sweep = read_sweep(tmp_path / "outputs" / "recipes" / "mine-smoke")
+    assert all("train.max_steps=2" in job.overrides for job in sweep.jobs)
+    assert (sweep.kind, sweep.plan["recipe"], sweep.plan["smoke"]) == ("recipe", "mine", True)
+
+
+def test_a_smoke_run_finds_expectations_about_nothing(terminal, jobs, recipe):
+    recipe(("amp.top1 =", "amp.top7 ="))
+    assert terminal("reproduce", "mine", "--smoke") == 2
+    assert "amp has no measure 'top7'" in terminal.err
+
+
+def test_jobs_and_place_are_the_users(terminal, jobs, recipe, tmp_path):
+    assert terminal("reproduce", "--jobs", "2", "mine", "run.root=there") == 0
+    assert read_sweep(tmp_path / "there" / "recipes" / "mine").parallel == 2
+
+
+def test_a_recipe_that_needs_a_gpu_is_refused_where_there_is_none(terminal, jobs, recipe, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    recipe(("smoke:", "needs: {gpu: required}\nsmoke:"))
+    assert terminal("reproduce", "mine") == 3
+    assert "the same command with --smoke" in terminal.err
+    assert terminal("reproduce", "mine", "--smoke") == 0
+
+
+def test_a_recipe_without_expectations_has_numbers_and_no_verdict(terminal, jobs, recipe, tmp_path):
+    recipe(("expect:\n  - amp.top1 = fp32.top1 within 0.05\n  - sum.value = 2048 within 0\n", ""))
+    assert terminal("reproduce", "mine") == 0
+    assert "nothing is expected of this recipe" in terminal.out
+    assert verdict(tmp_path)["verdict"] is None
+
+
+def test_groups_are_compared_each_by_itself(terminal, jobs, recipe, tmp_path):
+    recipe(("arms:\n", "groups: {sgd: [optimizer=sgd], adam: [optimizer=adam]}\narms:\n"))
+    assert terminal("reproduce", "mine") == 0
+    assert [one["text"] for one in verdict(tmp_path)["expectations"]][:2] == [
+        "sgd: amp.top1 = fp32.top1 within 0.05",
+        "adam: amp.top1 = fp32.top1 within 0.05",
+    ]
+    assert len(re.findall(r"^(?:sgd|adam)$", terminal.out, re.MULTILINE)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "reproduce needs the name of a recipe"),
+        (["mine", "other"], "one recipe at a time, but there is 'other' too"),
+        (["mine", "--dryrun"], "unknown option '--dryrun'"),
+        (["mine", "--jobs", "0"], "--jobs 0: must be a whole number"),
+        (["mine", "--jobs"], "--jobs needs a value"),
+        (["nothing"], "there is no recipe 'nothing'"),
+        (["mine", "train.epocs=3"], "unknown key 'train.epocs'"),
+        (["mine", "--config-dir", "nowhere"], "there is no such folder"),
+    ],
+)
+def test_a_wrong_command_line_runs_nothing(terminal, jobs, recipe, words, says):
+    assert terminal("reproduce", *words) == 2
+    assert says in terminal.err
+    assert "hint:" in terminal.err
+    assert not jobs.ran
+
+
+def test_output_has_no_control_characters_when_piped(terminal, jobs, recipe):
+    terminal("reproduce", "mine")
+    assert all(letter.isprintable() or letter == "\n" for letter in terminal.out)
+
+
+def test_recipes_are_listed_with_claim_and_cost(terminal):
+    assert terminal("list", "recipes") == 0
+    assert re.search(r"^two_cliffs: Loss scales between two cliffs$", terminal.out, re.MULTILINE)
+    assert re.search(r"^  claim   Below some loss scale", terminal.out, re.MULTILINE)
+    assert re.search(r"^  cost    \d+ runs; about \d+ minutes on 2 CPU cores$", terminal.out, re.MULTILINE)
+    assert "the GPU that it needs" in terminal.out
+
+
+def test_names_of_recipes_complete_with_their_titles(terminal):
+    assert terminal("completion", "query", "zsh", "reproduce", "two_") == 0
+    assert terminal.out == "two_cliffs\tLoss scales between two cliffs\n"
+    terminal("completion", "query", "zsh", "reproduce", "two_cliffs", "--")
+    assert {"--dry-run", "--smoke", "--jobs"} <= {line.split("\t")[0] for line in terminal.out.splitlines()}
+    terminal("completion", "query", "zsh", "reproduce", "two_cliffs", "train.epo")
+    assert terminal.out.startswith("train.epochs=")
+    terminal("completion", "query", "zsh", "list", "rec")
+    assert terminal.out == "recipes\t\n"
+
+
+@pytest.mark.slow
+def test_a_recipe_runs_from_start_to_verdict_and_goes_on(recipe, tmp_path):
+    recipe(
+        ("seeds: [0, 1, 2]", "seeds: [0, 1]"), ("within 0.05", "within 0.0000001"), ("train.epochs=1", "train.epochs=3")
+    )
+    found = run_command("reproduce", "mine", "--jobs", "2", cwd=tmp_path)
+    assert found.returncode == 5, found.stderr
+    assert "NOT REPRODUCED" in found.stdout
+    again = run_command("reproduce", "mine", cwd=tmp_path)
+    assert again.returncode == 5
+    assert "4 of them have ended before" in again.stdout
+    assert "job=" not in again.stdout
+    assert verdict(tmp_path)["verdict"] == "NOT REPRODUCED"
+    assert "NOT REPRODUCED" in (tmp_path / "outputs" / "recipes" / "mine" / "report.html").read_text()

@@ -1,0 +1,130 @@
+import csv
+import json
+
+import pytest
+
+from mptrain.errors import StorageError
+from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.summary import write_summary
+from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, is_sweep, read_sweep, write_sweep
+
+
+def sweep_in(folder, *jobs, **more):
+    return Sweep(folder, "sweep", ("seed=0,1",), ("/conf",), "train", 2, jobs, **more)
+
+
+def job(number, **more):
+    return SweepJob(number, f"{number:03d}-seed={number}", ("a=1", f"seed={number}"), (f"seed={number}",), **more)
+
+
+def rows(folder):
+    with SweepPaths(folder).csv.open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def done(folder, number, learners=("main",), **numbers):
+    root = RunPaths(folder / f"{number:03d}-seed={number}").root
+    root.mkdir()
+    one = {"updates": 9, "skipped": 1, "skip_rate": 0.1, "scale": {"first": 8.0, "min": 4.0, "max": 8.0, "last": 4.0}}
+    write_summary(RunPaths(root).summary, {"learners": dict.fromkeys(learners, one), **numbers})
+    return job(number, status="done", code=0, seconds=1.5)
+
+
+def test_a_sweep_comes_back_as_it_was_written(tmp_path):
+    sweep = sweep_in(
+        tmp_path, job(0, arm="fp32", status="done", code=0), job(1, reason='"oh" ünd'), plan={"margin": 0.5}
+    )
+    assert not is_sweep(tmp_path)
+    write_sweep(sweep)
+    assert is_sweep(tmp_path)
+    assert read_sweep(tmp_path) == sweep
+    assert json.loads((tmp_path / "sweep.json").read_text())["schema"] == 1
+
+
+def test_a_moved_folder_is_the_same_sweep(tmp_path):
+    (tmp_path / "old").mkdir()
+    write_sweep(sweep_in(tmp_path / "old", job(0)))
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert read_sweep(tmp_path / "new").folder == tmp_path / "new"
+    assert "folder" not in json.loads((tmp_path / "new" / "sweep.json").read_text())
+
+
+def test_a_job_as_it_stands_now_takes_the_place_of_what_it_was(tmp_path):
+    sweep = sweep_in(tmp_path, job(0), job(1), job(2)).with_job(job(1, status="running"))
+    assert [one.status for one in sweep.jobs] == ["waiting", "running", "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda fields: fields["jobs"][0].update(status="perhaps"), "status 'perhaps' is none of"),
+        (lambda fields: fields["jobs"][0].update(number=3), "says that its number is 3"),
+        (lambda fields: fields["jobs"][0].update(name="../x"), "leads out of the folder"),
+        (lambda fields: fields["jobs"][0].update(varied="seed=0"), "not a list of words"),
+        (lambda fields: fields["jobs"][0].pop("overrides"), "overrides"),
+        (lambda fields: fields.update(kind="other"), "kind 'other' is none of"),
+        (lambda fields: fields.update(parallel=0), "parallel 0"),
+        (lambda fields: fields.update(plan=[]), "plan"),
+        (lambda fields: fields.update(schema=2), "has schema 2, this mptrain reads up to 1"),
+    ],
+)
+def test_a_damaged_or_newer_file_is_refused(tmp_path, change, message):
+    write_sweep(sweep_in(tmp_path, job(0)))
+    path = tmp_path / "sweep.json"
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(json.dumps(fields))
+    with pytest.raises(StorageError, match=message):
+        read_sweep(tmp_path)
+
+
+def test_what_a_later_version_adds_is_passed_over(tmp_path):
+    write_sweep(sweep_in(tmp_path, job(0)))
+    path = tmp_path / "sweep.json"
+    fields = json.loads(path.read_text())
+    fields["jobs"][0]["colour"] = fields["colour"] = "blue"
+    path.write_text(json.dumps(fields))
+    assert read_sweep(tmp_path).jobs == (job(0),)
+
+
+def test_no_json_and_no_sweep_are_storage_errors(tmp_path):
+    with pytest.raises(StorageError, match=r"is not a sweep: it has no sweep\.json"):
+        read_sweep(tmp_path)
+    (tmp_path / "sweep.json").write_text("{")
+    with pytest.raises(StorageError, match=r"sweep\.json is damaged"):
+        read_sweep(tmp_path)
+
+
+def test_the_table_has_the_final_numbers_of_jobs_that_are_done(tmp_path):
+    first = done(tmp_path, 0, metric=0.5, metric_name="top1", metric_split="test", train_seconds=3.0, peak_memory=7)
+    write_sweep(sweep_in(tmp_path, first, job(1, status="failed", code=-9, reason="killed, by SIGKILL")))
+    one, two = rows(tmp_path)
+    assert (one["number"], one["status"], one["exit"], one["seed"]) == ("0", "done", "0", "0")
+    assert (one["metric"], one["metric_name"], one["metric_split"]) == ("0.5", "top1", "test")
+    assert [one[f"scale_{which}"] for which in ("first", "min", "max", "last")] == ["8.0", "4.0", "8.0", "4.0"]
+    assert (one["updates"], one["skipped"], one["skip_rate"], one["peak_memory"]) == ("9", "1", "0.1", "7")
+    assert (two["exit"], two["metric"], two["reason"]) == ("-9", "", "killed, by SIGKILL")
+    assert "arm" not in one
+
+
+def test_several_learners_have_columns_of_their_own_and_arms_are_named(tmp_path):
+    write_sweep(sweep_in(tmp_path, done(tmp_path, 0, learners=("generator", "critic")), job(1, arm="fp16")))
+    one, two = rows(tmp_path)
+    assert (one["generator.updates"], one["critic.scale_min"]) == ("9", "4.0")
+    assert "updates" not in one
+    assert two["arm"] == "fp16"
+
+
+def test_a_summary_that_was_written_again_is_read_again(tmp_path):
+    first = done(tmp_path, 0, metric=0.5)
+    write_sweep(sweep_in(tmp_path, first))
+    write_summary(RunPaths(tmp_path / first.name).summary, {"metric": 0.75})
+    write_sweep(sweep_in(tmp_path, first))
+    assert rows(tmp_path)[0]["metric"] == "0.75"
+
+
+def test_keys_that_points_add_or_remove_are_columns_without_their_marks(tmp_path):
+    point = SweepJob(0, "000", ("+a.b=1", "~c"), ("+a.b=1", "~c"))
+    write_sweep(sweep_in(tmp_path, point))
+    assert rows(tmp_path)[0]["a.b"] == "1"
+    assert rows(tmp_path)[0]["c"] == ""
