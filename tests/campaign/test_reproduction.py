@@ -19,8 +19,8 @@ from mptrain.campaign.reproduction import (
     measured,
     write_verdict,
 )
-from mptrain.config.compose import Composer
 from mptrain.campaign.sweep import take_stock
+from mptrain.config.compose import Composer
 from mptrain.config.targets import Target
 from mptrain.errors import ConfigError
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite

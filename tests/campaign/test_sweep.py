@@ -99,9 +99,7 @@ def test_without_failures_it_ends_with_0_and_nothing_is_run_again(composer, tmp_
     assert (code, watch.seen) == (0, [])
 
 
-@pytest.mark.parametrize(
-    ("kind", "again", "ends"), [("sweep", {0, 1}, 7), ("comparison", {0}, 0), ("recipe", {0}, 0)]
-)
+@pytest.mark.parametrize(("kind", "again", "ends"), [("sweep", {0, 1}, 7), ("comparison", {0}, 0), ("recipe", {0}, 0)])
 def test_a_failure_of_numerics_is_a_finding_where_arms_are_judged(composer, tmp_path, kind, again, ends):
     sweep = planned(composer, tmp_path / "s", f"seed={jobs.DONE},{jobs.BUG}", kind=kind)
     failed = RunDirectory(RunPaths(sweep.paths.run(sweep.jobs[1].name)))
