@@ -55,6 +55,8 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
         CheckpointError: ``model.weights`` cannot be used.
         ConfigError: Parts do not fit each other.
     """
+    import torch._dynamo  # the first dispatch mode would: its time and memory are not training's
+
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     policy, device = config.precision, resolve_device(config.device)

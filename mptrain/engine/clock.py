@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,7 @@ class Clock:
         self._steps = 0
         self._meter = energy_meter(device)
         self._energy: float | None = None
+        self._training = False
         self._read_at = time.perf_counter()
         self._terms, self._waited, self._seconds = 0, 0.0, 0.0
 
@@ -52,6 +54,7 @@ class Clock:
         progress.epoch_terms += terms
         progress.waited += waited
         progress.steady_terms += terms if steady else 0
+        progress.steady_steps += steady
         self._terms += terms
         self._waited += waited
         return self._steps == WARM_UP
@@ -67,13 +70,21 @@ class Clock:
 
     def begin(self) -> None:
         """Training steps begin: the device's energy counts from here."""
+        self._training = True
         self._energy = self._meter.read()
 
     def end(self) -> None:
         """Training steps end for now, and the device is done with them."""
-        before, now = self._energy, self._meter.read()
-        if before is not None and now is not None:
-            self.progress.joules = (self.progress.joules or 0.0) + now - before
+        self.save()
+        self._training = False
+
+    def save(self) -> None:
+        """Bring the energy in the progress up to date; NaN from where a device did not say for a part of the run."""
+        if not self._training:
+            return
+        before, self._energy = self._energy, self._meter.read()
+        used = math.nan if before is None or self._energy is None else self._energy - before
+        self.progress.joules = (self.progress.joules or 0.0) + used
 
     @property
     def elapsed(self) -> float:

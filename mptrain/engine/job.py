@@ -156,7 +156,8 @@ class Progress:
         waited: How much of it went into waiting for data.
         steady_seconds: How much of it lies behind the warm-up of its attempt (`mptrain.engine.clock.WARM_UP`).
         steady_terms: Loss terms consumed in that time.
-        joules: Energy that the device used in training steps, over all attempts; None where it does not say.
+        steady_steps: Steps in that time.
+        joules: Energy that the device used in training steps, over all attempts; None before the first, NaN where it did not say.
         samples: Training samples consumed, over all attempts.
         terms: Loss terms consumed, over all attempts.
         learners: Totals of each learner, by name.
@@ -174,6 +175,7 @@ class Progress:
     waited: float = 0.0
     steady_seconds: float = 0.0
     steady_terms: int = 0
+    steady_steps: int = 0
     joules: float | None = None
     samples: int = 0
     terms: int = 0

@@ -18,7 +18,7 @@ from mptrain.engine.interrupt import Interrupts
 from mptrain.engine.job import LearnerTotals, Progress
 from mptrain.engine.ledger import Account, Ledger
 from mptrain.engine.memory import forget_peak, memory_now
-from mptrain.engine.origin import digest_of_batch, digest_of_order
+from mptrain.engine.origin import data_order
 from mptrain.engine.randomness import random_state
 from mptrain.engine.rehearsal import rehearse, warnings_about
 from mptrain.engine.ring import Ring
@@ -178,11 +178,11 @@ class Loop:
                 progress.batch = self.steps_per_epoch
                 break
             waited = time.perf_counter() - started
-            if progress.batch == 0:
-                self._record_order(batch)
+            self._look_at(batch)
+            started = time.perf_counter()
             self._attempt(batch)
             progress.samples += batch.samples
-            if self._clock.lap(batch.terms, waited, time.perf_counter() - started):
+            if self._clock.lap(batch.terms, waited, waited + time.perf_counter() - started):
                 self._settle()  # the device is waited for once, so that steady time begins with nothing under way
             self._tell()
             self._obey_signals()
@@ -193,16 +193,13 @@ class Loop:
         self._settle()
         self._clock.end()
 
-    def _record_order(self, batch: Batch) -> None:
-        """Put on record what an epoch consists of, so that runs can be compared."""
-        epoch, loader = self.progress.epoch, self.parts.loaders["train"]
-        fields = {
-            "epoch": epoch,
-            "order": digest_of_order(loader.order(epoch)),
-            "first_batch": digest_of_batch(batch),
-            "samples": batch.samples,
-        }
-        self._sink.take(EventRecord("data_order", self.progress.step, fields))
+    def _look_at(self, batch: Batch) -> None:
+        """What is done with the first batch of an epoch, and of the run, before it is trained on; no time of training."""
+        progress, loader = self.progress, self.parts.loaders["train"]
+        if progress.batch == 0 and not (loader.one_batch and progress.epoch):
+            self._sink.take(EventRecord("data_order", progress.step, data_order(loader, progress.epoch, batch)))
+        if not self._rehearsed:
+            self._rehearse(self.parts.prepare(batch))
 
     def _attempt(self, host_batch: Batch) -> None:
         """One step of every learner on one batch."""
@@ -210,8 +207,6 @@ class Loop:
         batch = self.parts.prepare(host_batch)
         if self._ledger.close_to(self.options.train.patience):
             self._random = random_state(self.parts.device)
-        if not self._rehearsed:
-            self._rehearse(batch)
         for learner, ring in zip(self.parts.learners, self._rings, strict=True):
             train_step(learner, self.parts.model, batch, self.parts.plan, ring)
         progress.step += 1
@@ -324,6 +319,7 @@ class Loop:
     def _save(self) -> None:
         self._show("saving")
         self._ledger.flush()
+        self._clock.save()
         metric = self._validation_metric()  # also when a step is saved again: the best checkpoint is found by it
         self._sink.take(EventRecord("checkpoint", self.progress.step, {"metric": metric}))
         lengths = self.storage.writer.sync()

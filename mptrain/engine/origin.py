@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from mptrain.dataset.batch import Batch
+    from mptrain.dataset.loader import Loader
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,22 @@ class Origin:
 
     initial_weights: str = ""
     memory: int = 0
+
+
+def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:
+    """What an epoch consists of, JSON values: number, digests of the order of its samples and of its first batch.
+
+    Args:
+        loader: Of the training split.
+        epoch: From 0.
+        batch: Its first, as it was fetched.
+    """
+    return {
+        "epoch": epoch,
+        "order": digest_of_order(loader.order(epoch)),
+        "first_batch": digest_of_batch(batch),
+        "samples": batch.samples,
+    }
 
 
 def digest_of_weights(model: nn.Module) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,9 +52,10 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
         "terms": progress.terms,
         "terms_per_second": progress.terms / max(progress.seconds, 1e-9),
         "steady_terms_per_second": progress.steady_terms / progress.steady_seconds if progress.steady_terms else None,
+        "steady_steps": progress.steady_steps,
         "train_seconds": progress.seconds,
         "data_wait": progress.waited / max(progress.seconds, 1e-9),
-        "energy_joules": progress.joules,
+        "energy_joules": None if progress.joules is None or math.isnan(progress.joules) else progress.joules,
         "memory_before": parts.origin.memory,
         "peak_memory": memory_peak(parts.device),
         "unusable_samples": {name: loader.split.skipped for name, loader in parts.loaders.items()},

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from small_runs import run_command
 
-from mptrain.config.compose import compose
+from mptrain.campaign.comparison import name_arms
+from mptrain.campaign.points import expand, validate
+from mptrain.campaign.recipe_format import read_recipe
+from mptrain.campaign.recipes import recipe_points
+from mptrain.config import location
+from mptrain.config.compose import Composer, compose
 from mptrain.errors import ConfigError
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
@@ -45,9 +50,32 @@ def test_the_commands_that_are_shown_are_valid(words):
     assert compose(words).precision.name in README
 
 
-def test_every_precision_mode_is_in_the_table():
-    from mptrain.config import location
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words and words[0] in ("-m", "compare")], ids=" ".join)
+def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
+    composer = Composer()
+    plain = [word for word in words[1:] if "=" in word]
+    if plain:  # comparisons of runs that exist have none
+        points = expand(plain, composer.catalogue)
+        assert len(validate(name_arms(points) if words[0] == "compare" else points, composer)) > 1
 
+
+def test_every_recipe_is_in_the_table_and_has_a_page():
+    folders = sorted(path.parent for path in location.recipes().glob("*/recipe.yaml"))
+    assert [folder.name for folder in folders] == sorted(re.findall(r"^\| \[`(\w+)`\]\(recipes/", README, re.MULTILINE))
+    for folder in folders:
+        page = (folder / "README.md").read_text()
+        for part in ("**Claim.**", "**Source.**", "**Cost.**", "cannot show"):
+            assert part in page, folder.name
+
+
+def test_the_recipe_that_is_shown_is_one(tmp_path):
+    shown = next(block for block in re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL) if "expect:" in block)
+    (tmp_path / "recipe.yaml").write_text(shown)
+    recipe = read_recipe(tmp_path / "recipe.yaml")
+    assert len(recipe_points(recipe)) == 16
+
+
+def test_every_precision_mode_is_in_the_table():
     modes = {path.stem for path in (location.configs() / "precision").glob("*.yaml")}
     assert modes <= set(re.findall(r"`(\w+)`", README))
 

@@ -37,7 +37,27 @@ def test_energy_is_that_of_training_alone():
     for _ in range(2):
         clock.begin()
         clock.end()
+        clock.save()  # outside of training there is nothing to save
     assert clock.progress.joules == 4.0  # 3 J and 1 J; what came between belongs to an evaluation
+
+
+def test_energy_is_up_to_date_in_a_checkpoint_amid_an_epoch():
+    clock = Clock(Progress(), torch.device("cpu"))
+    readings = iter([1000, 4000, 6000])
+    clock._meter = NvmlMeter(lambda: next(readings))
+    clock.begin()
+    clock.save()
+    assert clock.progress.joules == 3.0
+    clock.end()
+    assert clock.progress.joules == 5.0
+
+
+def test_energy_of_which_a_part_is_unknown_is_unknown():
+    clock = Clock(Progress(joules=5.0), torch.device("cpu"))
+    clock._meter = NoMeter()
+    clock.begin()
+    clock.end()
+    assert clock.progress.joules != clock.progress.joules
 
 
 def packages(folder, *microjoules, most=1_000_000):

@@ -1,0 +1,70 @@
+"""The recipes that come with mptrain, as a user runs them: their smoke arms, and one that is false by construction."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from small_runs import run_command
+
+from mptrain.config import location
+
+NAMES = sorted(path.parent.name for path in location.recipes().glob("*/recipe.yaml"))
+
+#: Networks of the published sizes: gigabytes of weights and checkpoints.
+LARGE = "ilsvrc12_top1"
+
+
+def smoke(name, tmp_path):
+    found = run_command("reproduce", name, "--smoke", "--jobs", "2", cwd=tmp_path, timeout=280)
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != LARGE])
+def test_everything_that_a_recipe_needs_runs(tmp_path, name):
+    counted = re.search(r"^smoke: (\d+) of (\d+) runs? ended in order", smoke(name, tmp_path), re.MULTILINE)
+    assert counted is not None
+    assert counted[1] == counted[2]
+    report = run_command("report", f"outputs/recipes/{name}-smoke", cwd=tmp_path)
+    assert report.returncode == 0, report.stderr
+
+
+def test_the_networks_of_the_published_table_run(tmp_path):
+    words = ("reproduce", LARGE, "--smoke", "--jobs", "1", "run.root=out")
+    found = run_command(*words, cwd=tmp_path, timeout=290)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "18 of 18 runs ended in order" in found.stdout
+
+
+FALSE = """
+title: Two seeds are one
+claim: A network is as good as chance.
+source: nobody
+base: [model=mlp, train.epochs=2, dataset.train_samples=400, checkpoint.every_epochs=null, threads=1]
+arms:
+  fp32: [precision=fp32]
+  fp16: [precision=fp16_dynamic]
+reference: fp32
+seeds: [0, 1, 2]
+margin: 0.05
+expect:
+  - fp16.top1 < fp32.top1 by 0.5
+  - fp16.skip_rate < 0.5
+needs: {gpu: optional, minutes: 0.2, data: none}
+smoke: [train.max_steps=2]
+"""
+
+
+def test_an_expectation_that_is_false_ends_with_5_and_says_by_how_much(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text(FALSE)
+    found = run_command("reproduce", "mine", "--jobs", "2", cwd=tmp_path)
+    assert found.returncode == 5, found.stdout + found.stderr
+    assert re.search(r"not met +fp16\.top1 < fp32\.top1 by 0\.5", found.stdout)
+    assert re.search(r"off by 0\.[45]", found.stdout)
+    assert "NOT REPRODUCED: 1 of 2 expectations met, 1 not met" in found.stdout
+    kept = json.loads((tmp_path / "outputs/recipes/mine/verdict.json").read_text())
+    assert [one["outcome"] for one in kept["expectations"]] == ["not met", "met"]
+    assert "NOT REPRODUCED" in (tmp_path / "outputs/recipes/mine/report.html").read_text()
