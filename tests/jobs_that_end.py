@@ -55,6 +55,11 @@ def finish(config):
     RunDirectory(paths).write_state(RunState("x", (), "", status="done"))
 
 
+def finish_at_once(config, sink):
+    """Whatever the seed says."""
+    finish(config)
+
+
 def say(sink, count=3):
     """So many records of progress, and an evaluation."""
     sink.take(StepRecord("main", 7, 5, 0, 1.0, 4096.0, False, False, 1.0, 0.1))
@@ -87,6 +92,10 @@ def threads(config, sink):
 
 def refuse():
     raise DataError("no data", "get some")
+
+
+def environment():
+    return dict(os.environ)
 
 
 def die():

@@ -193,14 +193,15 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
             _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
-        notes = [f"changed: {change_in_words(*change)}" for change in changes]
+        changed = tuple(change_in_words(*change) for change in changes)
+        notes = [f"changed: {sentence}" for sentence in changed]
         warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
         if loaded is None:
             _require_never_saved(directory, state)
             notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
-        return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings))
+        return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed)
 
 
 def _require_work(
@@ -254,13 +255,14 @@ def _attempt(
     show: Show,
     notes: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
+    changed: tuple[str, ...] = (),
 ) -> Outcome:
     parts, options = built
     truncate_records(directory.paths, loaded.manifest.records if loaded else {})
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
-    state = describe(directory, config, parts.device, before).begin(from_step)
+    state = describe(directory, config, parts.device, before).begin(from_step, changed if loaded else ())
     directory.write_state(state)
     writer = RecordWriter(directory.paths)
     storage = Storage(

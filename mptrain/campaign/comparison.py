@@ -9,18 +9,21 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from mptrain.compare.arms import group as group_runs
 from mptrain.compare.comparison import MARGIN, compare
 from mptrain.compare.keeping import write_comparisons
 from mptrain.compare.measures import measure
+from mptrain.compare.results import Objection
 from mptrain.compare.settings import differing
 from mptrain.config.overrides import parse
-from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean
+from mptrain.config.ranges import UnfitError, fit, show
+from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
+from mptrain.fields import PositiveFloat
 from mptrain.runlog import read_run
 from mptrain.runlog.layout import RUN_JSON
-from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
+from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 
 if TYPE_CHECKING:
     from mptrain.campaign.points import Point
@@ -42,7 +45,7 @@ class Question:
     """
 
     reference: str | None = None
-    margin: float = MARGIN
+    margin: PositiveFloat = MARGIN
     metric: str | None = None
     claimed: tuple[str, ...] = ()
 
@@ -56,10 +59,20 @@ class Question:
         }
 
     @classmethod
-    def of(cls, plan: Mapping[str, Any]) -> Question:
-        """The question of a sweep; one without any is asked with the defaults."""
-        known = {name: plan[name] for name in cls.__dataclass_fields__ if name in plan}
-        return cls(**{**known, "claimed": tuple(known.get("claimed", ()))})
+    def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> Question:
+        """The question of a sweep; one without any is asked with the defaults.
+
+        Raises:
+            StorageError: A value is of a wrong type; names the file, ``where`` it stands.
+        """
+        known: dict[str, Any] = {}
+        for name, annotation in get_type_hints(cls, include_extras=True).items():
+            try:
+                known |= {name: fit(plan[name], annotation)} if name in plan else {}
+            except UnfitError as unfit:
+                what = f"{where} is damaged: plan.{name}={show(plan[name])}: {unfit}"
+                raise StorageError(what, "restore the file from a copy, or start it again") from unfit
+        return cls(**known)
 
 
 def name_arms(points: Sequence[Point]) -> list[Point]:
@@ -72,9 +85,9 @@ def name_arms(points: Sequence[Point]) -> list[Point]:
     arms: dict[str, tuple[str, ...]] = {}
     for point in points:
         words = tuple(word for word in point.varied if _key(word) != "seed")
-        name = _short(words) or "all"
+        name = (_short(words) or "all").replace("/", "_")  # a slash would stand between a group and an arm
         if arms.setdefault(name, words) != words:
-            name = " ".join(words)
+            name = " ".join(words).replace("/", "_")
             arms[name] = words
         named.append(replace(point, arm=name))
     if len(arms) < 2:
@@ -93,15 +106,33 @@ def claimed_by(points: Sequence[Point]) -> tuple[str, ...]:
     Words about precision and scaler claim nothing more. What another word chooses (a model its optimizer and task) follows
     from that word, so every key that differs is claimed by it.
     """
-    swept = {_key(word) for point in points for word in point.varied} - {"seed"}
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.arm.rpartition("/")[0], []).append(point)
+    return tuple(sorted(set().union(*(_claimed_within(group) for group in groups.values()))))
+
+
+def _claimed_within(points: Sequence[Point]) -> set[str]:
+    """The keys of `claimed_by` of arms that are compared with each other."""
+    common = set.intersection(*(set(point.varied) for point in points))
+    swept = {_key(word) for point in points for word in point.varied if word not in common} - {"seed"}
     if all(key.split(".")[0] in _PRECISION_GROUPS for key in swept):
-        return ()
-    first = points[0].config
+        return set()
     keys: set[str] = set()
+    first = points[0].config
     for point in points:
         if first is not None and point.config is not None:
             keys |= differing(first.yaml, point.config.yaml).keys()
-    return tuple(sorted(keys))
+    return {key for key in keys if key.split(".")[0] not in _PRECISION_GROUPS}
+
+
+def reference_of(points: Sequence[Point]) -> str:
+    """The arm to compare with where none is named: the only one in FP32, else the first.
+
+    Decided before anything is run, so that a reference whose runs fail is not replaced by another arm in silence.
+    """
+    full = {point.arm for point in points if point.config is not None and point.config.precision.name == "fp32"}
+    return full.pop() if len(full) == 1 else points[0].arm
 
 
 def judge(sweep: Sweep) -> dict[str, Comparison]:
@@ -116,29 +147,62 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
         UsageError: There is nothing to compare.
         StorageError: The records of a run are damaged, or the disk refuses.
     """
-    question = Question.of(sweep.plan)
+    question = Question.of(sweep.plan, sweep.paths.json)
     members: dict[str, list[tuple[str, RunMeasures]]] = {}
+    lost: dict[str, list[SweepJob]] = {}
     for job in sweep.jobs:
+        group, _, arm = job.arm.rpartition("/")
+        runs = members.setdefault(group, [])
         if (sweep.folder / job.name / RUN_JSON).exists():
-            group, _, arm = job.arm.rpartition("/")
-            run = measure(read_run(sweep.folder / job.name))
-            members.setdefault(group, []).append((arm, run))
-    notes = _notes(sweep)
+            runs.append((arm, measure(read_run(sweep.folder / job.name))))
+        else:
+            lost.setdefault(group, []).append(job)
     groups = {}
     for group, runs in members.items():
+        without = lost.get(group, [])
+        _require_reference(question, [arm for arm, _ in runs], without, sweep)
         arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
-        groups[group] = _beside(_compare(arms, question, notes), sweep.folder)
+        found = beside(_compare(arms, question, _notes(sweep)), sweep.folder)
+        groups[group] = replace(found, objections=(*_lost_arms(without), *found.objections))
     write_comparisons(sweep.paths.comparison, groups)
     return groups
 
 
-def judge_runs(places: Sequence[str], question: Question, folder: Path, *, anyway: bool) -> Comparison:
+def _require_reference(question: Question, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:
+    """Refuse to compare with another arm than was planned, because no run of that one began.
+
+    Raises:
+        UsageError: Says why its first run did not.
+    """
+    gone = [job for job in lost if job.arm.rpartition("/")[2] == question.reference]
+    if question.reference not in arms and gone:
+        raise UsageError(
+            f"the reference {question.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
+            f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder} runs what is missing",
+        )
+
+
+def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
+    """Jobs that left no run behind, by their arms."""
+    arms: dict[str, list[SweepJob]] = {}
+    for job in lost:
+        arms.setdefault(job.arm, []).append(job)
+    return [
+        Objection(
+            f"{len(jobs)} run{'s' if len(jobs) > 1 else ''} of {arm} did not begin: {jobs[0].reason or jobs[0].status}",
+            False,
+            "they are in none of the numbers",
+        )
+        for arm, jobs in arms.items()
+    ]
+
+
+def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Comparison:
     """Compare runs that exist.
 
     Args:
         places: Run directories, names of runs below ``outputs``, or folders of sweeps, which stand for all their runs.
         question: What is to be found out.
-        folder: Where the outcome will be kept; paths of runs are kept relative to it.
         anyway: Compare also what cannot be compared fairly.
 
     Raises:
@@ -147,7 +211,7 @@ def judge_runs(places: Sequence[str], question: Question, folder: Path, *, anywa
     """
     paths = list(dict.fromkeys(path.resolve() for place in places for path in _runs_of(place)))
     runs = [measure(read_run(path)) for path in paths]
-    comparison = _beside(_compare(group_runs(runs), question, ()), folder)
+    comparison = _compare(group_runs(runs), question, (), anyway=anyway)
     fatal = [objection for objection in comparison.objections if objection.fatal]
     if fatal and not anyway:
         problems = [Problem(objection.what, objection.hint) for objection in fatal]
@@ -156,7 +220,7 @@ def judge_runs(places: Sequence[str], question: Question, folder: Path, *, anywa
     return comparison
 
 
-def _compare(arms: tuple[Arm, ...], question: Question, notes: Sequence[str]) -> Comparison:
+def _compare(arms: tuple[Arm, ...], question: Question, notes: Sequence[str], *, anyway: bool = False) -> Comparison:
     return compare(
         arms,
         reference=_reference(arms, question.reference),
@@ -164,10 +228,11 @@ def _compare(arms: tuple[Arm, ...], question: Question, notes: Sequence[str]) ->
         metric=question.metric,
         claimed=question.claimed,
         notes=notes,
+        anyway=anyway,
     )
 
 
-def _beside(comparison: Comparison, folder: Path) -> Comparison:
+def beside(comparison: Comparison, folder: Path) -> Comparison:
     """The same with the paths of runs relative to a folder, so that it can be moved with its runs."""
 
     def moved(arm: Arm) -> Arm:

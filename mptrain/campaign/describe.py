@@ -33,19 +33,22 @@ def describe(directory: RunDirectory, config: Config, device: torch.device, befo
         device: Where it will train.
         before: What ``run.json`` said until now; its attempts are kept.
     """
-    versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
     state = RunState(
         id=os.path.relpath(directory.root, config.run.root),
         argv=tuple(sys.argv[1:]),
         command=f"mptrain {shlex.join(config.overrides)}".strip(),
         git_sha=_git_sha(),
-        versions=versions,
+        versions=versions_now(),
         device=_device_in_words(device),
         precision=config.precision.in_words(),
     )
     return replace(state, attempts=before.attempts) if before else state
+
+
+def versions_now() -> dict[str, str]:
+    """Name to version of what computes."""
+    versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
+    return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
 
 
 def how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
@@ -73,7 +76,7 @@ def users_own(error: BaseException, config: Config) -> ConfigError | None:
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__", ""))
-        if is_allowed(module, config.extensions.allow) and not is_allowed(module):
+        if is_allowed(module, config.extensions.allow) and not is_allowed(module, ("mptrain",)):
             place = f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
     if place is None:
         return None

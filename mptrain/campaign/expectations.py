@@ -2,6 +2,8 @@
 
 Statistics are those of `mptrain.compare.statistics`. A run that failed numerically has no metric: it is left out, which
 leaves a statement about metrics undecided, unless all runs of the arm failed; then the arm is worse than anything.
+Metrics that count samples are rounded, which intervals take into account; what is ``within 0`` is asked of every seed as it
+is, and so are counts, scales and rates.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from mptrain.campaign.recipe import Expectation
 from mptrain.campaign.samples import OF_WHOLE_RUNS, Arithmetic, Runs, Sample, in_digits, sample
 from mptrain.campaign.statements import Quantity, Statement
 from mptrain.compare.results import Interval
-from mptrain.compare.statistics import equivalence, mean_interval
+from mptrain.compare.statistics import equivalence, mean_interval, rounding_spread
 
 Outcome = Literal["met", "not met", "undecided"]
 
@@ -64,7 +66,7 @@ def _direction(measure: str, runs: Runs) -> int:
     for run in (run for some in runs.values() for run in some):
         if run.metric_name == measure and run.higher_is_better is not None:
             return 1 if run.higher_is_better else -1
-    return -1 if measure in ("loss", "perplexity", *OF_WHOLE_RUNS) else 0
+    return -1 if measure in ("loss", "perplexity") else 0
 
 
 def _of_failures(statement: Statement, left: Sample, right: Sample, better: int) -> Finding | None:
@@ -78,6 +80,8 @@ def _of_failures(statement: Statement, left: Sample, right: Sample, better: int)
         return Finding("", "undecided", f"{says}; {_failures(other)}")
     if other.missing:
         return Finding("", "undecided", f"{says}; {other.name} is not on record for {_seeds(other.missing)}")
+    if who.measure in OF_WHOLE_RUNS:
+        return Finding("", "undecided", f"{says}, so what a whole run takes is not on record")
     if better == 0:
         unknown = f"whether a higher {statement.left.measure} is better is not on record"
         return Finding("", "undecided", f"{says}, and {unknown}")
@@ -106,9 +110,11 @@ def _of_numbers(statement: Statement, left: Sample, right: Sample) -> Finding:
     if statement.is_ratio and any(value <= 0 for pair in pairs for value in pair):
         return Finding("", "undecided", f"{left.name} has no ratio to {right.name}: not all values are positive")
     differences = [math.log(a) - math.log(b) if statement.is_ratio else a - b for a, b in pairs]
-    of = _Differences(statement, differences, tuple(seeds), f"{left.name} {left.shown}, {right.name} {right.shown}")
-    if isinstance(statement.right, float):
-        of = _Differences(statement, differences, tuple(seeds), f"{left.name} {left.shown}")
+    sides = [
+        f"{side.name} {side.shown}" for side in (left, right) if not isinstance(statement.right, float) or side is left
+    ]
+    steps = [side.step / side.mean if statement.is_ratio else side.step for side in (left, right)]
+    of = _Differences(statement, differences, tuple(seeds), ", ".join(sides), rounding_spread(*steps))
     return _same(of) if statement.relation == "=" else _beyond(of)
 
 
@@ -121,12 +127,14 @@ class _Differences:
         values: One for each seed.
         seeds: In the same order.
         sides: The means of both sides, for the sentence.
+        rounding: Standard deviation of the rounding of a value; of a logarithm, in proportion to the mean.
     """
 
     statement: Statement
     values: list[float]
     seeds: tuple[int, ...]
     sides: str
+    rounding: float = 0.0
 
     @property
     def bound(self) -> float:
@@ -151,7 +159,7 @@ class _Differences:
         head = f"{self.sides}: {what} {self.show(interval.mean)}" if what != "mean" else self.sides
         if interval.n == 1:
             return f"{head}, one seed"
-        if interval.spread == 0:
+        if interval.low == interval.high:
             return f"{head}, the same for all {interval.n} seeds"
         low, high = self.show(interval.low), self.show(interval.high)
         return f"{head}, {100 * interval.level:.0f} % interval {low} to {high}, {interval.n} seeds"
@@ -168,7 +176,7 @@ _ONE_SEED = "; how much seeds differ is unknown: it takes two at least"
 def _beyond(of: _Differences) -> Finding:
     """``<`` and ``>``: the interval of the mean lies wholly beyond the bound."""
     sign = -1 if of.statement.relation == "<" else 1
-    interval, bound = mean_interval(of.values), sign * of.bound
+    interval, bound = mean_interval(of.values, rounding=of.rounding), sign * of.bound
     says, numbers = of.sentence(interval), of.statistics(interval)
     side = "below" if sign < 0 else "above"
     if interval.n == 1:
@@ -185,7 +193,7 @@ def _beyond(of: _Differences) -> Finding:
 
 def _same(of: _Differences) -> Finding:
     """``=``: two one-sided tests against the amount; where the seeds agree, or nothing is allowed, exactly."""
-    interval, bound = mean_interval(of.values), of.bound
+    interval, bound = mean_interval(of.values, rounding=of.rounding), of.bound
     says, numbers = of.sentence(interval), of.statistics(interval)
     margin = f"{in_digits(math.exp(bound))}x" if of.statement.is_ratio else in_digits(bound)
     excess = abs(interval.mean) - bound
@@ -195,12 +203,13 @@ def _same(of: _Differences) -> Finding:
         seed = max(zip(of.values, of.seeds, strict=True), key=lambda pair: abs(pair[0]))
         numbers["off"] = abs(seed[0])
         return Finding("", "not met", f"{says}: off by {_off(of, abs(seed[0]))} at seed {seed[1]}", numbers)
-    if interval.spread == 0 and excess <= 0:
+    exact = interval.low == interval.high or bound == 0
+    if exact and excess <= 0:
         return Finding("", "met", f"{says}, within {margin}", numbers)
-    if interval.low > bound or interval.high < -bound or interval.spread == 0:
+    if interval.low > bound or interval.high < -bound or exact:
         numbers["off"] = excess
         return Finding("", "not met", f"{says}, beyond {margin}: off by {_off(of, excess)}", numbers)
-    tests = equivalence(of.values, bound)
+    tests = equivalence(of.values, bound, rounding=of.rounding)
     numbers |= {"p": tests.p, "power": tests.power, "low_90": tests.low, "high_90": tests.high}
     if tests.p < tests.alpha:
         ends = f"90 % interval {of.show(tests.low)} to {of.show(tests.high)}"

@@ -12,12 +12,12 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mptrain.campaign.worker import ENDING_SIGNALS, Program, answer
+from mptrain.campaign.worker import ENDING_SIGNALS, OF_THE_SERVER, Program, answer
 from mptrain.errors import EnvironmentRefused
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def warm_up(program: Program) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mptrain.campaign.warm", *program.modules])
     resource_tracker.ensure_running()  # else the server's start would do it, and unblock signals in between
-    with _signals_blocked(), _variables(_ONE_THREAD):
+    with _signals_blocked(), _one_thread():
         forkserver.ensure_running()
 
 
@@ -92,7 +92,7 @@ def start(process: Process) -> Process:
     """
     for left in reversed(range(_TRIES)):
         try:
-            with _signals_blocked(), _variables(_ONE_THREAD):
+            with _signals_blocked(), _one_thread() if _is_forked(process) else contextlib.nullcontext():
                 process.start()
             return process
         except (OSError, EOFError):
@@ -141,12 +141,17 @@ def _signals_blocked() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Inside, new processes inherit these variables where the user has not set them."""
-    added = [name for name in values if name not in os.environ]
-    os.environ.update({name: values[name] for name in added})
+def _one_thread() -> Iterator[None]:
+    """A fork server that begins inside inherits `_ONE_THREAD`, unless the user has set it, and that its jobs shall not."""
+    added = {name: value for name, value in _ONE_THREAD.items() if name not in os.environ}
+    added[OF_THE_SERVER] = " ".join(added)
+    os.environ.update(added)
     try:
         yield
     finally:
         for name in added:
             del os.environ[name]
+
+
+def _is_forked(process: Process) -> bool:
+    return isinstance(process, multiprocessing.get_context("forkserver").Process)

@@ -1,7 +1,8 @@
 """The format of a recipe: what ``recipe.yaml`` may say, and everything that is wrong with one, at once.
 
 Reads a recipe without composing its words: imports no torch, calls nothing that a recipe names. A recipe may come from
-a stranger, so its words cannot say whose code may be called or where things are written.
+a stranger, so its words cannot say whose code may be called or where things are written, and its arithmetic is that of
+`mptrain.numerics.demonstrations`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mptrain.config.assemble import first_line
 from mptrain.config.files import find_unreadable
 from mptrain.config.overrides import parse
 from mptrain.config.ranges import UnfitError, fit, show
-from mptrain.config.targets import Target, is_allowed
+from mptrain.config.targets import PACKAGES, Target, is_allowed
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.fields import NonNegativeInt, PositiveFloat
 
@@ -217,17 +218,16 @@ def _arithmetic(node: Mapping[str, Any], problems: list[Problem]) -> dict[str, T
             problems.append(Problem(f"{place}: a name is made of letters, digits, _ - and ^", "rename it"))
             continue
         path = value.get("_target_") if isinstance(value, dict) else None
-        found[name] = Target(str(path), {})
+        found[name] = Target(str(path), {}, PACKAGES["arithmetic"])
         if not isinstance(value, dict) or not isinstance(path, str):
-            problems.append(
-                Problem(f"{place} names no function", "write {_target_: mptrain.MODULE.FUNCTION, KEY: VALUE}")
-            )
+            hint = "write {_target_: mptrain.numerics.demonstrations.FUNCTION, KEY: VALUE}"
+            problems.append(Problem(f"{place} names no function", hint))
             continue
-        if not path.startswith("mptrain.") or not is_allowed(path):
-            problems.append(
-                Problem(f"{place}: _target_ '{path}' is not a part of mptrain", "name a function of mptrain")
-            )
-        found[name] = Target(path, {str(key): item for key, item in value.items() if key != "_target_"})
+        if not is_allowed(path, PACKAGES["arithmetic"]):
+            what = f"{place}: _target_ '{show(path)}' is not in {' or '.join(PACKAGES['arithmetic'])}"
+            problems.append(Problem(what, "a recipe may compute what stands there; the rest is for its runs"))
+        arguments = {str(key): item for key, item in value.items() if key != "_target_"}
+        found[name] = Target(path, arguments, PACKAGES["arithmetic"])
     return found
 
 

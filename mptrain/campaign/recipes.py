@@ -48,21 +48,23 @@ def find_recipe(name: str) -> Recipe:
     raise UsageError(f"there is no recipe '{show(name)}'", hint)
 
 
-def check_own_words(words: Sequence[str]) -> tuple[list[str], str]:
+def check_own_words(recipe: Recipe, words: Sequence[str]) -> tuple[list[str], str]:
     """What the user changes in every run of a recipe, and where it is run.
 
     Args:
+        recipe: Of which.
         words: Of the command line.
 
     Returns:
         The words without ``run.root``, and its value; ``outputs`` where it is not among them.
 
     Raises:
-        ConfigError: A word has several values, or sets what the recipe itself decides.
+        ConfigError: A word has several values, or sets what the recipe itself decides or varies.
     """
     kept: list[str] = []
     problems: list[Problem] = []
     root = "outputs"
+    varied = _varied(recipe)
     for word in words:
         override, problem = parse(word)
         if override is None:
@@ -74,11 +76,24 @@ def check_own_words(words: Sequence[str]) -> tuple[list[str], str]:
         elif (key := override.key_or_group.split(".")[0]) in ("run", "seed", "hydra"):
             hint = "choose run.root=DIR for another place" if key == "run" else "copy the recipe to change them"
             problems.append(Problem(f"'{show(word)}' has no effect here: {RESERVED[key]}", hint))
+        elif override.key_or_group in varied:
+            problems.append(
+                Problem(
+                    f"'{show(word)}': {override.key_or_group} is what {recipe.name} varies",
+                    "copy the recipe to change its arms",
+                )
+            )
         else:
             kept.append(word)
     if problems:
         raise ConfigError(problems)
     return kept, root
+
+
+def _varied(recipe: Recipe) -> set[str]:
+    """The keys and groups that arms or groups of arms set."""
+    words = [word for own in recipe.full_arms.values() for word in own]
+    return {override.key_or_group for word in words if (override := parse(word)[0]) is not None}
 
 
 def recipe_points(recipe: Recipe, words: Sequence[str] = (), *, smoke: bool = False) -> list[Point]:

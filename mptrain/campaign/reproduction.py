@@ -6,13 +6,14 @@ How processes are had is the business of `mptrain.campaign.sweep`; what is print
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from mptrain.campaign.agreement import check
 from mptrain.campaign.comparison import Question, claimed_by
+from mptrain.campaign.describe import versions_now
 from mptrain.campaign.expectations import Finding, judge
 from mptrain.campaign.recipes import RECIPE_YAML, recipe_points, require_same_arms
 from mptrain.campaign.samples import unknown_measures
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from mptrain.campaign.points import Point
     from mptrain.campaign.recipe import Recipe
     from mptrain.campaign.worker import Program
-    from mptrain.compare.results import RunMeasures
+    from mptrain.compare.results import Comparison, RunMeasures
 
 SCHEMA = 1
 
@@ -190,9 +191,42 @@ def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
     return found
 
 
-def decide(recipe: Recipe, runs: dict[str, list[RunMeasures]], numbers: Numbers) -> Verdict:
-    """Every expectation, judged."""
-    return Verdict(tuple(judge(expectation, runs, numbers) for expectation in recipe.expectations))
+def decide(
+    recipe: Recipe,
+    runs: dict[str, list[RunMeasures]],
+    numbers: Numbers,
+    comparisons: Mapping[str, Comparison] | None = None,
+) -> Verdict:
+    """Every expectation, judged; none is met by runs that cannot be compared fairly.
+
+    Args:
+        recipe: Of which.
+        runs: Full name of an arm to its runs.
+        numbers: Of its arithmetic.
+        comparisons: Group to what was found of its arms.
+    """
+    findings = [judge(expectation, runs, numbers) for expectation in recipe.expectations]
+    unfair = [objection.what for one in (comparisons or {}).values() for objection in one.objections if objection.fatal]
+    if unfair:
+        findings = [
+            replace(finding, outcome="undecided", numbers=f"the comparison is unfair: {unfair[0]}")
+            for finding in findings
+        ]
+    return Verdict(tuple(findings))
+
+
+def other_circumstances(sweep: Sweep) -> list[str]:
+    """In what the runs that have ended before differ from those that would be made now, one sentence each."""
+    now = versions_now()
+    found: dict[str, None] = {}
+    for job in sweep.jobs:
+        if not sweep.has_ended(job):
+            continue
+        then = read_run(sweep.paths.run(job.name)).state.versions
+        changes = [f"{name} {then[name]} (now {now[name]})" for name in now if name in then and then[name] != now[name]]
+        if changes:
+            found[f"runs of before are judged as they are, which were made with {', '.join(changes)}"] = None
+    return list(found)
 
 
 def write_verdict(reproduction: Reproduction, verdict: Verdict, numbers: Numbers) -> Path:

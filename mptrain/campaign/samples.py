@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from mptrain.campaign.recipe import Expectation
 from mptrain.campaign.statements import Quantity
+from mptrain.compare.resolution import step_of
 from mptrain.compare.results import RunMeasures
 from mptrain.errors import EXIT_NUMERICS, Problem, did_you_mean
 
@@ -49,6 +50,8 @@ class Sample:
         number: The value that holds for every seed; None for an arm.
         failed: Seeds whose runs failed numerically, where that takes their value away.
         missing: Seeds whose runs do not say.
+        step: The smallest amount by which a value can change, where rounding to whole samples makes a metric coarse; 0 of
+            what is counted or measured as it is.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Sample:
     number: float | None = None
     failed: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
+    step: float = 0.0
 
     @property
     def all_failed(self) -> bool:
@@ -68,11 +72,19 @@ class Sample:
         return self.name.rpartition(".")[0]
 
     @property
+    def measure(self) -> str:
+        """The measure alone."""
+        return self.name.rpartition(".")[2]
+
+    @property
+    def mean(self) -> float:
+        """Of its values; the number where it is one. There must be one."""
+        return math.fsum(self.values.values()) / len(self.values) if self.number is None else self.number
+
+    @property
     def shown(self) -> str:
         """Its mean."""
-        if self.number is not None:
-            return in_digits(self.number)
-        return in_digits(math.fsum(self.values.values()) / len(self.values)) if self.values else "nothing"
+        return in_digits(self.mean) if self.values or self.number is not None else "nothing"
 
 
 def sample(side: Quantity | float, runs: Runs, arithmetic: Arithmetic) -> Sample:
@@ -98,7 +110,8 @@ def sample(side: Quantity | float, runs: Runs, arithmetic: Arithmetic) -> Sample
             missing.append(run.seed)
         else:
             values[run.seed] = float(value)
-    return Sample(str(side), values, None, tuple(broken), tuple(missing))
+    step = step_of(side.measure, runs.get(side.arm, ())) if of is None else 0.0
+    return Sample(str(side), values, None, tuple(broken), tuple(missing), step)
 
 
 def failed(run: RunMeasures) -> bool:

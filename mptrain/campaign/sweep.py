@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -106,6 +106,7 @@ def plan_sweep(
     parallel: int = 1,
     kind: Kind = "sweep",
     plan: Mapping[str, Any] | None = None,
+    grows: bool = False,
 ) -> Sweep:
     """The sweep that is on record in a folder from now on; what has been done of it stays.
 
@@ -118,30 +119,35 @@ def plan_sweep(
         parallel: Jobs at a time.
         kind: What it is for.
         plan: What is to be judged once the jobs are done, JSON values.
+        grows: These may be more points than are on record, or the first of them.
 
     Raises:
-        StorageError: The folder holds a sweep of other points, or cannot be written.
+        StorageError: The folder holds a sweep of other points or one that is being run, or cannot be written.
     """
     jobs = [SweepJob(p.number, directory_name(p), _without_places(p.overrides), p.varied, p.arm) for p in points]
     folders = tuple(str(Path(config_dir).absolute()) for config_dir in config_dirs)
     fresh = Sweep(folder, kind, tuple(words), folders, config_name, parallel, tuple(jobs), plan=dict(plan or {}))
+    require_free(fresh)
     if is_sweep(folder):
         old = read_sweep(folder)
-        if (old.kind, *map(_identity, old.jobs)) != (kind, *map(_identity, fresh.jobs)):
+        both = min(len(old.jobs), len(jobs)) if grows else None
+        if (old.kind, *map(_identity, old.jobs[:both])) != (kind, *map(_identity, jobs[:both])):
             hint = "give the words that it was started with, or choose another run.name"
             raise StorageError(f"{folder} is a {old.kind} of other points than these", hint)
-        fresh = replace(fresh, jobs=old.jobs, started=old.started)
+        fresh = replace(fresh, jobs=(*old.jobs, *jobs[len(old.jobs) :]), started=old.started)
     write_sweep(fresh)
     return fresh
 
 
-def take_stock(sweep: Sweep) -> Sweep:
-    """The sweep as its run directories stand: what is not done there waits to be run."""
-    return replace(sweep, jobs=tuple(_as_it_stands(sweep, job) for job in sweep.jobs))
+def take_stock(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep:
+    """The sweep as its run directories stand: what is not done there waits to be run; the other jobs as they are."""
+    wanted = [numbers is None or job.number in numbers for job in sweep.jobs]
+    jobs = zip(sweep.jobs, wanted, strict=True)
+    return replace(sweep, jobs=tuple(_as_it_stands(sweep, job) if look else job for job, look in jobs))
 
 
 def require_free(sweep: Sweep) -> None:
-    """Refuse a sweep that another process is running, before its points are checked.
+    """Refuse a sweep that another process is running, before anything of it is checked or written.
 
     Raises:
         StorageError: Names the process.
@@ -160,14 +166,17 @@ def missing_points(sweep: Sweep) -> list[Point]:
     ]
 
 
-def run_sweep(sweep: Sweep, composer: Composer, program: Program, watch: Watcher) -> tuple[Sweep, int]:
-    """Runs all jobs that have not ended, each in its own process; ``sweep.json`` follows every change.
+def run_sweep(
+    sweep: Sweep, composer: Composer, program: Program, watch: Watcher, numbers: Container[int] | None = None
+) -> tuple[Sweep, int]:
+    """Runs the jobs that have not ended, each in its own process; ``sweep.json`` follows every change.
 
     Args:
         sweep: On record; its points were checked.
         composer: Over the folders that the sweep names.
         program: What jobs run.
         watch: Shows what happens.
+        numbers: Of the jobs that this is about; None for all.
 
     Returns:
         The sweep as it is now, and the exit code: 0, 7 where a job failed (by its numerics only where arms are not judged), or that of
@@ -177,8 +186,9 @@ def run_sweep(sweep: Sweep, composer: Composer, program: Program, watch: Watcher
         StorageError: Another process runs this sweep or one of its runs, or the disk refuses.
     """
     with hold(sweep.paths.lock):
-        sweep = take_stock(sweep)
-        wanted = [_waiting(job) for job in sweep.jobs if not sweep.has_ended(job)]
+        sweep = take_stock(sweep, numbers)
+        about = [job for job in sweep.jobs if numbers is None or job.number in numbers]
+        wanted = [_waiting(job) for job in _interleaved(about) if not sweep.has_ended(job)]
         for job in wanted:
             sweep = sweep.with_job(job)
         write_sweep(sweep)
@@ -192,6 +202,15 @@ def run_sweep(sweep: Sweep, composer: Composer, program: Program, watch: Watcher
     if all(map(record.sweep.has_ended, record.sweep.jobs)):
         return record.sweep, EXIT_OK
     return record.sweep, EXIT_SWEEP if stopped is None else stopped
+
+
+def _interleaved(jobs: Sequence[SweepJob]) -> list[SweepJob]:
+    """The jobs of a comparison with all arms taking turns: a machine that grows hot or busy must not favour one of them."""
+    turns: dict[str, int] = {}
+    turn = {}
+    for job in jobs:
+        turn[job.number] = turns[job.arm] = turns.get(job.arm, 0) + (job.arm != "")
+    return sorted(jobs, key=lambda job: (turn[job.number], job.number))
 
 
 def directory_name(point: Point) -> str:

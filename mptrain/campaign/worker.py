@@ -37,6 +37,9 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 #: Characters of a reason; with its frame it must fit into one atomic write to a pipe (4096 bytes).
 _LONGEST_REASON = 600
 
+#: Variable that holds the names of those that were set for the fork server alone.
+OF_THE_SERVER = "MPTRAIN_OF_THE_SERVER"
+
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
@@ -116,6 +119,7 @@ def work(assignment: Assignment, pipe: Connection) -> None:
         pipe: Takes `Progress` and at last `Ended`, pickled.
     """
     _collect_garbage_of_its_own()
+    _drop_variables_of_the_server()
     leave_the_terminal()
     die_with_parent(signal.SIGTERM)  # as if it had been asked for an orderly end
     _be_the_first_to_go()
@@ -131,6 +135,7 @@ def answer(question: bytes, pipe: Connection) -> None:
         pipe: Takes the answer.
     """
     _collect_garbage_of_its_own()
+    _drop_variables_of_the_server()
     die_with_parent(signal.SIGKILL)
     for number in ENDING_SIGNALS:  # the sweep's process ends this one
         signal.signal(number, signal.SIG_DFL)
@@ -146,6 +151,12 @@ def _collect_garbage_of_its_own() -> None:
     """Look for garbage again, but not among what the fork server imported: that would copy its memory."""
     gc.freeze()
     gc.enable()
+
+
+def _drop_variables_of_the_server() -> None:
+    """Let what is started from here, and libraries that are not loaded yet, find the user's environment."""
+    for name in os.environ.pop(OF_THE_SERVER, "").split():
+        os.environ.pop(name, None)
 
 
 def leave_the_terminal() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.campaign.agreement import check
-from mptrain.campaign.comparison import Question, claimed_by, judge, judge_runs, name_arms
+from mptrain.campaign.comparison import Question, beside, claimed_by, judge, judge_runs, name_arms, reference_of
 from mptrain.campaign.points import expand
 from mptrain.campaign.sweep import plan_sweep, sweep_folder
 from mptrain.cli.comparison_table import print_comparison
@@ -92,9 +92,10 @@ def _compare_arms(asked: _Asked) -> int:
         warn(sentence for point in points for sentence in point.warnings)
         if seeds < 2:
             warn(["one seed shows no spread, so there will be no verdict: repeat the arms with seed=0,1,2,3"])
-        question = Question(**{**vars(asked.question), "claimed": (*asked.question.claimed, *claimed_by(points))})
-        wanted = question.reference
-        if wanted is not None and wanted not in arms and wanted.partition("=")[2] not in arms:
+        question = replace(asked.question, claimed=(*asked.question.claimed, *claimed_by(points)))
+        wanted = question.reference or reference_of(points)
+        question = replace(question, reference=wanted)
+        if wanted not in arms and wanted.partition("=")[2] not in arms:
             near = did_you_mean(wanted, arms)
             hint = f"did you mean {near}?" if near else f"arms are {', '.join(arms)}"
             raise UsageError(f"--reference {wanted}: no arm is called so", hint)
@@ -115,13 +116,9 @@ def _compare_arms(asked: _Asked) -> int:
 
 
 def _compare_runs(asked: _Asked) -> int:
-    root = "outputs"
-    folder = Path(root) / "comparisons"
-    judge_runs(
-        asked.places, asked.question, folder / "x" / "y", anyway=asked.anyway
-    )  # nothing is made for what is refused
-    folder = sweep_folder(RunOptions(root=root), "comparisons")
-    comparisons = {"": judge_runs(asked.places, asked.question, folder, anyway=asked.anyway)}
+    comparison = judge_runs(asked.places, asked.question, anyway=asked.anyway)
+    folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # nothing is made for what is refused
+    comparisons = {"": beside(comparison, folder)}
     write_comparisons(SweepPaths(folder).comparison, comparisons)
     _show(comparisons, folder)
     return EXIT_OK
@@ -161,6 +158,8 @@ def _read(words: Sequence[str]) -> _Asked:
             kept += [word, rest.pop(0)]
         elif word.startswith("-"):
             kept.append(word)
+        elif Path(word).is_file():
+            continue  # SWEEP/0* names the logs beside the runs as well
         elif "=" not in word or Path(word).is_dir():
             (kept if word.startswith("~") else places).append(word)
         else:

@@ -19,6 +19,9 @@ from mptrain.runlog import readable_bytes
 if TYPE_CHECKING:
     from mptrain.compare.results import ArmResult, Comparison, Interval
 
+#: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.
+_LEAST_FOR_RATIO = 3
+
 _COLOURS = {"reference": "dim", "better": "green", "equivalent": "green", "worse": "red", "undecided": "yellow"}
 
 
@@ -107,8 +110,8 @@ def _ratio(interval: Interval | None, *, is_reference: bool) -> str:
         return "1.00x"
     if interval is None:
         return "-"
-    half = (interval.high - interval.low) / 2
-    return f"{interval.mean:.2f}x" + ("" if math.isnan(half) else f" ± {half:.2f}")
+    shown = f"{interval.mean:.2f}x"
+    return shown if interval.n < _LEAST_FOR_RATIO else f"{shown} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def _shared_remarks(comparison: Comparison) -> dict[str, list[str]]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from mptrain.campaign.recipe import Recipe
     from mptrain.campaign.reproduction import Numbers, Reproduction, Verdict
+    from mptrain.compare.results import Comparison
     from mptrain.runlog.sweeps import Sweep
 
 _FLAGS = ("--dry-run", "--smoke", "--jobs", "--config-dir", "--help", "--traceback")
@@ -54,7 +55,7 @@ def reproduce(words: Sequence[str]) -> int:
     """
     wanted = read_words(words)
     recipe = find_recipe(wanted.name)
-    own, root = check_own_words(wanted.words)
+    own, root = check_own_words(recipe, wanted.words)
     if wanted.dry_run:
         _print_plan(recipe, own, root, smoke=wanted.smoke)
         return EXIT_OK
@@ -155,7 +156,7 @@ def counted(runs: int) -> str:
 
 
 def _reproduce(ready: Reproduction, jobs: int) -> int:
-    from mptrain.campaign.reproduction import compute, measured, plan, require_measures
+    from mptrain.campaign.reproduction import compute, measured, other_circumstances, plan, require_measures
 
     recipe = ready.recipe
     numbers = compute(recipe)
@@ -164,6 +165,8 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     before = sum(map(sweep.has_ended, sweep.jobs))
     print_recipe(recipe, smoke=ready.smoke, remark=f", {before} of them have ended before" if before else "")
     _say(f"recipe={sweep.folder}")
+    if before:
+        warn(other_circumstances(sweep))
     if before < len(sweep.jobs):
         sweep, code = _run(ready, sweep)
         if not all(map(sweep.has_ended, sweep.jobs)):
@@ -213,14 +216,16 @@ def _conclude(ready: Reproduction, sweep: Sweep, numbers: Numbers) -> int:
     from mptrain.cli.comparison_table import print_comparison
     from mptrain.report import write_report
 
+    comparisons: dict[str, Comparison] = {}
     if sweep.jobs:
-        for group, comparison in judge(sweep).items():
+        comparisons = judge(sweep)
+        for group, comparison in comparisons.items():
             _say("")
             print_comparison(comparison, group)
     _print_numbers(numbers)
-    verdict = decide(ready.recipe, measured(sweep), numbers)
+    verdict = decide(ready.recipe, measured(sweep), numbers, comparisons)
     write_verdict(ready, verdict, numbers)
-    _print_verdict(verdict)
+    _print_verdict(verdict, ready.words)
     written = write_report(sweep.folder)
     _say(f"report={written.html}")
     return EXIT_EXPECTATION if verdict.word == "NOT REPRODUCED" else EXIT_OK
@@ -236,7 +241,7 @@ def _print_numbers(numbers: Numbers) -> None:
         print_rows("arithmetic", rows, sys.stdout)
 
 
-def _print_verdict(verdict: Verdict) -> None:
+def _print_verdict(verdict: Verdict, words: Sequence[str]) -> None:
     if not verdict.findings:
         _say("\nnothing is expected of this recipe: its numbers are what it is for")
         return
@@ -250,7 +255,8 @@ def _print_verdict(verdict: Verdict) -> None:
     total = len(verdict.findings)
     what = f"{verdict.count('met')} of {total} expectations met"
     what += (f", {wrong} not met" if wrong else "") + (f", {open_} undecided" if open_ else "")
-    _say(f"\n{_coloured(verdict.word)}: {what}")
+    changed = f" with {shlex.join(words)}" if words else ""
+    _say(f"\n{_coloured(verdict.word)}{changed}: {what}")
 
 
 def _coloured(word: str, width: int = 0) -> str:

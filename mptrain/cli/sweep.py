@@ -34,11 +34,15 @@ def sweep(flags: Flags) -> int:
         MptrainError: A point is wrong, cannot be run here, or has parts that do not go together: then none is run. Or
             the sweep's folder cannot be made or written.
     """
+    if has_sweeper(flags.overrides):
+        from mptrain.cli.search import search
+
+        return search(flags)
     with each_warning_once():
         composer = Composer(flags.config_dirs, flags.config_name)
         points = expand(flags.overrides, composer.catalogue)
         points = check(points, composer, PROGRAM)
-        _say(f"{len(points)}/{len(points)} points valid")
+        say(f"{len(points)}/{len(points)} points valid")
         warn(sentence for point in points for sentence in point.warnings)
         planned = plan_sweep(
             points,
@@ -96,17 +100,20 @@ def resume_sweep(found: Sweep, jobs: int | None) -> int:
         composer = Composer(found.config_dirs, found.config_name)
         missing = missing_points(found)
         if missing:
+            warn(_code_of_others(found))
             points = check(missing, composer, PROGRAM)
-            _say(f"{len(points)}/{len(points)} missing points valid, {len(found.jobs) - len(points)} done before")
+            say(f"{len(points)}/{len(points)} missing points valid, {len(found.jobs) - len(points)} done before")
         else:
-            _say(f"{found.folder} is already done")
+            say(f"{found.folder} is already done")
+        if has_sweeper(found.words):
+            say("these are the points that its sweeper asked for; it is not asked for more")
         code = finish(found, composer)
     if found.kind == "comparison" and code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         from mptrain.cli.compare import conclude
 
         conclude(found)
     elif found.kind == "recipe" and code == EXIT_OK:
-        _say(f"\nto judge it: mptrain reproduce {found.plan.get('recipe', 'RECIPE')}")
+        say(f"\nto judge it: mptrain reproduce {found.plan.get('recipe', 'RECIPE')}")
     return code
 
 
@@ -119,16 +126,35 @@ def finish(planned: Sweep, composer: Composer) -> int:
     Raises:
         StorageError: Somebody else runs it, or the disk refuses.
     """
-    _say(f"sweep={planned.folder}")
+    say(f"{planned.kind}={planned.folder}")
     with watching(planned) as watch:
         done, code = run_sweep(planned, composer, PROGRAM, watch)
+    return show_end(done, code)
+
+
+def show_end(done: Sweep, code: int) -> int:
+    """Prints what came of a sweep, and how to run the rest of it where there is one; returns the code."""
     if done.kind == "sweep" or code != EXIT_OK:  # what came of a comparison is said by its verdicts
         print_outcome(done)
     if code != EXIT_OK:
-        _say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}")
+        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}")
     return code
 
 
-def _say(line: str) -> None:
+def _code_of_others(sweep: Sweep) -> list[str]:
+    """Says whose files and code ``sweep.json`` brings along: it may come from somebody else than who resumes it."""
+    words = [word for job in sweep.jobs for word in job.overrides if word.lstrip("+").startswith("extensions")]
+    brought = [*(f"--config-dir {folder}" for folder in sweep.config_dirs), *words]
+    return [f"{sweep.paths.json} lets in code that is not mptrain's: {one}" for one in brought]
+
+
+def has_sweeper(words: Sequence[str]) -> bool:
+    """Whether the words of a sweep leave its points to a sweeper of Hydra's."""
+    keys = [word.partition("=")[0].lstrip("+~") for word in words]
+    return any(key == "hydra/sweeper" or key.startswith("hydra.sweeper.") for key in keys)
+
+
+def say(line: str) -> None:
+    """Prints a line."""
     with writing():
         print(line, flush=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from mptrain.compare.alignment import align, align_alone
 from mptrain.compare.arms import choose_reference, pairs
 from mptrain.compare.fairness import differs, inspect
+from mptrain.compare.resolution import is_share, step_of
 from mptrain.compare.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
-from mptrain.compare.statistics import equivalence, mean_interval, ratio_interval
-from mptrain.compare.verdict import Evidence, decide, percent
+from mptrain.compare.statistics import equivalence, mean_interval, ratio_interval, rounding_spread
+from mptrain.compare.verdict import Evidence, decide
 from mptrain.compare.why import most_at_once, remarks
 from mptrain.errors import EXIT_NUMERICS, UsageError, did_you_mean
 
@@ -23,7 +24,6 @@ from mptrain.errors import EXIT_NUMERICS, UsageError, did_you_mean
 MARGIN = 0.01
 
 _LOWER = re.compile(r"loss|perplexity|error|nats")
-_SHARE = re.compile(r"top\d+|accuracy|exact_match")
 
 Pair = tuple[RunMeasures, RunMeasures]
 
@@ -59,6 +59,7 @@ def compare(
     metric: str | None = None,
     claimed: Sequence[str] = (),
     notes: Sequence[str] = (),
+    anyway: bool = False,
 ) -> Comparison:
     """Arms against a reference, by pairs of runs with the same seed.
 
@@ -69,9 +70,10 @@ def compare(
         metric: One of the metrics on record; without it, the task's own, or the loss where it has none.
         claimed: Configuration keys, or sections, in which arms may differ besides precision and scaler.
         notes: What the reader should know that the records do not say.
+        anyway: Give verdicts also where an objection is fatal.
 
     Returns:
-        Also where it is unfair: its objections say why, and the caller refuses where one is fatal.
+        Also where it is unfair: its objections say why, and without ``anyway`` nothing is decided then.
 
     Raises:
         UsageError: Too few arms, no such reference or metric, or a margin that is not positive.
@@ -89,16 +91,21 @@ def compare(
     chosen = choose_reference(arms, reference)
     measured = _metric(arms, chosen, metric)
     objections, checks = inspect(arms, chosen, claimed)
+    objections = (*_other_splits(arms, measured), *objections)
     together = most_at_once(run for arm in arms for run in arm.runs)
     ordered = [chosen, *(arm for arm in arms if arm is not chosen)]
+    results = _with_twins([_result(arm, chosen, measured, margin, together) for arm in ordered])
+    if (fatal := [objection for objection in objections if objection.fatal]) and not anyway:
+        unfair = Verdict("undecided", f"the comparison is unfair: {fatal[0].what}")
+        results = [results[0], *(replace(result, verdict=unfair) for result in results[1:])]
     return Comparison(
         metric=measured.name,
         higher_is_better=measured.higher_is_better,
         split=measured.split,
         margin=margin,
         reference=chosen.name,
-        arms=tuple(_result(arm, chosen, measured, margin, together) for arm in ordered),
-        objections=(*_other_splits(arms, measured), *objections),
+        arms=tuple(results),
+        objections=objections,
         checks=checks,
         notes=(*notes, *_notes(arms, chosen, measured, margin, together)),
     )
@@ -126,7 +133,7 @@ def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
     first = next(run for run in done if name in run.metrics)
     if first.metric_name == name and first.higher_is_better is not None:
         return _Metric(name, first.higher_is_better, True, first.split)
-    if _LOWER.search(name) or _SHARE.search(name):
+    if _LOWER.search(name) or is_share(name):
         return _Metric(name, not _LOWER.search(name), True, first.split)
     direction = first.higher_is_better
     return _Metric(name, direction if direction is not None else True, direction is not None, first.split)
@@ -134,10 +141,11 @@ def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
 
 def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: int) -> ArmResult:
     finite = [run for run in arm.runs if metric.finite(run)]
+    step = step_of(metric.name, [run for some in (arm, reference) for run in some.runs if metric.finite(run)])
     done = [run for run in arm.runs if run.status == "done"]
     alone = ArmResult(
         arm=arm,
-        metric=_mean([metric.of(run) for run in finite]),
+        metric=_mean([metric.of(run) for run in finite], rounding_spread(step)),
         difference=None,
         equivalence=None,
         verdict=Verdict("reference", "the others are compared with it"),
@@ -157,8 +165,9 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
     complete = [(run, other) for run, other in shared if metric.finite(run) and metric.finite(other)]
     both_done = [(run, other) for run, other in shared if run.status == "done" and other.status == "done"]
     values = [(metric.of(run) or 0.0) - (metric.of(other) or 0.0) for run, other in complete]
-    difference = mean_interval(values) if values else None
-    equal = equivalence(values, margin) if len(values) > 1 else None
+    rounding = rounding_spread(step, step)
+    difference = mean_interval(values, rounding=rounding) if values else None
+    equal = equivalence(values, margin, rounding=rounding) if len(values) > 1 else None
     evidence = Evidence(
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
@@ -168,6 +177,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         failed=tuple(run.seed for run in arm.runs if metric.failed(run)),
         reference_failed=tuple(run.seed for run in reference.runs if metric.failed(run)),
         shared=tuple(run.seed for run, other in shared if _ended(run, metric) and _ended(other, metric)),
+        seeds=tuple(sorted({run.seed for some in (arm, reference) for run in some.runs})),
     )
     speed = _ratio(both_done, lambda run: run.terms_per_second)
     memory = _ratio(both_done, lambda run: run.peak_memory)
@@ -190,9 +200,31 @@ def _ended(run: RunMeasures, metric: _Metric) -> bool:
     return metric.finite(run) or metric.failed(run)
 
 
-def _mean(values: Sequence[float | None]) -> Interval | None:
+def _with_twins(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Say of an arm whose runs are those of an arm before it in all but the settings."""
+    found: list[ArmResult] = []
+    for result in results:
+        twin = next((other.arm.name for other in found if _are_twins(result.arm, other.arm)), None)
+        said = f"bit for bit the runs of {twin}: metrics and losses are equal at every seed"
+        found.append(replace(result, remarks=(*result.remarks, said)) if twin is not None else result)
+    return found
+
+
+def _are_twins(arm: Arm, other: Arm) -> bool:
+    """Whether all runs ended with the same metrics, loss included, and went the same course."""
+    both = pairs(arm, other)
+    return len(both) == len(arm.runs) == len(other.runs) and all(
+        "done" == run.status == twin.status
+        and "loss" in run.metrics
+        and run.metrics == twin.metrics
+        and run.course == twin.course
+        for run, twin in both
+    )
+
+
+def _mean(values: Sequence[float | None], rounding: float = 0.0) -> Interval | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
-    return mean_interval(known) if known else None
+    return mean_interval(known, rounding=rounding) if known else None
 
 
 def _ratio(some: Sequence[Pair], of: Callable[[RunMeasures], float | None]) -> Interval | None:
@@ -219,10 +251,9 @@ def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, 
     found = _resolution(reference, metric, margin)
     others = len(arms) - 1
     if others > 1:
-        chance = percent(1 - 0.95**others)
         found.append(
             f"{others} arms are compared with the reference at 95 % each, without a correction: if none differed, at least "
-            f"one would still seem to with a probability of up to {chance}"
+            f"one would still seem to with a probability of at most {min(5 * others, 100)} %"
         )
     if together > 1:
         found.append(
@@ -236,7 +267,7 @@ def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, 
 def _resolution(reference: Arm, metric: _Metric, margin: float) -> list[str]:
     """What the size of the split allows to be seen, where the metric is a share of its samples."""
     runs = [run for run in reference.runs if metric.finite(run) and run.samples and run.term == "samples"]
-    if not _SHARE.search(metric.name) or not runs:
+    if not is_share(metric.name) or not runs:
         return []
     samples = runs[0].samples
     mean = sum(metric.of(run) or 0.0 for run in runs) / len(runs)

@@ -7,7 +7,8 @@ objection, and what is not on record an objection too.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from mptrain.compare.arms import pairs, precision_of
@@ -47,6 +48,9 @@ def inspect(
     checks: list[str] = []
     for found in (
         _configurations(arms, reference, claimed),
+        _changed_on_the_way(arms),
+        _digests("data (labels, preparation, files: data.json)", _card, arms, reference, claimed, _DATA_FOLLOW),
+        _samples(arms, reference, claimed),
         _digests("initial weights", _weights, arms, reference, claimed, _WEIGHTS_FOLLOW),
         _digests("orders of the training samples", _orders, arms, reference, claimed, _DATA_FOLLOW),
         _digests(
@@ -95,12 +99,31 @@ def _configurations(arms: Sequence[Arm], reference: Arm, claimed: Sequence[str])
             )
     if objections:
         return objections, []
-    free = [key for arm in arms for key in differs(arm, reference) if not is_below(key, _MACHINE)]
+    free = dict.fromkeys(key for arm in arms for key in _without_machine(differs(arm, reference)))
+    same = "runs of an arm differ in nothing but their seed"
+    if more := [key for key in free if not is_claimed(key, ())]:
+        return [Objection(f"arms differ in {', '.join(more)} too, as was claimed", False)], [same]
     keys = ", ".join(sorted({key.split(".")[0] for key in free}))
-    return [], [
-        "runs of an arm differ in nothing but their seed"
-        + (f", and arms in nothing but keys of {keys}" if keys else ", and arms in nothing at all")
-    ]
+    return [], [same + (f", and arms in nothing but keys of {keys}" if keys else ", and arms in nothing at all")]
+
+
+def _changed_on_the_way(arms: Sequence[Arm]) -> Found:
+    """Runs that went on with another configuration than they began with: they are of no arm."""
+    objections = []
+    for arm in arms:
+        runs: dict[tuple[str, ...], list[RunMeasures]] = {}
+        for run in arm.runs:
+            runs.setdefault(run.changes, []).append(run)
+        for changes, some in runs.items():
+            if not changes:
+                continue
+            fatal = not all(is_below(change.partition(" was ")[0], _MACHINE) for change in changes)
+            names = ", ".join(PurePath(run.path).name for run in some)
+            what = (
+                f"{names} of {arm.name} ({_named([run.seed for run in some])}) changed on the way: {'; '.join(changes)}"
+            )
+            objections.append(Objection(what, fatal, "run it anew with one configuration from its first step"))
+    return objections, []
 
 
 def _without_machine(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
@@ -124,6 +147,10 @@ def _orders(run: RunMeasures) -> dict[int, str]:
 
 def _batches(run: RunMeasures) -> dict[int, str]:
     return {epoch: batch for epoch, (_, batch) in run.data.items()}
+
+
+def _card(run: RunMeasures) -> dict[int, str]:
+    return {0: run.data_card} if run.data_card else {}
 
 
 def _digests(
@@ -165,8 +192,7 @@ def _digests(
 
 
 def _unlike(what: str, arm: Arm, reference: Arm, seeds: list[int], excuses: list[str]) -> Objection:
-    which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    said = f"the {what} of {arm.name} and {reference.name} are not the same at {which}"
+    said = f"the {what} of {arm.name} and {reference.name} are not the same at {_named(seeds)}"
     if excuses:
         return Objection(
             f"{said}, as follows from {', '.join(excuses)}",
@@ -179,6 +205,40 @@ def _unlike(what: str, arm: Arm, reference: Arm, seeds: list[int], excuses: list
 def _excuses(arm: Arm, reference: Arm, claimed: Sequence[str], follow: Sequence[str]) -> list[str]:
     """The keys that are claimed to differ, do differ, and from which other weights or data follow."""
     return [key for key in differs(arm, reference) if is_below(key, claimed) and is_below(key, follow)]
+
+
+def _samples(arms: Sequence[Arm], reference: Arm, claimed: Sequence[str]) -> Found:
+    """Whether finished runs of the same seed were measured on as many samples, and left out as many of every split."""
+    objections: list[Objection] = []
+    compared = 0
+    for arm in arms:
+        unlike: dict[str, list[int]] = {}
+        for run, other in pairs(arm, reference) if arm is not reference else ():
+            if "done" == run.status == other.status:
+                compared += 1
+                for what in _unlike_samples(run, other, arm.name, reference.name):
+                    unlike.setdefault(what, []).append(run.seed)
+        excuses = _excuses(arm, reference, claimed, _DATA_FOLLOW)
+        for what, seeds in unlike.items():
+            follows = f", as follows from {', '.join(excuses)}" if excuses else ""
+            hint = "measure all arms on the same data"
+            objections.append(Objection(f"{what} at {_named(seeds)}{follows}", not excuses, hint))
+    if objections or not compared:
+        return objections, []
+    return [], ["all pairs of finished runs were measured on as many samples, and left out as many"]
+
+
+def _unlike_samples(run: RunMeasures, other: RunMeasures, name: str, reference: str) -> Iterator[str]:
+    if run.split == other.split and 0 < run.samples != other.samples > 0:
+        yield f"{name} was measured on {run.samples:,} samples of {run.split}, {reference} on {other.samples:,},"
+    for split in run.unusable.keys() & other.unusable.keys():
+        if run.unusable[split] != other.unusable[split]:
+            left_out = f"{run.unusable[split]:,} samples of {split}, {reference} {other.unusable[split]:,},"
+            yield f"{name} left out {left_out}"
+
+
+def _named(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _tf32(arms: Sequence[Arm], reference: Arm) -> Found:
@@ -255,8 +315,6 @@ def _seeds(arms: Sequence[Arm]) -> Found:
     objections = []
     for arm in arms:
         if missing := sorted(every - {run.seed for run in arm.runs}):
-            which = f"seed{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-            objections.append(
-                Objection(f"{arm.name} has no run of {which}", False, "only seeds that both have are paired")
-            )
+            what = f"{arm.name} has no run of {_named(missing)}"
+            objections.append(Objection(what, False, "only seeds that both have are paired"))
     return objections, []

@@ -132,6 +132,7 @@ def _run(fields: dict[str, Any]) -> RunMeasures:
             "overrides": tuple(fields["overrides"]),
             "data": {int(epoch): tuple(digests) for epoch, digests in fields["data"].items()},
             "attempts": tuple(tuple(attempt) for attempt in fields["attempts"]),
+            "changes": tuple(fields.get("changes", ())),
         }
     )
 

@@ -5,8 +5,12 @@ Reads what is on record and computes nothing of its own; what an older or unfini
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from mptrain.compare.course import course_of
@@ -14,6 +18,11 @@ from mptrain.compare.results import RunMeasures
 from mptrain.compare.settings import chosen, settings
 from mptrain.errors import StorageError
 from mptrain.runlog.reader import Run
+from mptrain.runlog.state import parse_object
+from mptrain.runlog.storage import storing
+
+#: Fewest steps after warm-up whose mean time is called a speed.
+TIMED_STEPS = 20
 
 
 @dataclass
@@ -46,10 +55,6 @@ def measure(run: Run) -> RunMeasures:
     samples = (
         summary["samples"] / steps if steps and summary.get("samples") else float(config.get("train.batch_size", 1))
     )
-    overflows: dict[str, int] = {}
-    for learner in learners:
-        for phase, count in learner["overflows"].items():
-            overflows[phase] = overflows.get(phase, 0) + count
     return RunMeasures(
         path=str(run.paths.root),
         seed=int(config.get("seed", 0)),
@@ -68,9 +73,9 @@ def measure(run: Run) -> RunMeasures:
         updates=min((learner["updates"] for learner in learners), default=0),
         skipped=skipped,
         skip_rate=skipped / (steps * len(learners)) if steps and learners else 0.0,
-        overflows=overflows,
+        overflows=_overflows(learners),
         scale=dict(learners[0]["scale"]) if learners else {},
-        terms_per_second=summary.get("steady_terms_per_second"),
+        terms_per_second=_steady(summary),
         term=summary.get("term", "samples"),
         train_seconds=_number(summary.get("train_seconds")),
         peak_memory=int(summary.get("peak_memory") or 0),
@@ -84,6 +89,10 @@ def measure(run: Run) -> RunMeasures:
         initial_weights=seen.initial_weights,
         data=seen.data,
         attempts=tuple((one.host, one.started, one.ended) for one in run.state.attempts if one.ended is not None),
+        changes=tuple(change for attempt in run.state.attempts for change in attempt.changes),
+        data_card=_digest_of_data(run),
+        unusable=dict(summary.get("unusable_samples") or {}),
+        steady_steps=summary.get("steady_steps"),
         course=course_of(run, steps, samples),
     )
 
@@ -112,6 +121,37 @@ def _take(seen: _Events, event: dict[str, Any]) -> None:
         seen.initial_weights = event.get("initial_weights", "")
     elif kind == "data_order":
         seen.data[event["epoch"]] = (event["order"], event["first_batch"])
+
+
+def _overflows(learners: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Phase to count, over all learners."""
+    found: dict[str, int] = {}
+    for learner in learners:
+        for phase, count in learner["overflows"].items():
+            found[phase] = found.get(phase, 0) + count
+    return found
+
+
+def _steady(summary: dict[str, Any]) -> float | None:
+    """The steady throughput, where enough steps were timed; how many they were, older runs do not say."""
+    throughput: float | None = summary.get("steady_terms_per_second")
+    return throughput if summary.get("steady_steps", TIMED_STEPS) >= TIMED_STEPS else None
+
+
+def _digest_of_data(run: Run) -> str:
+    """SHA-256 of what ``data.json`` says, of files their names without folders; empty where there is none.
+
+    Raises:
+        StorageError: It cannot be read, or is damaged.
+    """
+    if not run.paths.data.exists():
+        return ""
+    with storing(run.paths.data, "read"):
+        text = run.paths.data.read_bytes().decode("utf-8", "replace")
+    card = parse_object(text, run.paths.data)
+    if isinstance(files := card.get("files"), dict):
+        card["files"] = {part: [PurePath(file).name for file in some] for part, some in files.items()}
+    return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()
 
 
 def _summary_of_its_end(run: Run) -> dict[str, Any]:

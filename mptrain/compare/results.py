@@ -19,7 +19,8 @@ class Interval:
         mean: The mean; of a ratio, the geometric mean.
         low: Lower end; NaN where there is one value only.
         high: Upper end; NaN where there is one value only.
-        spread: Standard deviation of the values with n - 1 in the denominator (of the logarithms for a ratio); NaN for one value.
+        spread: Standard deviation of the values as they are, with n - 1 in the denominator (of the logarithms for a ratio);
+            NaN for one value. The ends may lie wider apart than it says, see `mptrain.compare.statistics.mean_interval`.
         n: How many values.
         level: Confidence level, 0.95.
     """
@@ -104,9 +105,9 @@ class RunMeasures:
         skip_rate: Their share of all attempts, 0 to 1.
         overflows: Phase to count, over all learners.
         scale: ``first``, ``min``, ``max``, ``last`` of the first learner's loss scale.
-        terms_per_second: Steady throughput (without warm-up); None where the run was too short.
+        terms_per_second: Steady throughput (without warm-up); None where too few steps were timed.
         term: What is counted: ``samples``, ``tokens``.
-        train_seconds: Wall time of training steps; NaN where it is not on record.
+        train_seconds: Wall time of all training steps, warm-up included; NaN where it is not on record.
         peak_memory: Bytes; 0 where it is not on record.
         memory_before: Bytes in use before the model was built; 0 where it is not on record.
         energy: Joules of the device during training; None where it does not say.
@@ -118,6 +119,10 @@ class RunMeasures:
         initial_weights: SHA-256 of the FP32 initial weights; empty where it is not on record.
         data: Epoch to (order digest, first batch digest).
         attempts: Host, start and end (UTC) of each process that worked on it and ended in order.
+        changes: How its configuration was changed when it went on: ``KEY was A, now B``.
+        data_card: SHA-256 of what it says of its data, see `mptrain.compare.measures`; empty where it is not on record.
+        unusable: Split to how many of its samples were left out.
+        steady_steps: Over how many steps the throughput was measured; None where it is not on record.
         course: How it went, in order; not kept with a comparison.
     """
 
@@ -154,6 +159,10 @@ class RunMeasures:
     initial_weights: str
     data: dict[int, tuple[str, str]]
     attempts: tuple[tuple[str, str, str], ...] = ()
+    changes: tuple[str, ...] = ()
+    data_card: str = ""
+    unusable: dict[str, int] = field(default_factory=dict)
+    steady_steps: int | None = None
     course: tuple[Moment, ...] = ()
 
 
@@ -198,7 +207,7 @@ class ArmResult:
         missing: Runs that did not end for any other reason (interrupted, data, disk).
         throughput: Loss terms a second, steady; None where no run says so.
         speed: Ratio of throughput to the reference's, paired; above 1 is faster.
-        time: Ratio of training time, paired; below 1 is faster.
+        time: Ratio of the wall time of training, warm-up included, paired; below 1 is faster.
         memory: Ratio of peak memory; below 1 is smaller.
         peak: Peak memory in bytes.
         energy: Ratio of energy; None where the device does not say.

@@ -28,6 +28,7 @@ class Evidence:
         failed: Seeds at which the arm failed numerically.
         reference_failed: Seeds at which the reference did.
         shared: Seeds at which both ended, in order or in numerical failure.
+        seeds: Seeds of either; those that are not shared had no run of one of them, or one that did not end.
     """
 
     metric: str
@@ -38,29 +39,38 @@ class Evidence:
     failed: tuple[int, ...] = ()
     reference_failed: tuple[int, ...] = ()
     shared: tuple[int, ...] = ()
+    seeds: tuple[int, ...] = ()
 
 
 def decide(evidence: Evidence) -> Verdict:
     """The verdict on an arm that is not the reference.
 
     Numerical failures come first: where the reference's run of the same seed did not fail, an exact sign test (McNemar
-    1947) of the pairs that ended differently says whether that is more than chance; an arm with failures is never better
-    or equivalent. Then, from two complete pairs on, equivalence by two one-sided tests; then a difference, where
-    its 95 % interval excludes zero; else nothing is decided.
+    1947) of the pairs that ended differently says whether that is more than chance. Where runs of either failed, the others
+    are a selection, and an arm is never better or equivalent. Then, from two complete pairs on, equivalence by two one-sided
+    tests; then a difference, where its 95 % interval excludes zero; else nothing is decided. Whatever the word, the sentence
+    says how many pairs are complete where not all of them are.
     """
+    found = _decide(evidence)
+    return Verdict(found.word, found.why + _incomplete(evidence))
+
+
+def _decide(evidence: Evidence) -> Verdict:
     if (p := _chance_of_failures(evidence)) < ALPHA:
         return Verdict("worse", _mostly_failed(evidence, p))
     failures = _failures(evidence, p)
     difference, equivalence = evidence.difference, evidence.equivalence
     if difference is None or equivalence is None or difference.n < 2:
-        return Verdict("undecided", failures or _too_few(evidence))
+        return Verdict("undecided", "; ".join(filter(None, (failures, _too_few(evidence)))))
     excludes_zero = difference.low > 0 or difference.high < 0
     inside = equivalence.p < equivalence.alpha
     worse = excludes_zero and not inside and (difference.mean > 0) != evidence.higher_is_better
     if worse:
         return Verdict("worse", _different(evidence, difference) + (f"; besides, {failures}" if failures else ""))
     if failures:
-        return Verdict("undecided", f"{failures}; an arm with failed runs is not called better or equivalent")
+        return Verdict(
+            "undecided", f"{failures}; where runs of either failed, an arm is not called better or equivalent"
+        )
     if inside:
         return Verdict("equivalent", _equivalent(evidence, difference, equivalence, excludes_zero))
     if excludes_zero:
@@ -96,7 +106,7 @@ def _mostly_failed(evidence: Evidence, p: float) -> str:
 
 def _failures(evidence: Evidence, p: float) -> str:
     """What is to be said of failed runs that decide nothing; empty where there are none."""
-    alone, _, both = _split(evidence)
+    alone, others, both = _split(evidence)
     parts = []
     if alone:
         parts.append(
@@ -104,19 +114,31 @@ def _failures(evidence: Evidence, p: float) -> str:
             f"may be chance (exact sign test, {_p(p)}"
             + ("; 6 such pairs would decide it)" if len(alone) == len(evidence.shared) else ")")
         )
+    if others:
+        parts.append(f"{_seeds(others)} of the reference itself failed numerically where the arm did not")
     if both:
         parts.append(f"{_seeds(both)} failed numerically in both arms")
     if unpaired := set(evidence.failed) - set(evidence.shared):
         parts.append(f"{_seeds(unpaired)} failed numerically and cannot be paired with a run of the reference")
+    if unpaired := set(evidence.reference_failed) - set(evidence.shared):
+        parts.append(
+            f"{_seeds(unpaired)} of the reference failed numerically and cannot be paired with a run of the arm"
+        )
     return "; ".join(parts)
 
 
+def _incomplete(evidence: Evidence) -> str:
+    """How many pairs are complete, and what the others lack besides what failed; empty where all are."""
+    every = set(evidence.seeds) | set(evidence.shared)
+    complete = evidence.difference.n if evidence.difference else 0
+    if complete == len(every) or not evidence.seeds:
+        return ""
+    said = f"; {complete} of {_pairs(len(every))} {'is' if complete == 1 else 'are'} complete"
+    gone = every - set(evidence.shared)
+    return said + (f", {_seeds(gone)} did not end in both arms" if gone else "")
+
+
 def _too_few(evidence: Evidence) -> str:
-    if evidence.reference_failed and evidence.difference is None:
-        return (
-            f"the reference itself failed numerically ({_seeds(set(evidence.reference_failed))}): there is nothing to "
-            "compare with"
-        )
     have = "no pair of runs is complete" if evidence.difference is None else "one pair of runs alone is complete"
     return f"{have}, and a verdict needs two seeds at least: how much seeds differ is unknown"
 
@@ -125,11 +147,9 @@ def _equivalent(evidence: Evidence, difference: Interval, found: Equivalence, ex
     why = (
         f"the difference in {evidence.metric}, {signed(difference.mean)} with a {percent(1 - 2 * found.alpha)} interval "
         f"from {signed(found.low)} to {signed(found.high)}, lies within the margin of ±{found.margin:.3g} (two one-sided "
-        f"tests, {_p(found.p)}, {_pairs(difference.n)})"
+        f"tests, {_p(found.p)}, {_pairs(difference.n)}){_no_spread(difference)}"
     )
-    if difference.spread == 0:
-        return f"{why}; all pairs differ by exactly the same, so their true spread is not known"
-    if excludes_zero:
+    if excludes_zero and difference.low < difference.high:
         why += f"; it is not zero (95 % interval {_from_to(difference)}), but smaller than what counts"
     return why
 
@@ -137,11 +157,22 @@ def _equivalent(evidence: Evidence, difference: Interval, found: Equivalence, ex
 def _different(evidence: Evidence, difference: Interval) -> str:
     why = (
         f"the difference in {evidence.metric}, {signed(difference.mean)} with a 95 % interval {_from_to(difference)}, is "
-        f"not zero ({_pairs(difference.n)})"
+        f"not zero ({_pairs(difference.n)}){_no_spread(difference)}"
     )
     if abs(difference.mean) < evidence.margin:
         why += f"; whether it is smaller than the margin of ±{evidence.margin:.3g} is not settled"
     return why
+
+
+def _no_spread(difference: Interval) -> str:
+    """What is to be said of pairs that all differ by the same."""
+    if difference.spread != 0:
+        return ""
+    if difference.low < difference.high:
+        return "; all pairs differ by the same, and the interval is that of the rounding to whole samples"
+    if difference.mean == 0:
+        return "; all pairs are equal to the last bit, as only the same computation is"
+    return "; all pairs differ by exactly the same, so their true spread is not known"
 
 
 def _undecided(difference: Interval, found: Equivalence) -> str:

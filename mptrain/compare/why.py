@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
+from mptrain.compare.measures import TIMED_STEPS
 from mptrain.compare.results import Arm, Interval, RunMeasures
 from mptrain.compare.settings import settings
 from mptrain.compare.verdict import percent
@@ -54,7 +55,7 @@ def remarks(
             found += (f"not faster: {reason}" for reason in reasons)
         if memory is not None and not _high(memory) < 1 / FASTER:
             found += (f"not smaller: {reason}" for reason in _not_smaller(done))
-    return (*found, *_skipped(arm.runs), *_floor(arm.runs), *_ends(arm.runs))
+    return (*found, *_untimed(done), *_skipped(arm.runs), *_floor(arm.runs), *_ends(arm.runs))
 
 
 def most_at_once(runs: Iterable[RunMeasures]) -> int:
@@ -136,6 +137,15 @@ def _not_smaller(runs: Sequence[RunMeasures]) -> Iterator[str]:
         yield f"FP32 master weights{count} are kept besides those in half precision"
     elif config.get("precision.autocast") is True:
         yield f"under autocast weights, gradients and optimizer state stay FP32{count}: only activations are half as large"
+
+
+def _untimed(runs: Sequence[RunMeasures]) -> Iterator[str]:
+    short = [run.steady_steps for run in runs if run.steady_steps is not None and run.steady_steps < TIMED_STEPS]
+    if short:
+        yield (
+            f"{len(short)} of {len(runs)} runs were too short to time: {max(short)} steps after warm-up at most, and it "
+            f"takes {TIMED_STEPS}"
+        )
 
 
 def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:

@@ -18,7 +18,7 @@ from mptrain.config.learners import LearnerChoices, read_learners
 from mptrain.config.overrides import check_key
 from mptrain.config.ranges import UNRESOLVED, show
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
-from mptrain.config.targets import Target, is_allowed, parameters
+from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
 from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]
             problems.append(Problem(f"{group} names no _target_", hint))
             continue
         arguments = {key: value for key, value in node.items() if key != "_target_"}
-        targets[group] = Target(node["_target_"], arguments, allow)
+        targets[group] = Target(node["_target_"], arguments, (*PACKAGES[group], *allow))
     return targets
 
 
@@ -200,7 +200,8 @@ def _take_weights(targets: dict[str, Target], problems: list[Problem]) -> Path |
 
 def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[str, Target]:
     checked = {}
-    own_data = "dataset" in targets and not is_allowed(targets["dataset"].path)  # which knows what we do not
+    data = targets.get("dataset")
+    own_data = data is not None and not is_allowed(data.path, PACKAGES["dataset"])  # which knows what we do not
     for group, target in targets.items():
         try:
             checked[group] = target.check(group, other_facts=own_data and group in ("model", "task"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +27,7 @@ from mptrain.config.overrides import Words, read
 from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mptrain.config.schema import Config
 
@@ -96,18 +97,19 @@ class Composer:
     """
 
     def __init__(self, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> None:
-        self._name = config_name.removesuffix(".yaml")
+        #: The file at the top, without its suffix.
+        self.name = config_name.removesuffix(".yaml")
         folders = [location.configs(), *(Path(folder).absolute() for folder in config_dirs)]
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder}: there is no such folder", FOLDER_HINT)
         # Hydra looks for the file at the top in its first folder only.
-        self._folders = sorted(folders, key=lambda folder: not (folder / f"{self._name}.yaml").exists())
+        self._folders = sorted(folders, key=lambda folder: not (folder / f"{self.name}.yaml").exists())
         #: Every group and option that these folders hold.
-        self.catalogue = Catalogue(self._folders, root=self._name)
-        if self._name not in self.catalogue.tops:
+        self.catalogue = Catalogue(self._folders, root=self.name)
+        if self.name not in self.catalogue.tops:
             there_is = ", ".join(self.catalogue.tops)
-            raise ConfigError(f"--config-name {self._name}: no such file", f"there is {there_is}")
+            raise ConfigError(f"--config-name {self.name}: no such file", f"there is {there_is}")
         self._merged: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
 
     def compose(self, overrides: Sequence[str]) -> Config:
@@ -122,7 +124,7 @@ class Composer:
     def _explain(self, error: Exception, words: Words) -> Problem:
         """What is wrong with the chosen files; Hydra's own words where they can all be read."""
         named = {word.key_or_group: str(word.value()) for word in words.groups}
-        options = [self.catalogue.tops[self._name]]
+        options = [self.catalogue.tops[self.name]]
         for group, name in {**self.catalogue.defaults, **named}.items():
             if name and (option := self.catalogue.groups.get(group, {}).get(name)):
                 options.append(option)
@@ -152,15 +154,20 @@ class Composer:
                 learner.pop(group, None)
             OmegaConf.update(node, f"chosen.{group}", chosen[group], force_add=True)
 
+    @contextmanager
+    def opened(self) -> Iterator[list[str]]:
+        """While the context lasts, Hydra looks into these folders if it is given these words."""
+        first, *others = self._folders
+        places = ",".join(f"'file://{folder}'" for folder in others)
+        with initialize_config_dir(str(first), version_base="1.3"):
+            yield [f"hydra.searchpath=[{places}]"] if places else []
+
     def _merge(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str]]:
         """Hydra's merge of the chosen files, and group to option; both are the caller's to change."""
         key = tuple(overrides)
         if key not in self._merged:
-            first, *others = self._folders
-            places = ",".join(f"'file://{folder}'" for folder in others)
-            search = [f"hydra.searchpath=[{places}]"] if places else []
-            with initialize_config_dir(str(first), version_base="1.3"):
-                node = hydra_compose(self._name, overrides=[*key, *search], return_hydra_config=True)
+            with self.opened() as search:
+                node = hydra_compose(self.name, overrides=[*key, *search], return_hydra_config=True)
             choices = cast("dict[str, Any]", OmegaConf.to_container(node.hydra.runtime.choices))
             chosen = {
                 str(group): str(option)

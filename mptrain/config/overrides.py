@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from mptrain.config.learners import known_keys
 from mptrain.config.ranges import show
 from mptrain.config.schema import TARGET_GROUPS
-from mptrain.config.targets import FACTS, parameters, resolve
+from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
 from mptrain.errors import ConfigError, Problem, did_you_mean
 
 if TYPE_CHECKING:
@@ -248,7 +248,8 @@ def _appending(key: str, value: Any, parent: dict[str, Any], tree: dict[str, Any
     if not isinstance(path, str):
         return write
     try:
-        accepted, open_ended = parameters(resolve(path, lookup(tree, "extensions.allow") or ()))
+        allow = (*PACKAGES[key.split(".")[0]], *(lookup(tree, "extensions.allow") or ()))
+        accepted, open_ended = parameters(resolve(path, allow))
     except ConfigError:
         return f"write {key.rpartition('.')[0]}._target_=PATH: {path} cannot be imported"
     if open_ended or name in accepted:

@@ -62,7 +62,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class ExtensionOptions:
-    """What may be called from YAML besides mptrain, torch.optim and torchvision.
+    """What may be called from YAML besides `mptrain.config.targets.PACKAGES`.
 
     Attributes:
         allow: Packages, or patterns of them (``mypkg.*``).

@@ -16,6 +16,7 @@ from mptrain.report.comparison_tables import (
     aligned_table,
     comparison_table,
     objections_list,
+    ratios_table,
     remarks_table,
     verdict_list,
 )
@@ -67,7 +68,7 @@ def comparison_sections(compared: Compared) -> tuple[Section, ...]:
         section("Comparison", comparison_table(comparison), verdict_list(comparison)),
         section("Differences", _differences(compared, styles)),
         section("Is it fair?", *_fairness(comparison)),
-        section("Speed and memory", _speed(compared), remarks_table(comparison)),
+        section("Speed and memory", ratios_table(comparison), _speed(compared), remarks_table(comparison)),
         section(
             "Curves",
             *curve_blocks(comparison, arms, styles, compared.prefix),

@@ -10,6 +10,9 @@ from mptrain.report.page import Bullets, Cell, Table, Tone, table
 from mptrain.report.wording import TIMES, UNKNOWN, number, rate, share, signed
 from mptrain.runlog.storage import readable_bytes
 
+#: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.
+_LEAST_FOR_RATIO: Final = 3
+
 _TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse": "bad", "undecided": "warn"}
 
 
@@ -54,6 +57,32 @@ def _row(comparison: Comparison, result: ArmResult, energy: bool) -> list[Cell |
     ]
 
 
+def ratios_table(comparison: Comparison) -> Table | None:
+    """What each arm takes, as ratios to the reference."""
+    if len(comparison.arms) < 2:
+        return None
+    energy = any(result.energy for result in comparison.arms)
+    rows: list[list[Cell | str]] = [
+        [
+            result.arm.name,
+            _ratio(result, result.speed),
+            _ratio(result, result.time),
+            _ratio(result, result.memory),
+            *([_ratio(result, result.energy)] if energy else []),
+        ]
+        for result in comparison.arms
+    ]
+    head = (
+        "arm",
+        "speed after warm-up",
+        "training time, warm-up included",
+        "peak memory",
+        *(["energy"] if energy else []),
+    )
+    note = f"Against {comparison.reference}, with 95 % intervals from {_LEAST_FOR_RATIO} pairs on."
+    return table(head, rows, numeric=tuple(range(1, len(head))), note=note)
+
+
 def _runs(result: ArmResult) -> str:
     """How many runs have a metric, so that a mean over some of them is not taken for one over all."""
     total, lost = len(result.arm.runs), result.failed + result.missing
@@ -65,7 +94,7 @@ def _ratio(result: ArmResult, ratio: Interval | None) -> str:
         return f"1.00{TIMES}"
     if ratio is None or not math.isfinite(ratio.mean):
         return UNKNOWN
-    spread = f" [{ratio.low:.2f}, {ratio.high:.2f}]" if math.isfinite(ratio.low) and math.isfinite(ratio.high) else ""
+    spread = "" if ratio.n < _LEAST_FOR_RATIO else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
     return f"{ratio.mean:.2f}{TIMES}{spread}"
 
 

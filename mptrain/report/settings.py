@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from mptrain.compare.settings import settings
@@ -23,12 +23,6 @@ def chosen(found: dict[str, Any], group: str) -> str:
     return str(found.get(f"chosen.{group}") or "")
 
 
-def word_parts(word: str) -> tuple[str, str]:
-    """Key and value of an override, without the signs that add a key."""
-    key, _, value = word.partition("=")
-    return key.lstrip("+~"), value
-
-
 def as_number(value: str) -> float | None:
     """The number that a word is; None for any other word."""
     try:
@@ -44,10 +38,3 @@ def in_short(words: Mapping[str, str]) -> str:
         value if as_number(value) is None and value else f"{key.rpartition('.')[2]}={value}"
         for key, value in words.items()
     )
-
-
-def varied_keys(words: Sequence[Sequence[str]]) -> list[str]:
-    """The keys in which command lines differ, in the order in which they appear."""
-    tables = [dict(word_parts(word) for word in line) for line in words]
-    keys = dict.fromkeys(key for table in tables for key in table)
-    return [key for key in keys if len({table.get(key) for table in tables}) > 1]

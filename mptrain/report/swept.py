@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.run_parts import OpenedRun
-from mptrain.report.settings import as_number, in_short, varied_keys, word_parts
+from mptrain.report.settings import as_number, in_short
+from mptrain.runlog.sweep_csv import varied_keys, words_of
 from mptrain.runlog.sweeps import Sweep, SweepJob
 
 SEED: Final = "seed"
@@ -92,13 +93,13 @@ def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[P
         sweep: The sweep.
         read: Opens a run, or says why it cannot.
     """
-    keys = varied_keys([job.overrides for job in sweep.jobs])
+    keys = varied_keys(sweep.jobs)
     points = []
     for job in sweep.jobs:
         folder = sweep.paths.run(job.name)
         found = read(folder) if folder.is_dir() else ""
         problem, opened = (found, None) if isinstance(found, str) else ("", found)
-        table = dict(word_parts(word) for word in job.overrides)
+        table = words_of(job)
         words = {key: table[key] for key in keys if key in table}
         points.append(Point(job, opened, problem, words))
     return points

@@ -31,10 +31,14 @@ def write_report(path: Path) -> Written:
         path: A run directory, the folder of a sweep, or that of a comparison or recipe.
 
     Raises:
-        StorageError: It is none of them, is damaged beyond reading, or cannot be written to.
+        StorageError: It is none of them, is damaged beyond reading, or cannot be written to; or its ``figures`` lead
+            elsewhere.
     """
     page = page_of(path)
     paths = SweepPaths(path)
+    if paths.figures.is_symlink():  # of a folder that somebody else made
+        hint = "remove the link: pictures are written into the report's own folder"
+        raise StorageError(f"{paths.figures} is a symbolic link", hint)
     if page.plots():
         with storing(paths.figures, "create"):
             paths.figures.mkdir(exist_ok=True)

@@ -152,7 +152,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
     with storing(paths.root, "read"):
         if not paths.root.exists():
             return None
-        early = {paths.lock.name, paths.config.name, paths.overrides.name}
+        early = {paths.lock.name, paths.config.name, paths.overrides.name, paths.data.name}
         found = {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY}
         if RUN_JSON in found or found <= early:
             return RunDirectory(paths)

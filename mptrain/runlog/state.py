@@ -17,6 +17,7 @@ from mptrain.errors import StorageError
 from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SCHEMA = 1
@@ -35,6 +36,7 @@ class Attempt:
         from_step: The step it continued after; 0 for a fresh start.
         to_step: The last step on record at its orderly end.
         exit_code: Exit code of its orderly end.
+        changes: The keys that it changed of the run's configuration, one sentence each.
     """
 
     started: str
@@ -44,6 +46,7 @@ class Attempt:
     from_step: int
     to_step: int | None = None
     exit_code: int | None = None
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +86,9 @@ class RunState:
         """When work on the run last began, UTC; empty before the first attempt."""
         return self.attempts[-1].started if self.attempts else ""
 
-    def begin(self, from_step: int = 0) -> RunState:
-        """The state once this process works on the run, continuing after the given step."""
-        attempt = Attempt(now(), None, os.getpid(), socket.gethostname(), from_step)
+    def begin(self, from_step: int = 0, changes: Sequence[str] = ()) -> RunState:
+        """The state once this process works on the run, continuing after the given step, with changed keys or not."""
+        attempt = Attempt(now(), None, os.getpid(), socket.gethostname(), from_step, changes=tuple(changes))
         return replace(self, status="running", reason="", exit_code=None, attempts=(*self.attempts, attempt))
 
     def end(self, status: Status, reason: str, exit_code: int, to_step: int) -> RunState:
@@ -115,7 +118,10 @@ def parse_state(text: str, path: Path) -> RunState:
     fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     try:
-        attempts = tuple(Attempt(**_only(Attempt, item)) for item in fields["attempts"])
+        attempts = tuple(
+            Attempt(**{**_only(Attempt, item), "changes": tuple(item.get("changes", ()))})
+            for item in fields["attempts"]
+        )
         known = {**_only(RunState, fields), "argv": tuple(fields["argv"]), "attempts": attempts}
         state = RunState(**known)
     except (KeyError, TypeError, AttributeError) as error:

@@ -50,9 +50,17 @@ def write_rows(sweep: Sweep) -> None:
     write_atomically(sweep.paths.csv, text.getvalue(), durable=False)
 
 
+def words_of(job: SweepJob) -> dict[str, str]:
+    """Key to value of the command line of a job, without Hydra's marks of adding and removing; the last word counts."""
+    parts = [word.partition("=") for word in job.overrides]
+    return {key.lstrip("+~"): value for key, _, value in parts}
+
+
 def varied_keys(jobs: Iterable[SweepJob]) -> list[str]:
-    """The keys in which jobs differ, in the order of the command line."""
-    return list(dict.fromkeys(_key(word) for job in jobs for word in job.varied))
+    """The keys in which the command lines of jobs differ, in the order in which they appear."""
+    tables = [words_of(job) for job in jobs]
+    keys = dict.fromkeys(key for table in tables for key in table)
+    return [key for key in keys if len({table.get(key) for table in tables}) > 1]
 
 
 def summary_of(run: Path) -> dict[str, Any]:
@@ -72,8 +80,7 @@ def _read(path: Path, written: int) -> dict[str, Any]:
 def _row(
     job: SweepJob, summary: dict[str, Any], keys: Sequence[str], learners: Sequence[str], run: str
 ) -> dict[str, Any]:
-    values = dict(word.partition("=")[::2] for word in job.varied)
-    values = {_key(word): value for word, value in values.items()}
+    values = words_of(job)
     row: dict[str, Any] = {"number": job.number, "arm": job.arm, "status": job.status, "exit": job.code}
     row |= {key: values.get(key) for key in keys}
     row |= {name: summary.get(name) for name in _OF_RUN}
@@ -84,8 +91,3 @@ def _row(
         row |= {f"{prefix}{key}": numbers.get(key) for key in _OF_LEARNER}
     row |= {name: summary.get(name) for name in _COSTS}
     return {**row, "seconds": job.seconds, "run": run, "reason": job.reason}
-
-
-def _key(word: str) -> str:
-    """The key of a word, without Hydra's marks of adding and removing."""
-    return word.partition("=")[0].lstrip("+~")

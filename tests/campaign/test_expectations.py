@@ -45,7 +45,7 @@ def test_an_arm_that_is_far_below_another_is_below_it():
 
 def test_the_interval_is_that_of_the_paired_t_test():
     values, others = (0.90, 0.93, 0.91, 0.95), (0.96, 0.95, 0.97, 0.96)
-    one = found("a.top1 < b.top1", a=values, b=others)
+    one = found("a.loss < b.loss", a=[1 - value for value in values], b=[1 - value for value in others])
     interval = stats.ttest_rel(values, others).confidence_interval(0.95)
     assert one.statistics["low"] == pytest.approx(interval.low)
     assert one.statistics["high"] == pytest.approx(interval.high)
@@ -81,9 +81,10 @@ def test_one_seed_alone_decides_nothing():
 
 def test_arms_with_nearly_the_same_values_are_the_same():
     a, b = (0.950, 0.955, 0.960, 0.952), (0.951, 0.954, 0.961, 0.951)
-    one = found("a.top1 = b.top1 within 0.03", a=a, b=b)
+    assert found("a.top1 = b.top1 within 0.03", a=a, b=b).outcome == "met"
+    one = found("a.loss = b.loss within 0.03", a=a, b=b)
     assert one.outcome == "met"
-    differences = [x - y for x, y in zip(a, b, strict=True)]
+    differences = [y - x for x, y in zip(a, b, strict=True)]
     half = stats.t.ppf(0.95, 3) * stats.tstd(differences) / 2
     assert one.statistics["high_90"] == pytest.approx(sum(differences) / 4 + half)
 
@@ -122,7 +123,8 @@ def test_a_number_is_compared_with_the_mean_of_the_seeds():
     one = found("a.top1 > 0.9", a=(0.95, 0.96, 0.97))
     assert one.outcome == "met"
     interval = stats.ttest_1samp((0.95, 0.96, 0.97), 0.9).confidence_interval(0.95)
-    assert f"{interval.low:.4g} to {interval.high:.4g}" in one.numbers
+    loss = found("a.loss < 0.1", a=(0.95, 0.96, 0.97))
+    assert f"{1 - interval.high:.4g} to {1 - interval.low:.4g}" in loss.numbers
     assert found("a.top1 < 0.9", a=(0.95, 0.96, 0.97)).outcome == "not met"
     assert found("a.top1 > 0.99 by 0.5", a=(0.95, 0.96, 0.97)).outcome == "not met"
 
@@ -171,9 +173,22 @@ def test_a_failed_run_still_says_how_many_steps_were_skipped_and_that_it_failed(
     runs = {"bad": [failing(measures(seed, skip_rate=1.0)) for seed in range(3)]}
     assert judge(expectation("bad.skip_rate > 0.95"), runs, {}).outcome == "met"
     assert judge(expectation("bad.failed = 1 within 0"), runs, {}).outcome == "met"
-    assert (
-        judge(expectation("bad.train_seconds < 100"), runs, {}).outcome == "not met"
-    )  # it did not take its whole time
+
+
+def test_what_a_whole_run_takes_is_not_decided_by_runs_that_failed():
+    runs = {
+        "bad": [failing(measures(seed, energy=5.0)) for seed in range(3)],
+        "good": [measures(seed, energy=9.0) for seed in range(3)],
+    }
+    for text in (
+        "bad.train_seconds < 100",
+        "bad.energy > good.energy",
+        "good.energy < bad.energy",
+        "bad.energy = good.energy",
+    ):
+        one = judge(expectation(text), runs, {})
+        assert one.outcome == "undecided"
+        assert "all 3 runs of bad failed numerically, so what a whole run takes is not on record" in one.numbers
 
 
 def test_a_run_that_ended_with_a_metric_that_is_not_finite_failed():
@@ -237,3 +252,28 @@ def test_every_measure_can_be_asked_of_a_run(measure):
 def test_equal_decimals_leave_no_difference_to_show():
     one = found("a.top1 = b.top1 within 0.05", a=(0.3, 0.1, 0.2), b=(0.1, 0.2, 0.3))
     assert "difference +0," in one.numbers
+
+
+def test_two_seeds_that_differ_by_the_same_whole_samples_decide_nothing():
+    a, b = (0.95, 0.96), (0.9425, 0.9525)  # three of 400 samples
+    below = found("b.top1 < a.top1", a=a, b=b)
+    assert below.outcome == "undecided"
+    half = stats.t.ppf(0.975, 1) / 400 / math.sqrt(6) / math.sqrt(2)
+    assert below.statistics["high"] == pytest.approx(half - 0.0075)
+    same = found("a.top1 = b.top1 within 0.008", a=a, b=b)
+    assert same.outcome == "undecided"
+    assert same.statistics["power"] < 0.9
+    ratio = found("a.top1 = b.top1 within 1.01x", a=(0.95, 0.95), b=(0.95, 0.95))
+    assert ratio.statistics["high"] == pytest.approx(half / 0.95)
+
+
+def test_a_number_is_not_rounded_and_a_metric_compared_with_it_is():
+    one = found("a.top1 < 0.96", a=(0.95, 0.95, 0.95))
+    half = stats.t.ppf(0.975, 2) / 400 / math.sqrt(12) / math.sqrt(3)
+    assert (one.outcome, one.statistics["high"]) == ("met", pytest.approx(half - 0.01))
+
+
+def test_equal_losses_are_compared_as_exactly_as_counts():
+    one = found("a.loss = b.loss within 0.001", a=(0.95, 0.96), b=(0.95, 0.96))
+    assert one.outcome == "met"
+    assert "the same for all 2 seeds" in one.numbers

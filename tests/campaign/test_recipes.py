@@ -99,7 +99,10 @@ def test_every_problem_is_reported_at_once(recipe_of):
         ("title is missing", "add title:"),
         ("source is missing", "add source:"),
         ("unknown key 'needs.gpus'", "did you mean needs.gpu?"),
-        ("arithmetic.other names no function", "write {_target_: mptrain.MODULE.FUNCTION, KEY: VALUE}"),
+        (
+            "arithmetic.other names no function",
+            "write {_target_: mptrain.numerics.demonstrations.FUNCTION, KEY: VALUE}",
+        ),
         ("arithmetic.fp32: an arm has that name", "choose another"),
     ]:
         assert (what, hint) in found
@@ -107,7 +110,7 @@ def test_every_problem_is_reported_at_once(recipe_of):
     assert any(what.startswith("needs.minutes: 0 must be a number above 0") for what in whats)
     assert any(what.startswith("arms.a b: a name is made of") for what in whats)
     assert any(what.startswith("arms.amp: precision=amp_dynamic must be a list") for what in whats)
-    assert any("'os.system' is not a part of mptrain" in what for what in whats)
+    assert any("'os.system' is not in mptrain.numerics.demonstrations" in what for what in whats)
 
 
 def test_words_statements_and_plan_are_checked_together(recipe_of):
@@ -140,10 +143,12 @@ def test_a_recipe_cannot_say_what_is_the_users_to_say(recipe_of, key):
     assert what == f"base: '+{word}' cannot stand in a recipe: {RESERVED[key]}"
 
 
-@pytest.mark.parametrize("target", ["os.system", "mptrainer.x", "torch.optim.SGD"])
-def test_a_strangers_recipe_calls_nothing_but_mptrain(recipe_of, target):
+@pytest.mark.parametrize(
+    "target", ["os.system", "mptrainer.x", "mptrain.cli.main.main", "mptrain.numerics.formats.scale_in_words"]
+)
+def test_a_strangers_recipe_calls_nothing_but_demonstrations(recipe_of, target):
     [(what, _)] = problems_of(recipe_of, ("mptrain.numerics.demonstrations.sequential_sum", target))
-    assert what == f"arithmetic.sum: _target_ '{target}' is not a part of mptrain"
+    assert what == f"arithmetic.sum: _target_ '{target}' is not in mptrain.numerics.demonstrations.*"
 
 
 def test_nothing_leads_out_of_mptrain_through_what_it_imports(recipe_of):
@@ -236,16 +241,21 @@ def test_a_smoke_run_has_one_seed_and_words_that_outdo_those_of_arms(recipe_of):
 
 
 def test_the_users_words_keep_the_place_apart(recipe_of):
-    assert check_own_words(["train.epochs=3", "run.root=/data/x", "extensions.allow=[mine]"]) == (
+    assert check_own_words(recipe_of(), ["train.epochs=3", "run.root=/data/x", "extensions.allow=[mine]"]) == (
         ["train.epochs=3", "extensions.allow=[mine]"],
         "/data/x",
     )
-    assert check_own_words([]) == ([], "outputs")
+    assert check_own_words(recipe_of(), []) == ([], "outputs")
 
 
-def test_the_users_words_cannot_change_what_the_recipe_decides():
+def test_the_users_words_cannot_change_what_arms_vary(recipe_of):
+    with pytest.raises(ConfigError, match=r"precision is what \w+ varies"):
+        check_own_words(recipe_of(), ["precision=fp32", "train.epochs=1"])
+
+
+def test_the_users_words_cannot_change_what_the_recipe_decides(recipe_of):
     with pytest.raises(ConfigError) as caught:
-        check_own_words(["seed=1", "run.name=x", "train.epochs=1,2", "nothing"])
+        check_own_words(recipe_of(), ["seed=1", "run.name=x", "train.epochs=1,2", "nothing"])
     whats = [problem.what for problem in caught.value.problems]
     assert whats == [
         "'seed=1' has no effect here: seeds are listed under seeds",

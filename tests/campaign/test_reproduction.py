@@ -17,14 +17,16 @@ from mptrain.campaign.reproduction import (
     compute,
     folder_of,
     measured,
+    plan,
     write_verdict,
 )
 from mptrain.campaign.sweep import take_stock
 from mptrain.config.compose import Composer
-from mptrain.config.targets import Target
-from mptrain.errors import ConfigError
+from mptrain.config.targets import PACKAGES, Target
+from mptrain.errors import ConfigError, StorageError
+from mptrain.runlog.lock import hold
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
-from mptrain.runlog.sweeps import Sweep, SweepJob
+from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, write_sweep
 
 RECIPE = Recipe("mine", Path("mine/recipe.yaml"), "Mine", "It works.", "me")
 
@@ -53,18 +55,31 @@ def test_runs_are_measured_arm_by_arm(tmp_path):
     assert found["b"][0].metrics["top1"] == 0.9
 
 
+def test_a_recipe_that_is_being_run_is_not_written_over(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("title: new\n")
+    folder = tmp_path / "recipes" / "mine"
+    folder.mkdir(parents=True)
+    write_sweep(sweep_of(folder, 0))
+    before = (folder / "sweep.json").read_bytes()
+    recipe = replace(RECIPE, path=tmp_path / "recipe.yaml")
+    with hold(SweepPaths(folder).lock), pytest.raises(StorageError, match="is being written by"):
+        plan(Reproduction(recipe, False, (), folder, (), Composer()), 2)
+    assert (folder / "sweep.json").read_bytes() == before
+    assert not (folder / "recipe.yaml").exists()
+
+
 def test_smoke_runs_have_a_folder_of_their_own():
     assert folder_of(RECIPE, "outputs", smoke=False) == Path("outputs/recipes/mine")
     assert folder_of(RECIPE, "outputs", smoke=True) == Path("outputs/recipes/mine-smoke")
 
 
 def test_arithmetic_is_computed_by_name():
-    target = Target("mptrain.numerics.demonstrations.sequential_sum", {"terms": 6000})
+    target = Target("mptrain.numerics.demonstrations.sequential_sum", {"terms": 6000}, PACKAGES["arithmetic"])
     assert compute(replace(RECIPE, arithmetic={"sum": target}))["sum"]["value"] == 2048
 
 
 def test_arithmetic_that_returns_no_numbers_is_refused():
-    target = Target("mptrain.numerics.formats.scale_in_words", {"scale": 8.0})
+    target = Target("mptrain.numerics.formats.scale_in_words", {"scale": 8.0}, ("mptrain.numerics",))
     with pytest.raises(ConfigError, match=r"arithmetic\.sum: .* returns no mapping of names to numbers"):
         compute(replace(RECIPE, arithmetic={"sum": target}))
 

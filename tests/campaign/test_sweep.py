@@ -113,6 +113,18 @@ def test_a_failure_of_numerics_is_a_finding_where_arms_are_judged(composer, tmp_
         assert (statuses(sweep), sweep.jobs[1].reason) == (["done", "failed"], "only overflows")
 
 
+def test_arms_take_turns(composer, tmp_path):
+    points = [
+        Point(number, (f"seed={number}",), (), arm=arm) for number, arm in enumerate(["a", "a", "a", "b", "b", "b"])
+    ]
+    (tmp_path / "s").mkdir()
+    sweep = plan_sweep(points, tmp_path / "s", words=(), kind="comparison")
+    watch = Watched()
+    run_sweep(sweep, composer, jobs.program(jobs.finish_at_once), watch)
+    started = [number for number, status in watch.seen if status == "running"]
+    assert started == [0, 3, 1, 4, 2, 5]
+
+
 def test_each_job_has_a_directory_of_its_own_and_may_go_on_there(composer, tmp_path):
     sweep = planned(composer, tmp_path / "it's", "seed=0,1", "run.name=mine", "run.resume=must", "run.root=elsewhere")
     assert [job.overrides for job in sweep.jobs] == [("seed=0",), ("seed=1",)]
@@ -142,6 +154,14 @@ def test_only_one_process_runs_a_sweep(composer, tmp_path):
             run_sweep(sweep, composer, jobs.program(), Watched())
         with pytest.raises(StorageError, match="is being written by"):
             require_free(sweep)
+
+
+def test_a_sweep_that_is_being_run_is_not_written_over(composer, tmp_path):
+    sweep = planned(composer, tmp_path / "s", "seed=0")
+    before = [path.read_bytes() for path in (sweep.paths.json, sweep.paths.csv)]
+    with hold(sweep.paths.lock), pytest.raises(StorageError, match="is being written by"):
+        planned(composer, tmp_path / "s", "seed=0", parallel=3)
+    assert [path.read_bytes() for path in (sweep.paths.json, sweep.paths.csv)] == before
 
 
 def test_a_run_that_somebody_else_goes_on_with_is_waited_for(composer, tmp_path, monkeypatch):

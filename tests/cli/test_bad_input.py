@@ -49,7 +49,11 @@ ROWS = [
     (["help", "trian"], ["error: 'trian' is not a command", "hint: did you mean train?"]),
     (["model._target_=os.system"], ["error: _target_ 'os.system' is not in an allowed package"]),
     (["model._target_=mptrain.model.cnnn"], ["has no 'cnnn'", "hint: did you mean mptrain.model.cnn?"]),
-    (["model._target_=mptrain.cli.os.system"], ["tried to import mptrain.cli.os"]),
+    (["model._target_=mptrain.model.os.system"], ["tried to import mptrain.model.os"]),
+    (
+        ["model._target_=mptrain.cli.main.main", "+model.argv=[doctor]"],
+        ["'mptrain.cli.main.main' is not in an allowed package", "hint: name a class or function of mptrain.model.*"],
+    ),
 ]
 
 

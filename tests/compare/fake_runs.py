@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from omegaconf import OmegaConf
 
 from mptrain.compare.results import Arm, RunMeasures
@@ -78,6 +80,8 @@ def measures(seed=0, top1=0.95, precision="fp32", keys=None, **changes):
         "initial_weights": f"weights {seed}",
         "data": {epoch: (f"order {seed} {epoch}", f"batch {seed} {epoch}") for epoch in range(3)},
         "attempts": (),
+        "data_card": "card",
+        "unusable": {"train": 0, "test": 0},
     }
     return RunMeasures(**{**fields, **changes})
 
@@ -132,6 +136,7 @@ def some_summary(**changes):
         "term": "samples",
         "terms_per_second": 90.0,
         "steady_terms_per_second": 100.0,
+        "steady_steps": 20,
         "train_seconds": 3.2,
         "data_wait": 0.25,
         "energy_joules": 12.5,
@@ -154,11 +159,18 @@ SOME_RECORDS = (
 )
 
 
-def write_run(root, name="a", *, config=None, records=SOME_RECORDS, summary=None, end=("done", "", 0, 30)):
-    """A run directory, and the run that it reads as; ``end`` None leaves it running."""
+SOME_DATA = {"name": "digits", "labels": ["0", "1"], "files": {"test": ["/data/digits.txt"]}}
+
+
+def write_run(
+    root, name="a", *, config=None, records=SOME_RECORDS, summary=None, end=("done", "", 0, 30), data=SOME_DATA
+):
+    """A run directory, and the run that it reads as; ``end`` None leaves it running, ``data`` None without a data.json."""
     run = create_run(root, "x", name)
     state = RunState(id=name, argv=(), command="", versions=dict(VERSIONS), device=CPU).begin()
     run.write_config(yaml_of() if config is None else config, ["precision=fp32"])
+    if data is not None:
+        run.paths.data.write_text(json.dumps(data))
     writer = RecordWriter(run.paths)
     for record in records:
         writer.take(record)

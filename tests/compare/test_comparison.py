@@ -125,6 +125,7 @@ def test_runs_that_did_not_end_count_neither_as_failed_nor_as_sound(arms):
     runs = [failed(run) for run in two[0].runs[:6]] + [replace(run, status="preempted") for run in two[0].runs[6:]]
     found = compare([Arm("amp_dynamic", tuple(runs)), two[1]]).arms[1]
     assert "6 of 6 runs failed" in found.verdict.why
+    assert "0 of 8 pairs are complete, seeds 6, 7 did not end in both arms" in found.verdict.why
 
 
 def test_a_metric_that_is_not_finite_is_a_failure_and_a_run_without_end_is_missing(arms):
@@ -153,13 +154,16 @@ def test_speeds_are_compared_only_where_both_are_known(arms):
     assert found.time.mean == pytest.approx(1.0)
 
 
-def test_an_unfair_comparison_is_made_and_says_that_it_is(arms):
+def test_an_unfair_comparison_has_numbers_and_no_verdict_unless_one_insists(arms):
     two = arms(keys={"train__batch_size": 20})
     found = compare(two)
     assert found.objections[0].fatal
     assert "train.batch_size is 10 in fp32, 20 in amp_dynamic" in found.objections[0].what
-    assert found.arms[1].verdict.word == "equivalent"
-    assert compare(two, claimed=["train.batch_size"]).objections == ()
+    assert found.arms[0].verdict.word == "reference"
+    assert found.arms[1].verdict.word == "undecided"
+    assert found.arms[1].verdict.why == f"the comparison is unfair: {found.objections[0].what}"
+    assert compare(two, anyway=True).arms[1].verdict.word == "equivalent"
+    assert compare(two, claimed=["train.batch_size"]).arms[1].verdict.word == "equivalent"
 
 
 def test_another_split_is_fatal_and_left_out(arms):
@@ -175,7 +179,7 @@ def test_several_comparisons_at_once_and_a_busy_machine_are_noted(arms):
     third = Arm("third", two[0].runs)
     notes = "\n".join(compare([*two, third]).notes)
     assert "2 arms are compared with the reference at 95 % each" in notes
-    assert "probability of up to 10 %" in notes
+    assert "probability of at most 10 %" in notes
     assert "up to 8 of these runs worked on one machine" in notes
 
 
@@ -194,3 +198,44 @@ def test_one_arm_alone_or_an_empty_one_is_refused():
         compare(group([measures(0), measures(1)]))
     with pytest.raises(UsageError, match="no run of b"):
         compare([arm("fp32", [0.9]), Arm("b", ())])
+
+
+def test_equal_accuracies_of_few_seeds_are_no_certainty(arms):
+    shifted = [value - 3 / 397 for value in FULL[:2]]
+    found = compare(arms(full=FULL[:2], amp=shifted)).arms[1]
+    assert found.verdict.word == "undecided"
+    assert found.difference.low < 0 < found.difference.high
+    assert found.equivalence.power < 1
+    equal = compare(arms(full=[0.95] * 3, amp=[0.95] * 3)).arms[1]
+    assert equal.verdict.word == "equivalent"
+    half = 4.3027 / 397 / math.sqrt(3)  # Student's t for 2 degrees of freedom
+    assert equal.difference.high == pytest.approx(half / math.sqrt(6), rel=1e-4)
+    assert equal.metric.high - 0.95 == pytest.approx(half / math.sqrt(12), rel=1e-4)
+
+
+def test_a_loss_has_no_steps(arms):
+    found = compare(arms(full=[0.95] * 3, amp=[0.95] * 3), metric="loss").arms[1]
+    assert (found.difference.low, found.difference.high) == (0.0, 0.0)
+    assert "equal to the last bit" in found.verdict.why
+
+
+def test_a_reference_that_failed_at_most_seeds_leaves_no_arm_equivalent(arms):
+    other, full = arms(full=[0.95] * 8, amp=[0.95] * 8)
+    broken = Arm("fp32", (*(failed(run) for run in full.runs[:5]), *full.runs[5:]))
+    found = compare([other, broken]).arms[1]
+    assert found.verdict.word == "undecided"
+    assert "seeds 0, 1, 2, 3, 4 of the reference itself failed numerically" in found.verdict.why
+    assert "3 of 8 pairs are complete" in found.verdict.why
+
+
+def test_arms_that_are_the_same_runs_are_said_to_be(arms):
+    same, full = arms()
+    third = Arm("third", tuple(replace(run, metrics={**run.metrics, "loss": 0.25}) for run in same.runs))
+    found = {result.arm.name: " ".join(result.remarks) for result in compare([full, same, third]).arms}
+    assert "bit for bit the runs of fp32" in found["amp_dynamic"]
+    assert "bit for bit" not in found["fp32"] + found["third"]
+
+
+def test_runs_that_are_too_short_to_time_are_said_to_be(arms):
+    found = compare(arms(terms_per_second=None, steady_steps=12)).arms[1]
+    assert any("4 of 4 runs were too short to time: 12 steps after warm-up at most" in one for one in found.remarks)

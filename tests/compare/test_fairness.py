@@ -27,6 +27,8 @@ def test_arms_that_differ_in_precision_only_are_fair_and_everything_was_checked(
     found, checks = inspect((FULL, AMP), FULL)
     assert found == ()
     text = "\n".join(checks)
+    assert "the data (labels, preparation, files: data.json) were compared by digest" in text
+    assert "measured on as many samples, and left out as many" in text
     for words in ("nothing but keys of precision, scaler", "initial weights", "orders", "first batches", "TF32 off"):
         assert words in text
     assert "same device" in text
@@ -40,8 +42,12 @@ def test_a_key_that_was_not_claimed_is_fatal_and_named_with_both_values():
 
 
 @pytest.mark.parametrize("claimed", [("train.batch_size", "optimizer"), ("train", "optimizer.lr")])
-def test_what_was_claimed_may_differ(claimed):
-    assert objections(FULL, of_amp({"train__batch_size": 20, "optimizer__lr": 0.1}), claimed=claimed) == ()
+def test_what_was_claimed_may_differ_and_is_named_in_full(claimed):
+    found, checks = inspect((FULL, of_amp({"train__batch_size": 20, "optimizer__lr": 0.1})), FULL, claimed)
+    assert [(one.what, one.fatal) for one in found] == [
+        ("arms differ in optimizer.lr, train.batch_size too, as was claimed", False)
+    ]
+    assert checks[0] == "runs of an arm differ in nothing but their seed"
 
 
 def test_a_claim_covers_whole_words_of_a_key():
@@ -86,9 +92,9 @@ def test_other_weights_orders_or_batches_are_fatal(change, what):
 )
 def test_other_weights_or_data_that_follow_from_a_claim_are_flagged(change, key, claimed):
     found = objections(FULL, of_amp({key: 7}, **change), claimed=(claimed,))
-    assert found
+    assert len(found) > 1
     assert not any(one.fatal for one in found)
-    assert all(f"as follows from {key.replace('__', '.')}" in one.what for one in found)
+    assert all(f"as follows from {key.replace('__', '.')}" in one.what for one in found[1:])
 
 
 def test_a_claim_that_holds_no_difference_excuses_nothing():
@@ -98,7 +104,8 @@ def test_a_claim_that_holds_no_difference_excuses_nothing():
 
 def test_a_claim_from_which_no_other_weights_follow_excuses_none():
     found = objections(FULL, of_amp({"optimizer__lr": 0.1}, initial_weights="other"), claimed=("optimizer",))
-    assert [one.fatal for one in found] == [True]
+    assert [one.fatal for one in found] == [True, False]
+    assert "initial weights" in found[0].what
 
 
 def test_an_unclaimed_difference_excuses_no_other_weights():
@@ -111,8 +118,8 @@ def test_epochs_that_only_one_run_reached_do_not_count():
 
 
 def test_what_is_not_on_record_is_flagged_as_not_checked():
-    found, checks = inspect((FULL, of_amp(initial_weights="", data={})), FULL)
-    assert len(found) == 3
+    found, checks = inspect((FULL, of_amp(initial_weights="", data={}, data_card="")), FULL)
+    assert len(found) == 4
     assert not any(one.fatal for one in found)
     assert all("could not be checked" in one.what for one in found)
     assert not any("digest" in check for check in checks)
@@ -180,3 +187,43 @@ def test_differences_are_of_the_arm_against_the_reference():
     assert found["optimizer.lr"] == (0.05, 0.1)
     assert found["scaler.init_scale"] == ("(absent)", 65536.0)
     assert not any(key.startswith(("run", "log", "chosen", "seed")) for key in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (
+            {"data_card": "other"},
+            "data (labels, preparation, files: data.json) of amp_dynamic and fp32 are not the same",
+        ),
+        ({"samples": 100}, "amp_dynamic was measured on 100 samples of test, fp32 on 400, at seeds 0, 1"),
+        ({"unusable": {"test": 3}}, "amp_dynamic left out 3 samples of test, fp32 0, at seeds 0, 1"),
+    ],
+)
+def test_other_test_data_are_fatal_unless_they_follow_from_a_claim(change, what):
+    (found,) = objections(FULL, of_amp(**change))
+    assert found.fatal
+    assert what in found.what
+    claimed = objections(FULL, of_amp({"dataset__path": "b"}, **change), claimed=("dataset.path",))
+    assert [one.fatal for one in claimed] == [False, False]
+    assert claimed[1].what.endswith("as follows from dataset.path")
+
+
+def test_samples_of_runs_that_did_not_end_or_do_not_say_are_not_compared():
+    assert objections(FULL, of_amp(samples=0, unusable={})) == ()
+    assert objections(FULL, of_amp(samples=100, unusable={"test": 3}, status="preempted")) == ()
+
+
+def test_runs_that_were_changed_on_the_way_are_fatal_and_named_with_their_keys():
+    one, other = AMP.runs
+    lr, epochs = "optimizer.lr was 0.1, now 0.2", "train.epochs was 3, now 4"
+    for claimed in ((), ("optimizer",)):
+        (found,) = objections(FULL, Arm("amp_dynamic", (one, replace(other, changes=(lr, epochs)))), claimed=claimed)
+        assert found.fatal
+        assert found.what == f"amp_dynamic-1 of amp_dynamic (seed 1) changed on the way: {lr}; {epochs}"
+
+
+def test_runs_that_went_on_with_other_threads_are_flagged_only():
+    (found,) = objections(FULL, of_amp(changes=("threads was 1, now 2",)))
+    assert not found.fatal
+    assert "(seeds 0, 1) changed on the way" in found.what

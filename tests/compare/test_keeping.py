@@ -25,7 +25,7 @@ from mptrain.runlog.strict_json import parse_strict
 
 POINT = Interval(0.5, math.nan, math.nan, math.nan, 1)
 FULL = ArmResult(
-    arm=arm("fp32", [0.9, math.inf], data_wait=math.nan, attempts=(("host", "1", "2"),)),
+    arm=arm("fp32", [0.9, math.inf], data_wait=math.nan, attempts=(("host", "1", "2"),), changes=("a was 1, now 2",)),
     metric=POINT,
     difference=None,
     equivalence=None,

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 
 import pytest
-from compare.fake_runs import SOME_RECORDS, epoch, some_summary, step, write_run, yaml_of
+from compare.fake_runs import SOME_DATA, SOME_RECORDS, epoch, some_summary, step, write_run, yaml_of
 
 from mptrain.compare.measures import measure
 from mptrain.errors import StorageError
 from mptrain.records import EvalRecord, EventRecord, OverflowRecord
-from mptrain.runlog import read_run
+from mptrain.runlog import open_run, read_run
 
 FAILED = ("failed", "every step overflowed", 4, 3)
 
 
 def test_a_finished_run_says_everything(tmp_path):
-    found = measure(write_run(tmp_path, config=yaml_of(3, "amp_dynamic"), summary=some_summary()))
+    summary = some_summary(unusable_samples={"test": 1})
+    found = measure(write_run(tmp_path, config=yaml_of(3, "amp_dynamic"), summary=summary))
     assert (found.seed, found.status, found.exit_code, found.reason) == (3, "done", 0, "")
     assert found.chosen["precision"] == "amp_dynamic"
     assert (found.metrics, found.metric_name, found.higher_is_better) == ({"loss": 0.4, "top1": 0.9}, "top1", True)
@@ -30,6 +31,7 @@ def test_a_finished_run_says_everything(tmp_path):
     assert (found.threads, found.facts["unaligned"]) == (2, 0.5)
     assert found.initial_weights == "abc"
     assert found.data == {0: ("o0", "b0"), 1: ("o1", "b1")}
+    assert (found.changes, found.unusable, found.steady_steps) == ((), {"test": 1}, 20)
     assert [host for host, _, _ in found.attempts] == [read_run(tmp_path / "a").state.attempts[0].host]
 
 
@@ -43,9 +45,11 @@ def test_the_course_of_a_run_counts_its_samples(tmp_path):
 
 def test_what_an_older_run_does_not_say_stays_unknown(tmp_path):
     newer = ("higher_is_better", "steady_terms_per_second", "data_wait", "energy_joules", "memory_before", "facts")
+    newer += ("steady_steps",)
     summary = {name: value for name, value in some_summary().items() if name not in newer}
     records = [record for record in SOME_RECORDS if isinstance(record, EvalRecord)]
-    found = measure(write_run(tmp_path, summary=summary, records=records))
+    found = measure(write_run(tmp_path, summary=summary, records=records, data=None))
+    assert (found.data_card, found.unusable, found.steady_steps) == ("", {}, None)
     assert (found.higher_is_better, found.terms_per_second, found.energy) == (None, None, None)
     assert math.isnan(found.data_wait)
     assert (found.memory_before, found.facts, found.initial_weights, found.data) == (0, {}, "", {})
@@ -112,4 +116,40 @@ def test_a_run_without_a_configuration_is_refused(tmp_path):
 def test_damage_of_an_event_is_located(tmp_path):
     run = write_run(tmp_path, records=[*SOME_RECORDS, EventRecord("data_order", 30, {"epoch": 3})])
     with pytest.raises(StorageError, match=r"events\.jsonl, line 7 is damaged: it is no data_order event"):
+        measure(run)
+
+
+def test_changes_of_the_configuration_on_the_way_are_kept(tmp_path):
+    lr, epochs = "optimizer.lr was 0.1, now 0.2", "train.epochs was 3, now 4"
+    run = write_run(tmp_path, summary=some_summary())
+    state = run.state.begin(10, [lr]).end("failed", "", 6, 12).begin(10).begin(20, [epochs]).end("done", "", 0, 30)
+    open_run(run.paths.root).write_state(state)
+    assert measure(read_run(run.paths.root)).changes == (lr, epochs)
+
+
+def test_too_few_steps_after_warm_up_give_no_speed(tmp_path):
+    def speed(name, **changes):
+        return measure(write_run(tmp_path, name, summary=some_summary(**changes))).terms_per_second
+
+    assert speed("a", steady_steps=19) is None
+    assert speed("b", steady_steps=20) == 100.0
+    older = {name: value for name, value in some_summary().items() if name != "steady_steps"}
+    assert measure(write_run(tmp_path, "c", summary=older)).terms_per_second == 100.0
+
+
+def test_the_digest_of_the_data_is_of_what_they_are_and_not_of_where_they_lie(tmp_path):
+    def digest(name, **changes):
+        return measure(write_run(tmp_path, name, data={**SOME_DATA, **changes})).data_card
+
+    here = digest("a")
+    assert len(here) == 64
+    assert digest("b", files={"test": ["/elsewhere/digits.txt"]}) == here
+    assert digest("c", files={"test": ["/data/other.txt"]}) != here
+    assert digest("d", labels=["1", "0"]) != here
+
+
+def test_damage_of_what_is_said_of_the_data_is_located(tmp_path):
+    run = write_run(tmp_path)
+    run.paths.data.write_text("{")
+    with pytest.raises(StorageError, match=r"data\.json"):
         measure(run)

@@ -14,6 +14,7 @@ from mptrain.compare.statistics import (
     mean_interval,
     pairs_for_power,
     ratio_interval,
+    rounding_spread,
     tost_p,
     tost_power,
 )
@@ -161,3 +162,57 @@ def test_a_difference_of_the_margin_is_called_equivalent_in_at_most_5_of_100_sam
     standard_error = math.sqrt(0.05 * 0.95 / 10_000)
     assert false / 10_000 <= 0.05 + 3 * standard_error
     assert tost_power(0.01, spread / math.sqrt(n), n - 1, difference=0.01) <= 0.05  # exactly, not by simulation
+
+
+def test_the_spread_of_rounding_is_that_of_simulated_rounding():
+    values = np.random.default_rng(1).uniform(0, 1, (2, 200_000))
+    errors = np.round(values * 397) / 397 - values
+    assert rounding_spread(1 / 397) == pytest.approx(errors.std(), rel=0.01)
+    assert rounding_spread(1 / 397, 1 / 397) == pytest.approx((errors[0] - errors[1]).std(), rel=0.01)
+    assert rounding_spread(1 / 397, 1 / 397) == pytest.approx(1 / (397 * math.sqrt(6)))
+    assert rounding_spread(0.0, 0.0) == 0.0
+
+
+def test_rounding_is_added_to_the_spread_in_intervals_tests_and_power():
+    values, rounding = [0.004, 0.001, 0.002], 0.001
+    spread = math.hypot(stats.tstd(values), rounding)
+    found, equal = mean_interval(values, 0.95, rounding), equivalence(values, 0.01, rounding=rounding)
+    assert found.high - found.mean == pytest.approx(stats.t.ppf(0.975, 2) * spread / math.sqrt(3))
+    assert found.spread == pytest.approx(stats.tstd(values))
+    assert equal.high - found.mean == pytest.approx(stats.t.ppf(0.95, 2) * spread / math.sqrt(3))
+    assert equal.p == tost_p(found.mean, spread / math.sqrt(3), 2, 0.01)
+    assert (equal.p < 0.05) == (equal.high < 0.01)
+    assert equal.power == tost_power(0.01, spread / math.sqrt(3), 2)
+    assert equal.pairs_for_80 == pairs_for_power(0.01, spread)
+
+
+def test_equal_differences_of_rounded_values_are_no_certainty():
+    rounding = rounding_spread(1 / 397, 1 / 397)
+    found, equal = (
+        mean_interval([-3 / 397, -3 / 397], 0.95, rounding),
+        equivalence([0.0025, 0.0025], 0.01, rounding=rounding),
+    )
+    assert found.low < 0 < found.high
+    assert found.spread == 0
+    assert equal.p > 0.01
+    assert equal.power < 1
+
+
+@pytest.mark.parametrize(("samples", "spread"), [(397, 0.0025), (200, 0.005)])
+@pytest.mark.parametrize("pairs", [2, 3, 4, 5, 8])
+def test_of_metrics_in_steps_of_a_sample_at_most_5_in_100_differences_are_wrongly_found(samples, spread, pairs):
+    def differences(true):
+        drawn = np.random.default_rng(pairs).normal(true, spread, (10_000, pairs))
+        return (np.round(drawn * samples) / samples).tolist()
+
+    rounding, tolerance = rounding_spread(1 / samples, 1 / samples), 3 * math.sqrt(0.05 * 0.95 / 10_000)
+    zero = [mean_interval(sample, 0.95, rounding) for sample in differences(0.0)]
+    assert sum(not found.low <= 0 <= found.high for found in zero) / 10_000 <= 0.05 + tolerance
+    at_margin = [mean_interval(sample, 0.90, rounding) for sample in differences(0.01)]
+    assert sum(found.low > -0.01 and found.high < 0.01 for found in at_margin) / 10_000 <= 0.05
+
+
+def test_without_what_rounding_adds_two_pairs_would_find_differences_that_there_are_not():
+    drawn = np.random.default_rng(2).normal(0, 0.0025, (10_000, 2))
+    found = [mean_interval(sample) for sample in (np.round(drawn * 397) / 397).tolist()]
+    assert sum(not one.low <= 0 <= one.high for one in found) / 10_000 > 0.1

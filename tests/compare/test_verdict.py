@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from mptrain.compare.statistics import equivalence, mean_interval
+from mptrain.compare.statistics import equivalence, mean_interval, rounding_spread
 from mptrain.compare.verdict import Evidence, decide, sign_test
 
 
-def verdict(differences=(), higher_is_better=True, margin=0.01, **failures):
+def verdict(differences=(), higher_is_better=True, margin=0.01, rounding=0.0, **failures):
     return decide(
         Evidence(
             metric="top1",
             higher_is_better=higher_is_better,
             margin=margin,
-            difference=mean_interval(differences) if differences else None,
-            equivalence=equivalence(differences, margin) if len(differences) > 1 else None,
+            difference=mean_interval(differences, rounding=rounding) if differences else None,
+            equivalence=equivalence(differences, margin, rounding=rounding) if len(differences) > 1 else None,
             **failures,
         )
     )
@@ -69,11 +69,23 @@ def test_one_pair_is_too_few_also_with_tests_of_it():
     assert "two seeds" in decide(one).why
 
 
-def test_equal_runs_are_equivalent_and_their_spread_is_said_to_be_unknown():
+def test_exact_values_without_spread_are_said_to_be_of_the_same_computation():
     found = verdict([0.0, 0.0])
     assert found.word == "equivalent"
-    assert "true spread is not known" in found.why
-    assert verdict([-0.02, -0.02]).word == "worse"
+    assert "equal to the last bit, as only the same computation is" in found.why
+    apart = verdict([-0.02, -0.02])
+    assert apart.word == "worse"
+    assert "true spread is not known" in apart.why
+
+
+def test_two_equal_differences_of_rounded_values_decide_nothing():
+    rounding = rounding_spread(1 / 397, 1 / 397)
+    assert verdict([-3 / 397, -3 / 397], rounding=rounding).word == "undecided"
+    assert verdict([0.0] * 2, margin=0.004, rounding=rounding).word == "undecided"
+    found = verdict([0.0] * 8, rounding=rounding)
+    assert found.word == "equivalent"
+    assert "the interval is that of the rounding to whole samples" in found.why
+    assert "last bit" not in found.why
 
 
 def test_eight_of_eight_failed_runs_are_worse():
@@ -118,7 +130,41 @@ def test_failures_of_the_reference_alone_are_named():
     seeds = tuple(range(8))
     found = verdict(reference_failed=seeds, shared=seeds)
     assert found.word == "undecided"
-    assert "the reference itself failed" in found.why
+    assert "of the reference itself failed numerically where the arm did not" in found.why
+    assert "no pair of runs is complete" in found.why
+
+
+def test_failures_of_the_reference_prevent_better_and_equivalent():
+    seeds = tuple(range(8))
+    for differences in ([0.0, 0.001, 0.0], [0.1, 0.11, 0.1]):
+        found = verdict(differences, reference_failed=(0, 1, 2, 3, 4), shared=seeds, seeds=seeds)
+        assert found.word == "undecided"
+        assert "seeds 0, 1, 2, 3, 4 of the reference itself failed numerically" in found.why
+        assert "3 of 8 pairs are complete" in found.why
+    assert "did not end" not in found.why
+
+
+def test_a_failure_of_the_reference_without_a_partner_counts_too():
+    found = verdict([0.0, 0.001], reference_failed=(7,), shared=(0, 1), seeds=(0, 1, 7))
+    assert found.word == "undecided"
+    assert "seed 7 of the reference failed numerically and cannot be paired with a run of the arm" in found.why
+
+
+def test_worse_by_the_mean_says_which_runs_of_the_reference_failed():
+    found = verdict([-0.1, -0.11, -0.1], reference_failed=(3,), shared=(0, 1, 2, 3), seeds=(0, 1, 2, 3))
+    assert found.word == "worse"
+    assert "besides, seed 3 of the reference itself failed" in found.why
+    assert "3 of 4 pairs are complete" in found.why
+
+
+def test_runs_that_did_not_end_are_named_whatever_the_word():
+    for differences, word in (([0.0, 0.001, 0.0], "equivalent"), ([0.1, 0.11, 0.1], "better"), ([], "undecided")):
+        shared = tuple(range(len(differences)))
+        found = verdict(differences, shared=shared, seeds=(*shared, 5, 6))
+        assert found.word == word
+        assert "seeds 5, 6 did not end in both arms" in found.why
+    assert "0 of 2 pairs are complete" in found.why
+    assert "complete" not in verdict([0.0, 0.001], shared=(0, 1), seeds=(0, 1)).why
 
 
 def test_the_sign_test_counts_only_pairs_that_ended_differently():

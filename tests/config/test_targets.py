@@ -4,7 +4,7 @@ import pytest
 
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.targets import FACTS, Target, parameters, resolve
+from mptrain.config.targets import FACTS, PACKAGES, Target, parameters, resolve
 from mptrain.errors import ConfigError
 
 MODULE = """
@@ -63,13 +63,42 @@ def extension(tmp_path, monkeypatch):
         "mptrainevil.x",
         "torch.load",
         "torch.hub.load",
+        "torchvision.io.write_png",
+        "torchvision.datasets.utils.extract_archive",
+        "torchvision.datasets.utils.download_url",
     ],
 )
 def test_a_target_outside_the_allow_list_is_refused_and_not_imported(path):
-    with pytest.raises(ConfigError, match=r"not in an allowed package") as caught:
-        resolve(path)
+    with pytest.raises(
+        ConfigError, match=r"not in an allowed package \(mptrain.model.*, torchvision.models.*\)"
+    ) as caught:
+        resolve(path, PACKAGES["model"])
     assert f"extensions.allow=[{path.split('.')[0]}.*]" in caught.value.hint
     assert "mptrainevil" not in sys.modules
+
+
+def _functions_that_do_more():
+    for package in ("cli", "campaign", "runlog", "config", "report", "engine", "compare", "diagnostics", "precision"):
+        yield f"mptrain.{package}.main.main"
+    yield from ("mptrain.cli.main.main", "mptrain.runlog.storage.write_atomically", "mptrain.records.as_json")
+
+
+@pytest.mark.parametrize("path", list(_functions_that_do_more()))
+def test_no_group_admits_what_mptrain_itself_is_made_of(path):
+    for packages in PACKAGES.values():
+        with pytest.raises(ConfigError, match="not in an allowed package") as caught:
+            resolve(path, packages)
+        assert caught.value.hint == f"name a class or function of {' or '.join(packages)}"
+
+
+def test_a_part_of_one_group_is_none_of_another():
+    resolve("mptrain.scaler.NoScaler", PACKAGES["scaler"])
+    with pytest.raises(ConfigError, match="not in an allowed package"):
+        resolve("mptrain.scaler.NoScaler", PACKAGES["optimizer"])
+
+
+def test_a_published_network_may_be_called_by_its_own_name():
+    assert resolve("torchvision.models.resnet18", PACKAGES["model"]).__name__ == "resnet18"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +124,7 @@ def test_a_target_outside_the_allow_list_is_refused_and_not_imported(path):
 )
 def test_no_attribute_leads_out_of_the_allowed_packages(path):
     with pytest.raises(ConfigError):
-        resolve(path)
+        resolve(path, ("mptrain.*",))
 
 
 def test_what_an_extension_imported_from_elsewhere_is_refused(extension):
@@ -121,13 +150,13 @@ def test_an_extension_is_allowed_by_name_or_pattern(extension):
 
 def test_a_misspelt_target_is_answered_with_the_nearest_name():
     with pytest.raises(ConfigError, match=r"has no 'DynamicScalr'") as caught:
-        resolve("mptrain.scaler.DynamicScalr")
+        resolve("mptrain.scaler.DynamicScalr", PACKAGES["scaler"])
     assert caught.value.hint == "did you mean mptrain.scaler.DynamicScaler?"
 
 
 def test_what_was_tried_is_said_when_an_import_fails(extension):
-    with pytest.raises(ConfigError, match=r"tried to import mptrain.nowhere"):
-        resolve("mptrain.nowhere.Thing")
+    with pytest.raises(ConfigError, match=r"tried to import mptrain.model.nowhere"):
+        resolve("mptrain.model.nowhere.Thing", PACKAGES["model"])
     with pytest.raises(ConfigError) as caught:
         resolve("extension_broken.Thing", extension)
     assert caught.value.hint == "install package_that_nobody_has, which extension_broken needs"
@@ -187,7 +216,7 @@ def _shipped_targets():
 
 @pytest.mark.parametrize(("group", "path"), list(_shipped_targets()))
 def test_every_shipped_target_exists_and_annotates_all_its_arguments(group, path):
-    accepted, open_ended = parameters(resolve(path))
+    accepted, open_ended = parameters(resolve(path, PACKAGES[group]))
     assert not open_ended
     for name, parameter in accepted.items():
         assert parameter.annotation is not None, f"{path}.{name}"

@@ -50,7 +50,9 @@ def test_the_commands_that_are_shown_are_valid(words):
     assert compose(words).precision.name in README
 
 
-@pytest.mark.parametrize("words", [words for words in COMMANDS if words and words[0] in ("-m", "compare")], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [words for words in COMMANDS if words and words[0] in ("-m", "compare")], ids=" ".join
+)
 def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
     composer = Composer()
     plain = [word for word in words[1:] if "=" in word]

@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 
-from mptrain.config.targets import Target
+from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError
 from mptrain.numerics.demonstrations import (
     batch_norm_emulation,
@@ -123,7 +123,8 @@ def test_a_demonstration_gives_the_same_bits_each_time(demonstration):
 
 
 def test_arguments_out_of_range_are_refused_before_anything_is_computed():
-    target = Target("mptrain.numerics.demonstrations.sequential_sum", {"dtype": "float8", "terms": 0, "term": 3})
+    wrong = {"dtype": "float8", "terms": 0, "term": 3}
+    target = Target("mptrain.numerics.demonstrations.sequential_sum", wrong, PACKAGES["arithmetic"])
     with pytest.raises(ConfigError) as caught:
         target.check("arithmetic.sum")
     assert [problem.what.partition(":")[0] for problem in caught.value.problems] == [

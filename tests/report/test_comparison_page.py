@@ -215,3 +215,9 @@ def test_a_recipe_of_arithmetic_alone_has_its_numbers(tmp_path):
     text = markdown_page(page, "figures")
     assert "| fp16_loss | sum ∞ |" in text
     assert "mptrain reproduce reductions device=cpu" in text
+
+
+def test_what_an_arm_takes_stands_in_ratios_that_say_what_they_are_of(compared):
+    text = markdown_page(compared[1], "figures")
+    assert "| speed after warm-up | training time, warm-up included | peak memory | energy |" in text
+    assert "| amp_dynamic | 2.00\u00d7 \\[1.90, 2.10\\] | 2.00\u00d7 \\[1.90, 2.10\\] | 2.00" in text

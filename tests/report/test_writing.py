@@ -84,6 +84,16 @@ def test_a_folder_that_cannot_be_written_keeps_its_old_report(tmp_path, monkeypa
     assert not list(path.rglob("*.tmp"))
 
 
+def test_nothing_is_written_where_a_link_leads(tmp_path):
+    path = make_run(tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (path / "figures").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match=r"run/figures is a symbolic link"):
+        write_report(path)
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert not (path / "report.html").exists()
+
+
 def test_a_long_run_is_written_in_seconds_and_stays_small(tmp_path):
     path = make_run(
         tmp_path / "run", steps=4000, overflows=dict.fromkeys(range(1, 4000, 5), "abnormal"), scale=2.0**900

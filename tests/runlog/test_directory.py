@@ -131,6 +131,8 @@ def test_a_directory_whose_maker_was_killed_at_once_is_a_run_without_a_state(tmp
     found = existing_run(tmp_path, "a")
     assert found.read_state() is None
     assert found.is_dead()
+    run.paths.data.write_text("{}\n")  # the last that is written before run.json
+    assert existing_run(tmp_path, "a").is_dead()
 
 
 def test_a_foreign_directory_is_neither_a_run_nor_overwritten(tmp_path):

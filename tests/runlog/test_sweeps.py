@@ -6,6 +6,7 @@ import pytest
 from mptrain.errors import StorageError
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.summary import write_summary
+from mptrain.runlog.sweep_csv import varied_keys
 from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, is_sweep, read_sweep, write_sweep
 
 
@@ -124,7 +125,18 @@ def test_a_summary_that_was_written_again_is_read_again(tmp_path):
 
 
 def test_keys_that_points_add_or_remove_are_columns_without_their_marks(tmp_path):
-    point = SweepJob(0, "000", ("+a.b=1", "~c"), ("+a.b=1", "~c"))
-    write_sweep(sweep_in(tmp_path, point))
-    assert rows(tmp_path)[0]["a.b"] == "1"
-    assert rows(tmp_path)[0]["c"] == ""
+    points = [
+        SweepJob(0, "000", ("d=1", "+a.b=1", "~c"), ("+a.b=1", "~c")),
+        SweepJob(1, "001", ("d=1", "+a.b=2"), ("+a.b=2",)),
+    ]
+    write_sweep(sweep_in(tmp_path, *points))
+    assert [row["a.b"] for row in rows(tmp_path)] == ["1", "2"]
+    assert [row["c"] for row in rows(tmp_path)] == ["", ""]
+    assert "d" not in rows(tmp_path)[0]
+
+
+def test_a_key_with_the_same_value_everywhere_is_no_column_and_the_last_word_counts(tmp_path):
+    points = [SweepJob(at, f"{at:03d}", ("p=a", "q=1", f"p={at}"), ("q=1", f"p={at}")) for at in range(2)]
+    write_sweep(sweep_in(tmp_path, *points))
+    assert varied_keys(points) == ["p"]
+    assert [row["p"] for row in rows(tmp_path)] == ["0", "1"]

@@ -8,7 +8,7 @@ import torch
 
 from mptrain.config.checks import warnings_about
 from mptrain.config.ranges import UnfitError, fit
-from mptrain.config.targets import Target
+from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError
 from mptrain.numerics.verdict import gradient_norms, judge
 from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler
@@ -76,8 +76,8 @@ def test_trap_40_a_scale_is_a_positive_finite_number(scaler, field, value):
 def test_trap_40_the_other_constants_have_ranges_as_well(field, wrong, right):
     for value in wrong:
         with pytest.raises(ConfigError, match=f"scaler.{field}="):
-            Target("mptrain.scaler.DynamicScaler", {field: value}).check("scaler")
-    Target("mptrain.scaler.DynamicScaler", {field: right}).check("scaler")
+            Target("mptrain.scaler.DynamicScaler", {field: value}, PACKAGES["scaler"]).check("scaler")
+    Target("mptrain.scaler.DynamicScaler", {field: right}, PACKAGES["scaler"]).check("scaler")
 
 
 def test_trap_05_a_scale_that_is_no_power_of_two_is_warned_about_with_the_nearest_one():

@@ -1,0 +1,32 @@
+"""What the table of a comparison shows of a ratio."""
+
+from __future__ import annotations
+
+import math
+
+from compare.fake_runs import arm
+
+from mptrain.cli.comparison_table import print_comparison
+from mptrain.compare.comparison import compare
+
+
+def table_of(speeds, capsys):
+    full = arm("fp32", [0.95] * len(speeds))
+    fast = arm("amp_dynamic", [0.95] * len(speeds))
+    for run, speed in zip(fast.runs, speeds, strict=True):
+        object.__setattr__(run, "terms_per_second", speed)
+    print_comparison(compare([full, fast]))
+    lines = capsys.readouterr().out.splitlines()
+    return next(line for line in lines if line.startswith("amp_dynamic"))
+
+
+def test_a_ratio_has_the_ends_of_its_interval_which_are_not_as_far_from_it(capsys):
+    shown = table_of([500.0, 1000.0, 2000.0], capsys)
+    end = math.exp(4.302653 * math.log(2) / math.sqrt(3))
+    assert f"1.00x [{1 / end:.2f}, {end:.2f}]" in shown
+
+
+def test_two_pairs_have_a_ratio_without_an_interval(capsys):
+    shown = table_of([500.0, 700.0], capsys)
+    assert f"{math.sqrt(0.35):.2f}x " in shown
+    assert "x [" not in shown
