@@ -16,12 +16,12 @@ from mptrain.compare.comparison import MARGIN, compare
 from mptrain.compare.keeping import write_comparisons
 from mptrain.compare.measures import measure
 from mptrain.compare.results import Objection
-from mptrain.compare.settings import differing
+from mptrain.compare.settings import differing, settings
 from mptrain.config.overrides import parse
 from mptrain.config.ranges import UnfitError, fit, show
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
-from mptrain.runlog import read_run
+from mptrain.runlog import last_run, read_run
 from mptrain.runlog.layout import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 
@@ -211,6 +211,7 @@ def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Co
     """
     paths = list(dict.fromkeys(path.resolve() for place in places for path in _runs_of(place)))
     runs = [measure(read_run(path)) for path in paths]
+    _require_keys(question.claimed, runs)
     comparison = _compare(group_runs(runs), question, (), anyway=anyway)
     fatal = [objection for objection in comparison.objections if objection.fatal]
     if fatal and not anyway:
@@ -230,6 +231,21 @@ def _compare(arms: tuple[Arm, ...], question: Question, notes: Sequence[str], *,
         notes=notes,
         anyway=anyway,
     )
+
+
+def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
+    """Refuse claims about keys and sections that no configuration has.
+
+    Raises:
+        UsageError: Names the first, and the nearest key.
+    """
+    keys = {key for run in runs for key in settings(run.config)}
+    for claim in claimed:
+        if not any(key == claim or key.startswith(f"{claim}.") for key in keys):
+            near = did_you_mean(claim, keys)
+            raise UsageError(
+                f"--by {claim}: no run has such a key", f"did you mean {near}?" if near else "see its config.yaml"
+            )
 
 
 def beside(comparison: Comparison, folder: Path) -> Comparison:
@@ -257,6 +273,8 @@ def _notes(sweep: Sweep) -> list[str]:
 
 
 def _runs_of(place: str) -> list[Path]:
+    if place == "last":
+        return [last_run(Path("outputs")).root]
     path = Path(place)
     if not path.exists() and (named := Path("outputs") / place).is_dir():
         path = named

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 _WITH_VALUE = ("--reference", "--margin", "--metric", "--by")
 
+#: Flags with a value that mean the same as without ``compare``.
+_PASSED_ON = ("--config-dir", "-cd", "--config-name", "-cn", "--jobs")
+
 
 @dataclass(frozen=True)
 class _Asked:
@@ -125,12 +128,12 @@ def _compare_runs(asked: _Asked) -> int:
 
 
 def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
+    from mptrain.report import write_report
+
+    written = write_report(folder)  # first: whoever reads what is printed may stop reading
     for group, comparison in comparisons.items():
         _say("")
         print_comparison(comparison, group)
-    from mptrain.report import write_report
-
-    written = write_report(folder)
     _say(f"\ncomparison={folder}")
     _say(f"report={written.html}")
 
@@ -154,10 +157,12 @@ def _read(words: Sequence[str]) -> _Asked:
             found[flag] = value if equals else rest.pop(0)
         elif word == "--anyway":
             anyway = True
-        elif word in ("--config-dir", "-cd", "--config-name", "-cn", "--jobs") and rest:
-            kept += [word, rest.pop(0)]
+        elif flag in _PASSED_ON:
+            kept += [word] if equals or not rest else [word, rest.pop(0)]
         elif word.startswith("-"):
-            kept.append(word)
+            guess = did_you_mean(flag, (*_WITH_VALUE, "--anyway", *_PASSED_ON))
+            listed = f"there is {', '.join((*_WITH_VALUE, '--anyway', '--jobs'))}"
+            raise UsageError(f"unknown option '{word}'", f"did you mean {guess}?" if guess else listed)
         elif Path(word).is_file():
             continue  # SWEEP/0* names the logs beside the runs as well
         elif "=" not in word or Path(word).is_dir():

@@ -27,7 +27,7 @@ USAGE = (
     ("mptrain resume RUN|SWEEP|last [KEY=VALUE ...]", "continue an interrupted run, or run what is missing of a sweep"),
     ("mptrain eval RUN|last [--best] [KEY=VALUE ...]", "evaluate the last checkpoint of a run, or its best"),
     ("mptrain export RUN|last [--best] [--fp16]", "write its weights as a plain state dict"),
-    ("mptrain report RUN|last ...", "write a report of runs, sweeps or comparisons: HTML and Markdown"),
+    ("mptrain report RUN|last ...", "write a report of runs, sweeps, comparisons or recipes: HTML and Markdown"),
     (
         "mptrain reproduce RECIPE [KEY=VALUE ...] [--dry-run] [--smoke] [--jobs N]",
         "run a published claim again, and judge it",
@@ -89,7 +89,7 @@ DESCRIPTIONS = {
     "torch.load reads with weights_only=True: float32, or with --fp16 float16. Averaged weights (train.ema_decay) are "
     "taken where there are any; --raw takes the others. --output PATH says where to.",
     "report": "Writes report.html (one file, nothing to load) and report.md with figures/ into the folder of a run, finished "
-    "or not, of a sweep, or of a comparison, and prints their paths. The word last is the run that was started last.",
+    "or not, of a sweep, a comparison or a recipe, and prints their paths. The word last is the run that was started last.",
     "reproduce": "Runs a recipe of mptrain list recipes, or the one in a folder of yours, prints what it found beside what "
     "it expects, and ends with 5 where that is something else. Runs that have ended are not run again. --dry-run prints the "
     "plain commands and runs nothing; --smoke only shows that everything runs, in short; --jobs N runs N at a time; "

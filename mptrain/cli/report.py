@@ -9,6 +9,12 @@ from mptrain.errors import EXIT_OK, UsageError
 from mptrain.runlog.directory import last_run
 
 
+def _place(word: str) -> Path:
+    """A folder, or one of that name below ``outputs``, as ``run.name=`` named it."""
+    path, named = Path(word).expanduser(), Path("outputs") / word
+    return named if named.is_dir() and not path.exists() else path
+
+
 def report_folders(words: Sequence[str]) -> int:
     """Write the report of every folder that is named, and print the paths of its files.
 
@@ -29,7 +35,7 @@ def report_folders(words: Sequence[str]) -> int:
     from mptrain.report import write_report
 
     for word in words:
-        path = last_run(Path("outputs")).root if word == "last" else Path(word).expanduser()
+        path = last_run(Path("outputs")).root if word == "last" else _place(word)
         written = write_report(path)
         print(written.html)
         print(written.md, flush=True)

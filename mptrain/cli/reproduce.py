@@ -219,14 +219,14 @@ def _conclude(ready: Reproduction, sweep: Sweep, numbers: Numbers) -> int:
     comparisons: dict[str, Comparison] = {}
     if sweep.jobs:
         comparisons = judge(sweep)
-        for group, comparison in comparisons.items():
-            _say("")
-            print_comparison(comparison, group)
-    _print_numbers(numbers)
     verdict = decide(ready.recipe, measured(sweep), numbers, comparisons)
     write_verdict(ready, verdict, numbers)
+    written = write_report(sweep.folder)  # first: whoever reads what is printed may stop reading
+    for group, comparison in comparisons.items():
+        _say("")
+        print_comparison(comparison, group)
+    _print_numbers(numbers)
     _print_verdict(verdict, ready.words)
-    written = write_report(sweep.folder)
     _say(f"report={written.html}")
     return EXIT_EXPECTATION if verdict.word == "NOT REPRODUCED" else EXIT_OK
 

@@ -15,6 +15,7 @@ from mptrain.compare.arms import pairs, precision_of
 from mptrain.compare.results import Arm, Objection, RunMeasures
 from mptrain.compare.settings import differing, is_below, settings
 from mptrain.config.ranges import show
+from mptrain.runlog.storage import readable_bytes
 
 #: What arms claim to differ in without saying so: keys and sections.
 PRECISION = ("precision", "scaler")
@@ -58,6 +59,7 @@ def inspect(
         ),
         _tf32(arms, reference),
         _machines(arms),
+        _baselines(arms),
         _lengths(arms, reference),
         _seeds(arms),
     ):
@@ -287,6 +289,22 @@ def _machines(arms: Sequence[Arm]) -> Found:
     if objections:
         return objections, []
     return [], ["all runs had the same device, number of threads, and versions of mptrain and torch"]
+
+
+#: By how much the memory before the model may differ until peaks say more about processes than about arms.
+_BASELINE = 1.1
+
+
+def _baselines(arms: Sequence[Arm]) -> Found:
+    """Whether all processes had about the same memory in use before their models were built."""
+    before = [run.memory_before for arm in arms for run in arm.runs if run.memory_before]
+    if not before or max(before) <= _BASELINE * min(before):
+        return [], []
+    what = (
+        f"before the model was built, processes had from {readable_bytes(min(before))} to {readable_bytes(max(before))} in "
+        "use: their peaks differ for that reason already, and the ratio of memory says nothing about the arms"
+    )
+    return [Objection(what, False, "compare runs that were all started alone, or all by one sweep or comparison")], []
 
 
 def _version(name: str) -> Callable[[RunMeasures], str]:

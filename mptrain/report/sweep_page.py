@@ -80,7 +80,12 @@ def _lead(points: Sequence[Point]) -> str:
     if not valued:
         return "No point has a final metric yet."
     if _all_equal(valued):
-        return f"{name}: {number(valued[0].metric)} at every point."
+        where = (
+            "at every point"
+            if len(valued) == len(points)
+            else f"at the {counted(len(valued), 'point')} that ended in order"
+        )
+        return f"{name}: {number(valued[0].metric)} {where}."
     directions = {point.opened.higher_is_better for point in valued if point.opened}
     low, high = (pick(valued, key=lambda point: point.metric or 0.0) for pick in (min, max))
     if len(directions) == 1 and None not in directions:

@@ -227,3 +227,14 @@ def test_runs_that_went_on_with_other_threads_are_flagged_only():
     (found,) = objections(FULL, of_amp(changes=("threads was 1, now 2",)))
     assert not found.fatal
     assert "(seeds 0, 1) changed on the way" in found.what
+
+
+def test_processes_that_began_with_other_memory_are_flagged():
+    def flagged(before):
+        arms = [arm("fp32", [0.9, 0.91]), arm("amp_dynamic", [0.9, 0.91], memory_before=before)]
+        return [one for one in inspect(arms, arms[0])[0] if "before the model was built" in one.what]
+
+    assert flagged(410_000_000) == []
+    (found,) = flagged(700_000_000)
+    assert not found.fatal
+    assert "from 400.0 MB to 700.0 MB" in found.what

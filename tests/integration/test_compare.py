@@ -76,6 +76,9 @@ def test_runs_that_differ_in_more_than_they_claim_are_refused_by_their_keys(comp
     assert "train.batch_size is 16 in fp32, 32 in fp16_dynamic" in refused.stderr
     assert "first batches" in refused.stderr
     assert not (tmp_path / "outputs/comparisons").exists()
+    mistyped = run_command(*words, "--by", "train.batchsize", cwd=tmp_path)
+    assert mistyped.returncode == 2
+    assert "did you mean train.batch_size?" in mistyped.stderr
     claimed = run_command(*words, "--by", "train.batch_size", cwd=tmp_path)
     assert claimed.returncode == 0, claimed.stderr
     assert "undecided" in claimed.stdout
@@ -94,6 +97,7 @@ def test_runs_that_differ_in_more_than_they_claim_are_refused_by_their_keys(comp
         (("precision=fp32,amp_dynamic", "--reference", "fp23"), "did you mean fp32?"),
         (("precision=fp32,amp_dynamc", "seed=0,1"), "did you mean amp_dynamic?"),
         (("outputs/nowhere",), "there is no run outputs/nowhere"),
+        (("precision=fp32,amp_dynamic", "seed=0,1", "--margn", "0.1"), "did you mean --margin?"),
     ],
 )
 def test_bad_words_are_refused_before_anything_is_run(tmp_path, words, said):
