@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from mptrain.errors import StorageError
 from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
-from mptrain.report.wording import counted
+from mptrain.report.wording import counted, number
 from mptrain.runlog.state import parse_object
 from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import restore_nonfinite
