@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptrain.config.targets import Target
+from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError
 from mptrain.schedule import Constant, Cosine, Linear, Step
 
@@ -121,4 +121,4 @@ def test_nothing_falls_below_its_final_fraction_once_warm(final, warmup, planned
 def test_constants_outside_their_ranges_are_refused(kind, key, value):
     assert key in typing.get_type_hints(kind)
     with pytest.raises(ConfigError, match=f"schedule.{key}="):
-        Target(f"mptrain.schedule.{kind.__name__}", {key: value}).check("schedule")
+        Target(f"mptrain.schedule.{kind.__name__}", {key: value}, PACKAGES["schedule"]).check("schedule")
