@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING
 
 from mptrain.cli import wording
 from mptrain.cli.progress import RunProgress
+from mptrain.cli.rows import KeyValues
 from mptrain.records import EpochRecord, EvalRecord, ProgressRecord
 
 if TYPE_CHECKING:
@@ -22,22 +23,23 @@ class PlainLines:
     """
 
     def __init__(self, stream: IO[str], seconds: float) -> None:
-        self._stream = stream
+        self._lines = KeyValues(stream)
         self._seconds = seconds
         self._seen = RunProgress()
         self._printed = time.monotonic()
-        self._gone = False
 
     def take(self, record: Record) -> None:
         """Note the record, and print what is due."""
         self._seen.take(record)
         if isinstance(record, EvalRecord):
-            self._print({"eval": record.split, "step": record.step, "epoch": record.epoch, **_metrics(record.metrics)})
+            self._lines.say(
+                {"eval": record.split, "step": record.step, "epoch": record.epoch, **_metrics(record.metrics)}
+            )
         elif isinstance(record, EpochRecord):
-            self._print(self._epoch(record))
+            self._lines.say(self._epoch(record))
         elif isinstance(record, ProgressRecord) and time.monotonic() - self._printed >= self._seconds:
             self._printed = time.monotonic()
-            self._print(self._progress(record))
+            self._lines.say(self._progress(record))
 
     def close(self) -> None:
         """Nothing is held back."""
@@ -82,14 +84,6 @@ class PlainLines:
             "seconds": f"{record.seconds:.1f}",
             f"{term}_per_second": f"{record.terms_per_second:.1f}",
         }
-
-    def _print(self, fields: dict[str, object]) -> None:
-        if self._gone:
-            return
-        try:
-            print(" ".join(f"{key}={value}" for key, value in fields.items()), file=self._stream, flush=True)
-        except OSError:
-            self._gone = True  # whoever read this has gone; training goes on without them
 
 
 def _metrics(metrics: dict[str, float]) -> dict[str, object]:

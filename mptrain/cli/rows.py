@@ -1,4 +1,4 @@
-"""Names and values under a title, wrapped: the shape of everything that is printed once."""
+"""Names and values: under a title, wrapped, for what is printed once; as ``key=value`` lines for what goes on."""
 
 from __future__ import annotations
 
@@ -9,10 +9,31 @@ from typing import IO, TYPE_CHECKING
 from mptrain.cli.messages import colourful, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: Characters of a line at most, and at least.
 WIDTH, NARROWEST = 110, 60
+
+
+class KeyValues:
+    """Prints ``key=value`` lines; once the reader of the stream has gone, nothing more, and nobody is disturbed.
+
+    Args:
+        stream: Where they go.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._gone = False
+
+    def say(self, fields: Mapping[str, object]) -> None:
+        """One line."""
+        if self._gone:
+            return
+        try:
+            print(" ".join(f"{key}={value}" for key, value in fields.items()), file=self._stream, flush=True)
+        except OSError:
+            self._gone = True  # what is trained goes on without a reader
 
 
 def width_of(stream: IO[str]) -> int:

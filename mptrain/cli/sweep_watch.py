@@ -21,6 +21,7 @@ from rich.text import Text
 from mptrain.cli import wording
 from mptrain.cli.messages import colourful, printable
 from mptrain.cli.panel import INTERVAL, Terminal
+from mptrain.cli.rows import KeyValues
 from mptrain.cli.sweep_outcome import COLOURS, metric_in_words, skipped_in_words
 from mptrain.runlog.sweep_csv import summary_of
 
@@ -59,8 +60,7 @@ class Lines:
     """
 
     def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self._gone = False
+        self._lines = KeyValues(stream)
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
         """One line."""
@@ -74,25 +74,17 @@ class Lines:
             fields |= dict([metric.split("=")]) if metric else {}
         elif job.reason:
             fields["reason"] = f'"{printable(job.reason)}"'
-        self._print(fields)
+        self._lines.say(fields)
 
     def progressed(self, number: int, progress: Progress) -> None:
         """Every job prints that into its own log."""
 
     def stopping(self, name: str) -> None:
         """One line."""
-        self._print({"stopping": name})
+        self._lines.say({"stopping": name})
 
     def tick(self) -> None:
         """Nothing moves."""
-
-    def _print(self, fields: dict[str, object]) -> None:
-        if self._gone:
-            return
-        try:
-            print(" ".join(f"{key}={value}" for key, value in fields.items()), file=self._stream, flush=True)
-        except OSError:
-            self._gone = True  # whoever read this has gone; the sweep goes on without them
 
 
 class LiveTable:
