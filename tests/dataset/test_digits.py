@@ -86,6 +86,7 @@ def test_reading_imports_neither_scikit_learn_nor_torchvision():
         gzip.compress(b"x," * 64 + b"0\n"),
         gzip.compress(b"1" * 9)[:-9],
     ],
+    ids=["empty", "not gzip", "too few columns", "not a number", "cut short"],
 )
 def test_a_damaged_file_is_named(tmp_path, content):
     path = tmp_path / "digits.csv.gz"
