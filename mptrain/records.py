@@ -74,10 +74,59 @@ class OverflowRecord:
 
 MAX_TENSORS = 20
 
+TensorKind = Literal["activations", "activation_gradients", "weight_gradients", "weights", "updates"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentCounts:
+    """How many values of a tensor, or of several, have which exponent; see `mptrain.numerics.exponents`.
+
+    Attributes:
+        dtype: What the values were kept in: ``float16``, ``float32`` ...
+        zeros: How many were zero.
+        inf: How many were infinite.
+        nan: How many were no numbers.
+        largest: Largest finite magnitude; 0 where there was none.
+        lowest: Exponent that ``counts`` begins with.
+        counts: How many nonzero finite values x had floor(log2 |x|) = ``lowest``, ``lowest`` + 1 ...
+    """
+
+    dtype: str
+    zeros: int
+    inf: int
+    nan: int
+    largest: float
+    lowest: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramRecord:
+    """The exponents of one learner's tensors at one step; a line of ``histograms.jsonl``.
+
+    Attributes:
+        learner: Which learner.
+        step: The attempt that was looked at.
+        loss_scale: The scale in force. Gradients carry it, as on the device.
+        overflow: A gradient of a parameter held inf or NaN.
+        tensors: By kind and name. Names of activations and of their gradients are those of modules (the empty name is the
+            whole model), all others those of parameters.
+        unchanged: By parameter: how many elements had an update that was not zero, and of how many of those the weight,
+            kept in FP16 without a master copy, would have stayed what it was. Empty where the update was refused.
+    """
+
+    learner: str
+    step: int
+    loss_scale: float
+    overflow: bool
+    tensors: dict[TensorKind, dict[str, ExponentCounts]]
+    unchanged: dict[str, tuple[int, int]]
+
 
 @dataclass(frozen=True, slots=True)
 class ScaleRecord:
-    """The scale changed after a step: from, to, and why (``overflow`` or ``growth``)."""
+    """The scale changed after a step: from, to, and why (``overflow``, ``growth``; ``measured`` where it fell by what was
+    measured of finite gradients)."""
 
     learner: str
     step: int
@@ -180,7 +229,16 @@ class ProgressRecord:
     doing: str
 
 
-Record = StepRecord | OverflowRecord | ScaleRecord | EvalRecord | EpochRecord | EventRecord | ProgressRecord
+Record = (
+    StepRecord
+    | OverflowRecord
+    | HistogramRecord
+    | ScaleRecord
+    | EvalRecord
+    | EpochRecord
+    | EventRecord
+    | ProgressRecord
+)
 
 
 def nonfinite_kind(value: float) -> NonFinite | None:

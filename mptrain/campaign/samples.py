@@ -29,6 +29,7 @@ MEASURES: dict[str, Callable[[RunMeasures], float | None]] = {
     "train_seconds": lambda run: run.train_seconds,
     "peak_memory": lambda run: run.peak_memory or None,
     "energy": lambda run: run.energy,
+    "zero_gradients": lambda run: run.zero_gradients,
     "failed": lambda run: float(failed(run)),
 }
 

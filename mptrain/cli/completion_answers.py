@@ -28,10 +28,14 @@ _TAKE = {
     "--cfg": "job|hydra|all",
     "-c": "job|hydra|all",
     "--output": "PATH",
+    "--sweep": "SWEEP",
     "--jobs": "",
     "--package": "",
     "-p": "",
 }
+
+#: What the words behind ``replay RUN`` are about.
+_REPLAYED = ("scaler", "learners")
 
 #: Runs that are offered at most: the newest.
 _MOST_RUNS = 200
@@ -103,7 +107,9 @@ class _Line:
         if "KEY=VALUE" in form:
             run = taken[0] if forms[0].startswith("RUN") else None
             saved = _saved(run) if run else None
-            yield from Overrides(self._catalogue(), taken, saved).candidates(current)
+            for found in Overrides(self._catalogue(), taken, saved).candidates(current):
+                if self.command != "replay" or found.text.startswith(_REPLAYED):
+                    yield found
         elif len(taken) < len(forms):
             yield from self._of_form(form, current)
 

@@ -28,12 +28,22 @@ USAGE = (
     ("mptrain eval RUN|last [--best] [KEY=VALUE ...]", "evaluate the last checkpoint of a run, or its best"),
     ("mptrain export RUN|last [--best] [--fp16]", "write its weights as a plain state dict"),
     ("mptrain report RUN|last ...", "write a report of runs, sweeps, comparisons or recipes: HTML and Markdown"),
+    ("mptrain recommend RUN|last [--sweep SWEEP]", "which static loss scale is right, from a run's histograms"),
+    (
+        "mptrain diagnose RUN|last [KEY=VALUE ...] [--step N] [--all]",
+        "look at the step that ended a run, or at step N: where it goes wrong, and what mends it",
+    ),
+    ("mptrain diagnose KEY=VALUE ... [--step N] [--all]", "the same for a step of a configuration"),
+    ("mptrain replay RUN|last [KEY=VALUE ...]", "what another scaler would have done to a run; nothing is trained"),
     (
         "mptrain reproduce RECIPE [KEY=VALUE ...] [--dry-run] [--smoke] [--jobs N]",
         "run a published claim again, and judge it",
     ),
     ("mptrain list [GROUP|recipes]", "what there is to choose from, with keys and defaults"),
-    ("mptrain doctor", "what this machine can do, and which precision suits it"),
+    (
+        "mptrain doctor [KEY=VALUE ...]",
+        "what this machine can do; or whether a model trains rightly in a precision, at which loss scales",
+    ),
     ("mptrain completion bash|zsh|fish", 'complete command lines: eval "$(mptrain completion bash)"'),
     ("mptrain help [COMMAND]", "how a command is used"),
 )
@@ -90,13 +100,30 @@ DESCRIPTIONS = {
     "taken where there are any; --raw takes the others. --output PATH says where to.",
     "report": "Writes report.html (one file, nothing to load) and report.md with figures/ into the folder of a run, finished "
     "or not, of a sweep, a comparison or a recipe, and prints their paths. The word last is the run that was started last.",
+    "recommend": "Says which static loss scales are right for a RUN that was trained with diagnostics=histograms, which one to "
+    "take, and what every other one would do: what underflows at 2^0, what overflows at 2^24. Prints a table and writes "
+    "forecast.html and forecast.md into its folder. A run in FP32 shows all gradients; one in FP16 only those that it kept. "
+    "--sweep SWEEP shows what a sweep over scaler.scale measured beside it. The word last is the run that was started last.",
+    "diagnose": "Does one step again, forward and backward without an update, and looks at every operator: which module first gives "
+    "something that is not finite, how far values reach into FP16's range, what is lost to underflow. Then it tries what may "
+    "mend the step, on that very step: a lower scale, precision.keep_fp32=[...], another precision. Of a RUN that was ended by "
+    "its numerics this is the step that ended it, else the one after its last checkpoint; --step N trains in memory up to step N. "
+    "Into the run's folder diagnosis/ it writes what it found, else nothing. KEY=VALUE alone is a configuration that was never "
+    "run, step 1 if not given. --all shows every module; --config-dir DIR adds groups and options of your own.",
+    "replay": "Runs a loss scaling rule, scaler=NAME scaler.KEY=VALUE, over the recorded steps of a run, and shows its scales "
+    "beside those on record; without a rule, the run's own, which gives exactly the recorded scales. Writes replay-NAME.html and "
+    "replay-NAME.md into the run's directory. What a step would have done at another scale is known, or estimated, from a "
+    "run with diagnostics=histograms; rules that measure gradients (logmax, als) need one.",
     "reproduce": "Runs a recipe of mptrain list recipes, or the one in a folder of yours, prints what it found beside what "
     "it expects, and ends with 5 where that is something else. Runs that have ended are not run again. --dry-run prints the "
     "plain commands and runs nothing; --smoke only shows that everything runs, in short; --jobs N runs N at a time; "
     "--config-dir DIR adds groups and options of your own. KEY=VALUE changes every run; run.root=DIR is where.",
     "list": "Shows all groups and their options, or one group with every option's keys, defaults and comments; or all recipes.",
     "doctor": "Shows the environment, the devices, and which precision suits them. Ends with 3 when "
-    "something that is needed is broken.",
+    "something that is needed is broken. With KEY=VALUE (or --config-dir DIR) it trains nothing, but computes the gradients of "
+    "the first step in FP64, in FP32 and in the precision at loss scales from 1 to 2^24, and says which scales are right, and "
+    "what is wrong by module: a loss or a norm in half precision, gradients that do not follow the scale, an eps that vanishes, a "
+    "mask that becomes infinite. Ends with 4 when something is wrong.",
     "completion": "Prints a script after which the TAB key completes groups, options, keys, values and runs. In bash and "
     'zsh: eval "$(mptrain completion bash)"; in fish: mptrain completion fish | source.',
     "help": "Shows how a command is used.",

@@ -201,6 +201,25 @@ def _report(words: list[str]) -> int:
     return report_folders(words)
 
 
+def _diagnose(words: list[str]) -> int:
+    from mptrain.cli.diagnose import diagnose
+
+    return diagnose(words)
+
+
+def _replay(words: list[str]) -> int:
+    run, overrides = _run_and_overrides("replay", words)
+    from mptrain.cli.replay import replay
+
+    return replay(run, overrides)
+
+
+def _recommend(words: list[str]) -> int:
+    from mptrain.cli.recommend import recommend_scale
+
+    return recommend_scale(words)
+
+
 def _reproduce(words: list[str]) -> int:
     from mptrain.cli.reproduce import reproduce
 
@@ -214,11 +233,24 @@ def _list(words: list[str]) -> int:
 
 
 def _doctor(words: list[str]) -> int:
-    if words:
-        raise UsageError(f"doctor takes no words, but there is '{words[0]}'", "write mptrain doctor")
-    from mptrain.cli.doctor import doctor
+    if not words:
+        from mptrain.cli.doctor import doctor
 
-    return doctor()
+        return doctor()
+    from mptrain.cli.flags import read_flags
+
+    flags = read_flags(words)
+    if plain := [word for word in flags.overrides if "=" not in word and not word.startswith("~")]:
+        raise UsageError(f"doctor takes KEY=VALUE, but there is '{plain[0]}'", "write mptrain doctor model=resnet18")
+    if flags.multirun or flags.show:
+        raise UsageError(f"doctor knows no {flags.given[0]}", "it looks at one configuration: mptrain doctor KEY=VALUE ...")
+    from mptrain.config.compose import compose
+
+    config = compose(flags.overrides, config_dirs=flags.config_dirs, config_name=flags.config_name)
+    warn(config.warnings)
+    from mptrain.cli.doctor_model import doctor_model
+
+    return doctor_model(config)
 
 
 def _completion(words: list[str]) -> int:
@@ -263,6 +295,9 @@ COMMANDS: dict[str, Command] = {
     "export": _export,
     "compare": _compare,
     "report": _report,
+    "recommend": _recommend,
+    "diagnose": _diagnose,
+    "replay": _replay,
     "reproduce": _reproduce,
     "list": _list,
     "doctor": _doctor,

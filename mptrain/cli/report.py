@@ -9,7 +9,7 @@ from mptrain.errors import EXIT_OK, UsageError
 from mptrain.runlog.directory import last_run
 
 
-def _place(word: str) -> Path:
+def place(word: str) -> Path:
     """A folder, or one of that name below ``outputs``, as ``run.name=`` named it."""
     path, named = Path(word).expanduser(), Path("outputs") / word
     return named if named.is_dir() and not path.exists() else path
@@ -35,7 +35,7 @@ def report_folders(words: Sequence[str]) -> int:
     from mptrain.report import write_report
 
     for word in words:
-        path = last_run(Path("outputs")).root if word == "last" else _place(word)
+        path = last_run(Path("outputs")).root if word == "last" else place(word)
         written = write_report(path)
         print(written.html)
         print(written.md, flush=True)

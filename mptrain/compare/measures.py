@@ -17,6 +17,7 @@ from mptrain.compare.course import course_of
 from mptrain.compare.results import RunMeasures
 from mptrain.compare.settings import chosen, settings
 from mptrain.errors import StorageError
+from mptrain.numerics.exponents import merged, total
 from mptrain.runlog.reader import Run
 from mptrain.runlog.state import parse_object
 from mptrain.runlog.storage import storing
@@ -74,6 +75,7 @@ def measure(run: Run) -> RunMeasures:
         skipped=skipped,
         skip_rate=skipped / (steps * len(learners)) if steps and learners else 0.0,
         overflows=_overflows(learners),
+        zero_gradients=_zero_gradients(run),
         scale=dict(learners[0]["scale"]) if learners else {},
         terms_per_second=_steady(summary),
         term=summary.get("term", "samples"),
@@ -95,6 +97,16 @@ def measure(run: Run) -> RunMeasures:
         steady_steps=summary.get("steady_steps"),
         course=course_of(run, steps, samples),
     )
+
+
+def _zero_gradients(run: Run) -> float | None:
+    """How much of the activation gradients was zero, true zeros behind a ReLU included; the mean over the steps looked at."""
+    looked_at = [
+        merged(record.tensors["activation_gradients"].values())
+        for record in run.histograms()
+        if not record.overflow and "activation_gradients" in record.tensors
+    ]
+    return sum(counts.zeros / total(counts) for counts in looked_at) / len(looked_at) if looked_at else None
 
 
 def _read_events(run: Run) -> _Events:

@@ -123,6 +123,7 @@ class RunMeasures:
         data_card: SHA-256 of what it says of its data, see `mptrain.compare.measures`; empty where it is not on record.
         unusable: Split to how many of its samples were left out.
         steady_steps: Over how many steps the throughput was measured; None where it is not on record.
+        zero_gradients: Mean share of activation gradients that were zero in the steps that were looked at; None without any.
         course: How it went, in order; not kept with a comparison.
     """
 
@@ -163,6 +164,7 @@ class RunMeasures:
     data_card: str = ""
     unusable: dict[str, int] = field(default_factory=dict)
     steady_steps: int | None = None
+    zero_gradients: float | None = None
     course: tuple[Moment, ...] = ()
 
 

@@ -21,6 +21,9 @@ FASTER = 1.1
 #: Share of training time spent waiting for data that is worth a sentence.
 WAITING = 0.2
 
+#: Share of the gradients by which more of them are zero than in the reference that is worth a sentence.
+FLUSHED = 0.02
+
 #: Seconds of a step below which a CUDA device is mostly launching kernels.
 SHORT_STEP = 0.010
 
@@ -55,7 +58,8 @@ def remarks(
             found += (f"not faster: {reason}" for reason in reasons)
         if memory is not None and not _high(memory) < 1 / FASTER:
             found += (f"not smaller: {reason}" for reason in _not_smaller(done))
-    return (*found, *_untimed(done), *_skipped(arm.runs), *_floor(arm.runs), *_ends(arm.runs))
+    flushed = _flushed(arm.runs, reference.runs)
+    return (*found, *_untimed(done), *_skipped(arm.runs), *flushed, *_floor(arm.runs), *_ends(arm.runs))
 
 
 def most_at_once(runs: Iterable[RunMeasures]) -> int:
@@ -164,6 +168,17 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
     elif phases:
         said += f" ({', '.join(f'{count:,} {phase}' for phase, count in phases.items())})"
     yield said
+
+
+def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iterator[str]:
+    """How much of the gradients was rounded to zero, where steps of both were looked at (``diagnostics=histograms``)."""
+    here = [run.zero_gradients for run in runs if run.zero_gradients is not None]
+    there = [run.zero_gradients for run in others if run.zero_gradients is not None]
+    if here and there and fmean(here) - fmean(there) > FLUSHED:
+        yield (
+            f"{percent(fmean(here))} of the activation gradients were zero, and {percent(fmean(there))} of the reference's: "
+            "the others were too small for the format at this loss scale"
+        )
 
 
 def _floor(runs: Sequence[RunMeasures]) -> Iterator[str]:

@@ -16,6 +16,7 @@ from mptrain.config.ranges import show
 from mptrain.config.together import build_dataset, build_task, require_facts
 from mptrain.dataset.loader import Loader
 from mptrain.engine.guard import BufferGuard
+from mptrain.engine.inject import Injection
 from mptrain.engine.job import Options, Parts
 from mptrain.engine.learner import Learner, Plan
 from mptrain.engine.memory import keep_freed_memory, memory_in_use
@@ -94,7 +95,23 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
         guard=BufferGuard(model),
     )
     learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch)
-    parts = Parts(model, kept, task, dataset, policy, device, learners, plan, memory_format, loaders, origin, notes)
+    parts = Parts(
+        model=model,
+        kept=kept,
+        task=task,
+        dataset=dataset,
+        policy=policy,
+        device=device,
+        learners=learners,
+        plan=plan,
+        memory_format=memory_format,
+        loaders=loaders,
+        origin=origin,
+        probe=config.diagnostics.build(),
+        fault=Injection(config.inject, model, learners),
+        notes=notes,
+    )
+    _refuse_hooks_in_compiled(config, parts)
     _refuse_single_samples(config, parts)
     _require_copies(config, model)
     seed_everything(config.seed)
@@ -247,6 +264,21 @@ def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[
 def _is_in(parameter: str, modules: tuple[str, ...]) -> bool:
     """Whether a parameter belongs to one of some modules; ``layer1`` does not mean ``layer10``."""
     return any(not module or parameter == module or parameter.startswith(f"{module}.") for module in modules)
+
+
+def _refuse_hooks_in_compiled(config: Config, parts: Parts) -> None:
+    """Refuse what looks at modules, or puts something into them, where they are compiled into one piece."""
+    asked = {"diagnostics": parts.probe.sees_modules, "inject.tensor": parts.fault.in_modules}
+    problems = [
+        Problem(
+            f"{key} needs modules that run one by one, and train.compile=true makes one piece of them",
+            "write train.compile=false",
+        )
+        for key, needed in asked.items()
+        if needed and config.train.compile
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _refuse_single_samples(config: Config, parts: Parts) -> None:

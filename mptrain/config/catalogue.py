@@ -23,6 +23,7 @@ RECHOSEN: dict[str, tuple[str, ...]] = {
     "optimizer": (),
     "schedule": (),
     "logger": (),
+    "diagnostics": (),
 }
 
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.$-]+):(?:\s+(?P<value>.*))?$")

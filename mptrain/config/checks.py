@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, hint_for, show
 from mptrain.errors import ConfigError, Problem, did_you_mean
-from mptrain.numerics.formats import FLOAT32
+from mptrain.numerics.formats import FLOAT16, FLOAT32
 
 if TYPE_CHECKING:
     from mptrain.config.targets import Target
@@ -125,7 +125,7 @@ def warnings_about(scaler: Target, written: Collection[str]) -> list[str]:
         value = scaler.arguments.get(name)
         if not isinstance(value, (int, float)) or value <= 0 or math.frexp(value)[0] == 0.5:
             continue
-        if name == "max_scale" and value == FLOAT32.max:  # a ceiling that is none
+        if name == "max_scale" and value in (FLOAT16.max, FLOAT32.max):  # a format's end, or no ceiling at all
             continue
         if name in FACTORS and f"scaler.{name}" not in written:
             continue

@@ -1,7 +1,7 @@
 """Says whether two saved configurations describe the same training, and where they differ.
 
-Keys about where things are written and how often (``run``, ``log``, ``logger``, ``checkpoint``) never count: they
-change no number.
+Keys about where things are written and how often (``run``, ``log``, ``logger``, ``checkpoint``), or what is looked at
+(``diagnostics``), never count: they change no number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: Keys and sections that may differ between a run and its continuation.
-IGNORED = ("run", "log", "logger", "checkpoint", "chosen")
+IGNORED = ("run", "log", "logger", "diagnostics", "checkpoint", "chosen")
 
 _ABSENT = "(absent)"
 

@@ -150,9 +150,11 @@ def _peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 def _shape(value: Any, annotation: Any) -> Any:
     base, _ = _peel(annotation)
     origin, arguments = get_origin(base), get_args(base)
+    if origin is Literal and isinstance(value, float) and str(value) in arguments:
+        return str(value)  # Hydra reads the words inf and nan as numbers
     if origin in (Union, types.UnionType):
         plain = {_peel(argument)[0] for argument in arguments}
-        if isinstance(value, float) and float in plain:
+        if isinstance(value, float) and math.isfinite(value) and float in plain:
             return value
         for argument in arguments:
             shaped = _shape(value, argument)

@@ -14,7 +14,7 @@ from pydantic import StringConstraints
 
 from mptrain.config.learners import LearnerChoices
 from mptrain.config.ranges import Says
-from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
+from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
 from mptrain.fields import PositiveInt
 from mptrain.precision.policy import Policy
 from mptrain.runlog.naming import check_run_name
@@ -37,7 +37,7 @@ TargetPattern = Annotated[
 ]
 
 #: Groups whose node names a callable with ``_target_``.
-TARGET_GROUPS = ("task", "dataset", "optimizer", "schedule", "scaler", "logger", "model")
+TARGET_GROUPS = ("task", "dataset", "optimizer", "schedule", "scaler", "logger", "diagnostics", "model")
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ SECTIONS: dict[str, type] = {
     "train": TrainOptions,
     "checkpoint": CheckpointOptions,
     "log": LogOptions,
+    "inject": InjectOptions,
     "run": RunOptions,
     "extensions": ExtensionOptions,
     "precision": Policy,
@@ -108,6 +109,7 @@ class Config:
         schedule: The learning rate as a function of applied updates.
         scaler: How gradients stay in range.
         logger: The experiment tracker that is shown the run.
+        diagnostics: What looks at steps.
         model: The network; its ``defaults`` are in `model_defaults`.
         precision: Which dtype everything has.
         seed: Of initial weights, data order, augmentation and dropout.
@@ -116,6 +118,7 @@ class Config:
         train: How long to train and what one update is.
         checkpoint: When to save and how much to keep.
         log: How often the host looks at the device's records.
+        inject: A fault to put in on purpose.
         run: Where the run directory is.
         extensions: What else may be called from YAML.
         weights: A file of weights, or a run, that the model begins with; None draws them.
@@ -133,6 +136,7 @@ class Config:
     schedule: Target
     scaler: Target
     logger: Target
+    diagnostics: Target
     model: Target
     precision: Policy
     seed: int
@@ -141,6 +145,7 @@ class Config:
     train: TrainOptions
     checkpoint: CheckpointOptions
     log: LogOptions
+    inject: InjectOptions
     run: RunOptions
     extensions: ExtensionOptions
     weights: Path | None = None

@@ -32,6 +32,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "schedule": ("mptrain.schedule.*",),
     "scaler": ("mptrain.scaler.*",),
     "logger": ("mptrain.logger.*",),
+    "diagnostics": ("mptrain.diagnostics.probe.*", "mptrain.diagnostics.histograms.*"),
     "arithmetic": ("mptrain.numerics.demonstrations.*",),
 }
 

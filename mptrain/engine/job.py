@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
     from mptrain.dataset.loader import Loader
     from mptrain.dataset.source import Dataset
+    from mptrain.diagnostics.probe import Probe
+    from mptrain.engine.inject import Injection
     from mptrain.engine.learner import Learner, Plan
     from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
     from mptrain.engine.origin import Origin
@@ -43,6 +45,8 @@ class Parts:
         memory_format: Of images.
         loaders: ``train``, and ``val`` and ``test`` where the data set has them.
         origin: What was so before it was built, and how its weights began.
+        probe: What looks at its steps.
+        fault: What is put in on purpose.
         notes: What the user should know about how it was built, one sentence each.
     """
 
@@ -57,6 +61,8 @@ class Parts:
     memory_format: torch.memory_format
     loaders: dict[str, Loader]
     origin: Origin
+    probe: Probe
+    fault: Injection
     notes: tuple[str, ...] = ()
 
     def prepare(self, batch: Batch) -> Batch:

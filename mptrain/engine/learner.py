@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.errors import ConfigError
+from mptrain.scaler.base import measure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,6 +85,7 @@ class Learner:
         self.average = average
         self._followers = (average,) if average else ()
         self._others = tuple(others)
+        self._measure = measure_of(scaler)
         self._refuse = torch.full((1,), float(scaler.on_overflow == "skip"), device=device)
 
     @property
@@ -127,7 +129,7 @@ class Learner:
 
     def judge(self) -> Verdict:
         """Whether the gathered gradients may move the weights."""
-        return self.weights.judge(self.scale, self._refuse)
+        return self.weights.judge(self.scale, self._refuse, self._measure)
 
     def advance(self, verdict: Verdict) -> None:
         """Count the update if it was applied, let the average follow, then move the scale; after `Weights.update`."""

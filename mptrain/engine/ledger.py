@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.diagnostics.overflow import OverflowHistory, offenders
 from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
+from mptrain.scaler.base import measure_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +40,7 @@ class Account:
         self.history = OverflowHistory(floor=learner.scaler.floor)
         self.last: StepRecord | None = None
         self._refuses = learner.scaler.on_overflow == "skip"
+        self._measures = measure_of(learner.scaler) is not None
         self._parameters = learner.weights.names
         self._buffers = buffers
 
@@ -79,8 +81,13 @@ class Account:
                 )
             )
         if row.next_scale != row.loss_scale:
-            why = "growth" if row.next_scale > row.loss_scale else "overflow"
-            sink.take(ScaleRecord(self.name, step, row.loss_scale, row.next_scale, why))
+            sink.take(ScaleRecord(self.name, step, row.loss_scale, row.next_scale, self._why(row)))
+
+    def _why(self, row: Row) -> str:
+        """Why the scale moved: only a rule that measures gradients lets it fall where none has overflowed."""
+        if row.next_scale > row.loss_scale:
+            return "growth"
+        return "measured" if self._measures and not row.overflow else "overflow"
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -207,8 +207,15 @@ class Loop:
         batch = self.parts.prepare(host_batch)
         if self._ledger.close_to(self.options.train.patience):
             self._random = random_state(self.parts.device)
-        for learner, ring in zip(self.parts.learners, self._rings, strict=True):
-            train_step(learner, self.parts.model, batch, self.parts.plan, ring)
+        step = progress.step + 1
+        for record in self.parts.fault.records(step):
+            self._sink.take(record)
+        with self.parts.fault.at(step, batch) as batch:
+            for learner, ring in zip(self.parts.learners, self._rings, strict=True):
+                watch = self.parts.probe.watch(learner.name, step)
+                train_step(learner, self.parts.model, batch, self.parts.plan, ring, watch)
+                for seen in watch.records():
+                    self._sink.take(seen)
         progress.step += 1
         progress.batch += 1
         self._ledger.note(progress.step, progress.epoch)
@@ -217,12 +224,13 @@ class Loop:
             self._give_up(account, batch)
 
     def _rehearse(self, batch: Batch) -> None:
-        """Check the promises of the precision mode; put on record, and warn of, what will not be trained."""
+        """Check the promises of the precision mode; put operators on record, and warn of what will not be trained."""
         found = rehearse(self.parts, batch)
         self._rehearsed = True
-        if any(found.values()):
-            self._sink.take(EventRecord("untrained", self.progress.step, found))
-        for sentence in warnings_about(found):
+        self._sink.take(EventRecord("operators", self.progress.step, found.operators))
+        if any(found.untrained.values()):
+            self._sink.take(EventRecord("untrained", self.progress.step, found.untrained))
+        for sentence in warnings_about(found.untrained):
             self._warn(sentence)
         if self.options.train.compile:
             self.parts.compile()
@@ -357,7 +365,8 @@ class Loop:
             kept = f"; weights and batch are saved in {self.storage.paths.root}"
         else:
             kept = f"; the batch is saved in {self.storage.paths.failure}"
-        raise NumericsError(diagnosis.in_words() + kept, diagnosis.advice)
+        closer = f"{diagnosis.advice}; mptrain diagnose {self.storage.paths.root} tries it on that step"
+        raise NumericsError(diagnosis.in_words() + kept, closer)
 
     def _settle(self) -> None:
         """Wait for the device, and count what it still had to do as time of training."""

@@ -1,8 +1,9 @@
-"""What a user chooses about the run itself, as opposed to its parts: the ``train``, ``checkpoint`` and ``log`` keys."""
+"""What a user chooses about the run itself, not its parts: the ``train``, ``checkpoint``, ``log``, ``inject`` keys."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from mptrain.fields import BelowOne, NonNegativeFloat, PositiveFloat, PositiveInt
 
@@ -72,3 +73,20 @@ class LogOptions:
     ring: PositiveInt = 32
     seconds: NonNegativeFloat = 1.0
     lines: NonNegativeFloat = 10.0
+
+
+@dataclass(frozen=True)
+class InjectOptions:
+    """A fault to put in on purpose (`mptrain.engine.inject`).
+
+    Attributes:
+        step: The first attempted step that has it, from 1; None puts in none.
+        count: How many steps in a row have it; None means all from the first on.
+        tensor: ``input``, ``activation:MODULE``, ``activation_gradient:MODULE``, ``gradient:PARAMETER`` or ``weight:PARAMETER``.
+        value: What the first element of that tensor becomes: ``inf``, ``-inf``, ``nan`` or a number.
+    """
+
+    step: PositiveInt | None = None
+    count: PositiveInt | None = 1
+    tensor: str | None = None
+    value: float | Literal["inf", "-inf", "nan"] = "inf"

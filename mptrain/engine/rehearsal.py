@@ -6,15 +6,16 @@ Everything that the passes touch is put back, so a run that was rehearsed trains
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.engine.step import accumulate_gradients
 from mptrain.errors import EnvironmentRefused, FirstBatchError
-from mptrain.precision.check import ProductCensus, check_step
+from mptrain.precision.census import OperatorCensus
+from mptrain.precision.check import check_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,23 +24,33 @@ if TYPE_CHECKING:
     from mptrain.engine.job import Parts
 
 
-def rehearse(parts: Parts, batch: Batch) -> dict[str, list[str]]:
-    """Run every learner's forward and backward pass on a batch under a census of products.
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a step without an update showed.
+
+    Attributes:
+        untrained: Names of the parameters that will not be trained, by why: ``frozen``, ``no_learner``, ``no_gradient``;
+            and of the buffers that no refused step can restore: ``unguarded``.
+        operators: Which operators ran in which dtypes, and the casts: `OperatorCensus.table`.
+    """
+
+    untrained: dict[str, list[str]]
+    operators: dict[str, list[dict[str, Any]]]
+
+
+def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
+    """Run every learner's forward and backward pass on a batch under a census of operators.
 
     Args:
         parts: The run; the model in training mode, not compiled yet.
         batch: Prepared.
-
-    Returns:
-        Names of the parameters that will not be trained, by why: ``frozen``, ``no_learner``, ``no_gradient``; and
-        of the buffers that no refused step can restore: ``unguarded``.
 
     Raises:
         EnvironmentRefused: A parameter or a product has another dtype than the precision mode promises, or torch has no
             kernel of that dtype for an operator of the model.
         ConfigError: A loss is not a float32 scalar, or something else fails on the first batch.
     """
-    census, guard = ProductCensus(), parts.plan.guard
+    census, guard = OperatorCensus(), parts.plan.guard
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
     missing: list[str] = []
     guard.snapshot()
@@ -55,13 +66,16 @@ def rehearse(parts: Parts, batch: Batch) -> dict[str, list[str]]:
         unguarded = guard.recapture()
         guard.restore(torch.ones(1, device=parts.device))
     check_step(parts.policy, parts.model, parts.kept, census)
+    return Rehearsal({**untrained(parts), "no_gradient": missing, "unguarded": unguarded}, census.table())
+
+
+def untrained(parts: Parts) -> dict[str, list[str]]:
+    """Names of the parameters that are ``frozen``, and of those that belong to ``no_learner``."""
     parameters = dict(parts.model.named_parameters())
     owned = {name for learner in parts.learners for name in learner.weights.names}
     return {
         "frozen": [name for name, parameter in parameters.items() if not parameter.requires_grad],
         "no_learner": [name for name, p in parameters.items() if p.requires_grad and name not in owned],
-        "no_gradient": missing,
-        "unguarded": unguarded,
     }
 
 
@@ -105,7 +119,7 @@ def warnings_about(found: Mapping[str, list[str]]) -> list[str]:
     """What a user should be warned of, one sentence each: frozen parameters are their own wish.
 
     Args:
-        found: What `rehearse` found.
+        found: `Rehearsal.untrained`.
     """
     sentences = []
     for kind, why in _WARNED:

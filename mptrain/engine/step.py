@@ -10,15 +10,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.diagnostics.probe import UNWATCHED
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from mptrain.dataset.batch import Batch
+    from mptrain.diagnostics.probe import Watch
     from mptrain.engine.learner import Learner, Plan
     from mptrain.engine.ring import Ring
 
 
-def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, ring: Ring) -> None:
+def train_step(
+    learner: Learner, model: nn.Module, batch: Batch, plan: Plan, ring: Ring, watch: Watch = UNWATCHED
+) -> None:
     """Attempt one update of one learner; weights, buffers and counts move only if it is not refused.
 
     Args:
@@ -27,14 +32,18 @@ def train_step(learner: Learner, model: nn.Module, batch: Batch, plan: Plan, rin
         batch: All samples of the update, on the device.
         plan: What holds for every step.
         ring: Takes the record.
+        watch: Looks at it, and changes nothing.
     """
     learner.weights.clear()  # first, not last: the gradients of a refused step can still be looked at
     plan.guard.snapshot()
-    total = accumulate_gradients(learner, model, batch, plan)
+    with watch.passes(model):
+        total = accumulate_gradients(learner, model, batch, plan)
 
     verdict = learner.judge()
     lr, scale = learner.rate(), learner.scale  # the scale that multiplied this loss unscales these gradients
+    watch.judged(learner.weights, verdict, scale)
     learner.weights.update(verdict, lr, scale)  # unscale, clip, update, publish
+    watch.updated(learner.weights)
     plan.guard.restore(verdict.skip)
     learner.advance(verdict)
     ring.record(total, scale, verdict, lr, learner.scale)

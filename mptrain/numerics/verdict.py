@@ -27,12 +27,15 @@ class Verdict:
         grad_norm: float64, shape (1,): L2 norm of the unscaled gradients before clipping; non-finite on overflow.
         norms: float64, shape (P,): L2 norm of each parameter's gradient, still scaled; inf or NaN names an offender,
             -1 a parameter without a gradient.
+        measured: float64, shape (1,): what the scaler asked to know of the gradients (`mptrain.numerics.measures`);
+            None where it asks for nothing.
     """
 
     overflow: Tensor
     skip: Tensor
     grad_norm: Tensor
     norms: Tensor
+    measured: Tensor | None = None
 
 
 def gradient_norms(grads: list[Tensor]) -> list[Tensor]:
@@ -47,18 +50,20 @@ def gradient_norms(grads: list[Tensor]) -> list[Tensor]:
     return list(torch._foreach_norm(grads, 2, dtype=torch.float64)) if grads else []
 
 
-def judge(norms: Tensor, scale: Tensor, refuse: Tensor) -> Verdict:
+def judge(norms: Tensor, scale: Tensor, refuse: Tensor, measured: Tensor | None = None) -> Verdict:
     """Turn per-parameter norms into a verdict.
 
     Args:
         norms: float64, shape (P,): norms of the scaled gradients; -1 where a parameter had none.
         scale: float32, shape (1,): the loss scale these gradients carry.
         refuse: float32, shape (1,): 1 where an overflow refuses the update, 0 where it is applied all the same.
+        measured: What the scaler asked to know.
     """
     total = torch.linalg.vector_norm(norms.clamp(min=0.0), keepdim=True)  # clamp keeps NaN and inf
     grad_norm = total / scale
     overflow = grad_norm.isfinite().logical_not_()  # also where a scale has fallen to 0: nothing can be unscaled by it
-    return Verdict(overflow=overflow, skip=overflow * refuse, grad_norm=grad_norm, norms=norms)
+    skip = overflow * refuse
+    return Verdict(overflow=overflow, skip=skip, grad_norm=grad_norm, norms=norms, measured=measured)
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from mptrain.numerics.measures import Measure
     from mptrain.optimizer.rules import Rule
 
 
@@ -107,17 +108,33 @@ class Weights:
         """Names of the parameters that have no gradient at present."""
         return [name for name, grad in zip(self.names, self._grads(), strict=True) if grad is None]
 
-    def judge(self, scale: Tensor, refuse: Tensor) -> Verdict:
-        """Whether the gathered gradients are finite, and their norms.
+    def gradients(self) -> dict[str, Tensor]:
+        """The gathered gradients by name, as they are: scaled until `update`, of those parameters that have any."""
+        found = zip(self.names, self._grads(), strict=True)
+        return {name: grad.detach() for name, grad in found if grad is not None}
+
+    def working(self) -> dict[str, Tensor]:
+        """What the rule has moved last, by name: after `update` the new weights before they were rounded."""
+        return {name: work.detach() for name, work in zip(self.names, self._work, strict=True)}
+
+    def in_place_half(self) -> list[str]:
+        """Names of the half-precision parameters that the rule moves as they are, in their own dtype."""
+        pairs = zip(self.names, self._work, strict=True)
+        return [name for name, work in pairs if work.dtype != torch.float32]
+
+    def judge(self, scale: Tensor, refuse: Tensor, measure: Measure | None = None) -> Verdict:
+        """Whether the gathered gradients are finite, their norms, and what a scaler asks to know of them.
 
         Args:
             scale: float32, shape (1,): the scale they carry.
             refuse: float32, shape (1,): 1 where an overflow refuses the update.
+            measure: What the scaler asks for.
         """
         grads = self._grads()
-        norms = iter(gradient_norms([grad for grad in grads if grad is not None]))
+        present = [grad for grad in grads if grad is not None]
+        norms = iter(gradient_norms(present))
         stacked = torch.stack([self._no_gradient if grad is None else next(norms) for grad in grads])
-        return judge(stacked, scale, refuse)
+        return judge(stacked, scale, refuse, measure(present) if measure is not None else None)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor) -> None:
         """Unscale, clip, update and publish, in this order; a refused update changes nothing.

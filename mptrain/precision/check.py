@@ -2,59 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.errors import EnvironmentRefused
 from mptrain.precision.apply import DTYPES
-from mptrain.precision.widened import PRODUCTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Mapping
 
     from torch import nn
 
+    from mptrain.precision.census import OperatorCensus
     from mptrain.precision.policy import Policy
 
 
-class ProductCensus(TorchDispatchMode):
-    """Counts products (of matrices, convolutions, attention, LSTM layers) by operator and operand dtype; changes nothing.
-
-    Attributes:
-        counts: Operator name to operand dtype to number of calls.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.counts: dict[str, dict[torch.dtype, int]] = defaultdict(lambda: defaultdict(int))
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func in PRODUCTS:
-            # The first alone: statistics among the others, such as an attention's, are FP32 in every mode.
-            floating = (a.dtype for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
-            if (dtype := next(floating, None)) is not None:
-                self.counts[func.overloadpacket.__name__][dtype] += 1
-        return func(*args, **(kwargs or {}))
-
-    def inside(self, products: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
-        """A choice of kernels with this census in front of it, so that it sees what is asked of them."""
-
-        @contextlib.contextmanager
-        def observed() -> Iterator[None]:
-            with products(), self:
-                yield
-
-        return observed
-
-
-def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], census: ProductCensus) -> None:
+def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], census: OperatorCensus) -> None:
     """Compare what a step did with what its policy says.
 
     Args:
@@ -79,7 +43,7 @@ def check_step(policy: Policy, model: nn.Module, kept: Mapping[str, nn.Module], 
         allowed.add(torch.float32)  # a kept module with kernels or matrices multiplies in FP32 by request
     wrong += [
         f"{count} {name} products were {dtype}"
-        for name, by_dtype in census.counts.items()
+        for name, by_dtype in census.products.items()
         for dtype, count in by_dtype.items()
         if dtype not in allowed
     ]

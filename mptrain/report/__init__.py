@@ -3,6 +3,7 @@
 Reads records only; never imports torch.
 """
 
-from mptrain.report.writing import Written, write_report
+from mptrain.report.forecast_page import Recommendation, recommend
+from mptrain.report.writing import Written, write_forecast, write_replay, write_report
 
-__all__ = ["Written", "write_report"]
+__all__ = ["Recommendation", "Written", "recommend", "write_forecast", "write_replay", "write_report"]

@@ -6,7 +6,7 @@ A damaged record ends the curves there and leaves a sentence; a report is wanted
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
@@ -23,7 +23,7 @@ MOST_ROWS: Final = 12
 
 #: Events of every healthy run.
 _USUAL: Final = frozenset(
-    {"overflow", "scale", "evaluation", "checkpoint", "samples", "start", "data_order", "summary"}
+    {"overflow", "scale", "evaluation", "checkpoint", "samples", "start", "data_order", "operators", "summary"}
 )
 
 
@@ -85,16 +85,44 @@ class Ends:
 
 
 @dataclass
+class Offender:
+    """A parameter whose gradients were not finite: how often inf and NaN, and in which steps, by phase."""
+
+    first: int
+    last: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, Curve] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """In how many overflows it was named."""
+        return sum(self.kinds.values())
+
+    def add(self, kind: str, phase: str, step: int) -> None:
+        """Take in one."""
+        self.last = step
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, 1.0)
+
+
+@dataclass
 class Overflows:
-    """The overflows of one learner: how many of each phase, where to mark them (step, loss scale), and some of them."""
+    """The overflows of one learner: how many of each phase, where to mark them (step, loss scale), and who they were in."""
 
     counts: dict[str, int] = field(default_factory=dict)
     marks: dict[str, Curve] = field(default_factory=dict)
+    offenders: dict[str, Offender] = field(default_factory=dict)
 
-    def add(self, phase: str, step: int, scale: float) -> None:
-        """Take in one."""
+    def add(self, phase: str, step: int, scale: float, tensors: Iterable[tuple[str, str]] = ()) -> None:
+        """Take in one; ``tensors`` are the names of parameters and what their gradients were."""
         self.counts[phase] = self.counts.get(phase, 0) + 1
         self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, scale)
+        for name, kind in tensors:
+            self.offenders.setdefault(name, Offender(step)).add(kind, phase, step)
+
+    def worst(self, most: int) -> list[tuple[str, Offender]]:
+        """The parameters that were named most often, those first; the order of the model where they tie."""
+        return sorted(self.offenders.items(), key=lambda item: -item[1].count)[:most]
 
 
 @dataclass
@@ -106,6 +134,7 @@ class History:
         overflows: By learner.
         overflow_rows: The first and last overflow events.
         evaluations: Split to metric to curve.
+        operators: Which operators ran in which dtypes, as the newest rehearsal found them.
         occurrences: Step, kind, and what is said of each unusual event.
         notes: What could not be read, one sentence each.
     """
@@ -114,6 +143,7 @@ class History:
     overflows: dict[str, Overflows] = field(default_factory=dict)
     overflow_rows: Ends = field(default_factory=Ends)
     evaluations: dict[str, dict[str, Curve]] = field(default_factory=dict)
+    operators: dict[str, Any] = field(default_factory=dict)
     occurrences: Ends = field(default_factory=Ends)
     notes: list[str] = field(default_factory=list)
 
@@ -158,15 +188,26 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
     kind = event["event"]
     if kind == "overflow":
         phase, learner, step = str(event["phase"]), str(event["learner"]), int(event["step"])
-        history.overflows.setdefault(learner, Overflows()).add(phase, step, float(event["loss_scale"]))
+        named = [(str(name), str(what)) for name, what in event.get("tensors") or ()]
+        history.overflows.setdefault(learner, Overflows()).add(phase, step, float(event["loss_scale"]), named)
         history.overflow_rows.add(event)
     elif kind == "evaluation":
         curves = history.evaluations.setdefault(str(event["split"]), {})
         for name, value in event["metrics"].items():
             curves.setdefault(str(name), Curve(most)).add(int(event["step"]), float("nan") if value is None else value)
+    elif kind == "operators":
+        history.operators = {name: _counted(event[name], words) for name, words in _OPERATORS.items()}
     elif kind not in _USUAL:
         said = {key: value for key, value in event.items() if key not in ("event", "step")}
         history.occurrences.add((int(event.get("step", 0)), kind, in_words(said)))
+
+
+#: What is said of each operator and each cast, besides how often it was called.
+_OPERATORS: Final = {"operators": ("phase", "operator", "inputs", "outputs"), "casts": ("phase", "from", "to")}
+
+
+def _counted(rows: Any, words: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [{**{word: str(row[word]) for word in words}, "calls": int(row["calls"])} for row in rows]
 
 
 def in_words(fields: dict[str, Any]) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mptrain.report.curves import MOST_BUCKETS
+from mptrain.report.exponents_part import exponent_blocks
 from mptrain.report.history import PHASES, LearnerHistory, Overflows
+from mptrain.report.operators_part import operator_blocks
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Table, Text, Tiles, plots, section, table
 from mptrain.report.run_figures import MetricView, loss_figure, metric_figure, quantity_figure
 from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history, pictures
@@ -38,8 +40,10 @@ def run_page(paths: RunPaths) -> Page:
             section("Summary", _reason(opened), Tiles(_tiles(opened)), _learner_table(opened), notes),
             section("Training", *_training(opened)),
             section("Loss scale and overflows", *scaling_blocks(opened)),
+            section("What FP16 holds", *exponent_blocks(opened)),
             section("Events", _events(opened)),
             section("Pictures", *pictures(run)),
+            section("Operators and their dtypes", *operator_blocks(history.operators)),
             section("Environment", environment(run, opened.settings)),
             section("Command and configuration", *commands(run)),
         ),

@@ -26,7 +26,7 @@ from mptrain.report.canvas import (
     steps_across,
 )
 from mptrain.report.curves import Curve, Points
-from mptrain.report.history import LearnerHistory, Overflows
+from mptrain.report.history import LearnerHistory, Offender, Overflows
 from mptrain.report.wording import elided
 
 if TYPE_CHECKING:
@@ -50,20 +50,26 @@ class Panel:
     overflows: Sequence[Overflows]
 
 
-def loss_scale_figure(name: str, panels: Sequence[Panel]) -> str:
+def loss_scale_figure(name: str, panels: Sequence[Panel], offenders: Sequence[tuple[str, Offender]] = ()) -> str:
     """One axis for each panel, steps in common.
 
     Args:
         name: Of the figure.
         panels: At least one.
+        offenders: Parameters that overflowed, a row of marks for each below the panels.
     """
     phases = [phase for phase in MARKS if any(phase in each.counts for panel in panels for each in panel.overflows)]
     labels = ["loss scale", *(f"overflow, {phase}" for phase in phases)]
+    rows = 0.22 * len(offenders) + 0.1 if offenders else 0.0
+    high = 1.75 if len(panels) == 1 else 1.6
 
     def paint(figure: Figure) -> None:
-        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, panel in zip(grid, panels, strict=True):
+        heights = [*[high] * len(panels), *[rows] * bool(offenders)]
+        grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, panel in zip(grid, panels, strict=False):
             _scale_panel(axes, panel)
+        if offenders:
+            _offender_rows(grid[-1], offenders)
         steps_across(
             grid[-1],
             max((curve.extremes()[0][-1] for panel in panels for curve in panel.scales if len(curve)), default=1),
@@ -74,7 +80,7 @@ def loss_scale_figure(name: str, panels: Sequence[Panel]) -> str:
             handles.append(Line2D([], [], color=colour, marker=shape, linestyle="none", markersize=6))
         legend_below(figure, handles, labels)
 
-    return drawn(name, (2.5 if len(panels) == 1 else 1.6 * len(panels) + 0.3) + legend_height(labels), paint)
+    return drawn(name, (2.5 if len(panels) == 1 else 1.6 * len(panels) + 0.3) + rows + legend_height(labels), paint)
 
 
 def skipped_figure(name: str, learners: Mapping[str, LearnerHistory]) -> str:
@@ -120,6 +126,23 @@ def _scale_panel(axes: Axes, panel: Panel) -> None:
     axes.set_ylabel("loss scale")
     if panel.title:
         axes.set_title(elided(panel.title, 40))
+
+
+def _offender_rows(axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> None:
+    """A row for each parameter, with a mark at each step in which its gradient was not finite."""
+    for row, (_, offender) in enumerate(offenders):
+        for phase, marks in offender.marks.items():
+            colour, shape = MARKS.get(phase, _OTHER)
+            steps = [step for step, value in zip(*marks.extremes(), strict=True) if value == 1]
+            axes.plot(
+                steps, [row] * len(steps), linestyle="none", marker=shape, markersize=5, color=colour,
+                markeredgewidth=0, alpha=0.85,
+            )  # fmt: skip
+    axes.yaxis.set_major_locator(FixedLocator(range(len(offenders))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: elided(offenders[int(value)][0], 22)))
+    axes.set_ylim(len(offenders) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0, labelsize=9)
+    axes.spines["left"].set_visible(False)
 
 
 def exponents(points: Points) -> Points:

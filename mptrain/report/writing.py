@@ -7,8 +7,10 @@ from pathlib import Path
 
 from mptrain.errors import StorageError
 from mptrain.report.comparison_page import comparison_page
+from mptrain.report.forecast_page import Recommendation, forecast_page
 from mptrain.report.page import Page
 from mptrain.report.rendering import html, markdown_page
+from mptrain.report.replay_page import Replay, figure_name, replay_page
 from mptrain.report.run_page import run_page
 from mptrain.report.sweep_page import sweep_page
 from mptrain.runlog.layout import RunPaths
@@ -34,19 +36,55 @@ def write_report(path: Path) -> Written:
         StorageError: It is none of them, is damaged beyond reading, or cannot be written to; or its ``figures`` lead
             elsewhere.
     """
-    page = page_of(path)
     paths = SweepPaths(path)
-    if paths.figures.is_symlink():  # of a folder that somebody else made
+    return write_page(page_of(path), path, Written(paths.report_html, paths.report_md))
+
+
+def write_replay(replay: Replay) -> Written:
+    """Write ``replay-NAME.html`` and ``replay-NAME.md`` into the folder of the run, replacing earlier ones of that rule.
+
+    Raises:
+        StorageError: The folder cannot be written to, or its ``figures`` lead elsewhere.
+    """
+    name = figure_name(replay.scaler)
+    return write_page(
+        replay_page(replay), replay.root, Written(replay.root / f"{name}.html", replay.root / f"{name}.md")
+    )
+
+
+def write_forecast(found: Recommendation) -> Written:
+    """Write ``forecast.html`` and ``forecast.md`` into the folder of the run, replacing earlier ones.
+
+    Raises:
+        StorageError: The folder cannot be written to, or its ``figures`` lead elsewhere.
+    """
+    paths = found.opened.run.paths
+    return write_page(forecast_page(found), paths.root, Written(paths.forecast_html, paths.forecast_md))
+
+
+def write_page(page: Page, folder: Path, files: Written) -> Written:
+    """Write a page as HTML and as Markdown, whose figures go into the folder ``figures`` beside it.
+
+    Args:
+        page: What to write.
+        folder: Where ``figures`` lies.
+        files: What to write to, in that folder; earlier files are replaced.
+
+    Raises:
+        StorageError: As `write_report`.
+    """
+    figures = SweepPaths(folder).figures
+    if figures.is_symlink():  # of a folder that somebody else made
         hint = "remove the link: pictures are written into the report's own folder"
-        raise StorageError(f"{paths.figures} is a symbolic link", hint)
+        raise StorageError(f"{figures} is a symbolic link", hint)
     if page.plots():
-        with storing(paths.figures, "create"):
-            paths.figures.mkdir(exist_ok=True)
+        with storing(figures, "create"):
+            figures.mkdir(exist_ok=True)
     for plot in page.plots():
-        write_atomically(paths.figures / f"{plot.name}.svg", plot.svg, durable=False)
-    write_atomically(paths.report_md, markdown_page(page, paths.figures.name), durable=False)
-    write_atomically(paths.report_html, html(page), durable=False)
-    return Written(paths.report_html, paths.report_md)
+        write_atomically(figures / f"{plot.name}.svg", plot.svg, durable=False)
+    write_atomically(files.md, markdown_page(page, figures.name), durable=False)
+    write_atomically(files.html, html(page), durable=False)
+    return files
 
 
 def page_of(path: Path) -> Page:

@@ -15,7 +15,8 @@ RUN_JSON = "run.json"
 STEPS = "steps.jsonl"
 EVENTS = "events.jsonl"
 EPOCHS = "epochs.csv"
-RECORD_FILES = (STEPS, EVENTS, EPOCHS)
+HISTOGRAMS = "histograms.jsonl"
+RECORD_FILES = (STEPS, EVENTS, EPOCHS, HISTOGRAMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,11 @@ class RunPaths:
     def epochs(self) -> Path:
         """One row for each epoch, with a header, for spreadsheets."""
         return self.root / EPOCHS
+
+    @property
+    def histograms(self) -> Path:
+        """One line of strict JSON for each step that was looked at; made by the first of them."""
+        return self.root / HISTOGRAMS
 
     @property
     def data(self) -> Path:
@@ -108,6 +114,16 @@ class RunPaths:
         """The same report in Markdown."""
         return self.root / "report.md"
 
+    @property
+    def forecast_html(self) -> Path:
+        """Which static loss scale is right, for a browser."""
+        return self.root / "forecast.html"
+
+    @property
+    def forecast_md(self) -> Path:
+        """The same in Markdown."""
+        return self.root / "forecast.md"
+
     def records(self) -> dict[str, Path]:
-        """The append-only record files, by the names that checkpoints use for their lengths."""
+        """The append-only record files, by the names that checkpoints use for their lengths; one that is missing is empty."""
         return {name: self.root / name for name in RECORD_FILES}

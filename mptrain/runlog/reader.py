@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import StorageError
-from mptrain.records import EpochRecord, StepRecord
+from mptrain.records import EpochRecord, ExponentCounts, HistogramRecord, StepRecord
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
@@ -70,6 +70,19 @@ class Run:
             if not isinstance(fields.get("event"), str):
                 raise _damaged(self.paths.events, number, "it does not say which event it is")
             yield fields
+
+    def histograms(self) -> Iterator[HistogramRecord]:
+        """Every step that was looked at, in order; none where the run had no histograms.
+
+        Raises:
+            StorageError: A line is damaged.
+        """
+        for number, line in self._lines(self.paths.histograms):
+            fields = _object(self.paths.histograms, number, line)
+            try:
+                yield _histogram(fields)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                raise _damaged(self.paths.histograms, number, "it holds no histograms") from None
 
     def epochs(self) -> Iterator[EpochRecord]:
         """Every epoch in order.
@@ -149,6 +162,15 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
         return restore_nonfinite(parse_strict(line))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise _damaged(path, number, "it is not a record") from None
+
+
+def _histogram(fields: dict[str, Any]) -> HistogramRecord:
+    tensors = {
+        kind: {name: ExponentCounts(**{**counts, "counts": tuple(counts["counts"])}) for name, counts in named.items()}
+        for kind, named in fields["tensors"].items()
+    }
+    unchanged = {name: (int(updates), int(same)) for name, (updates, same) in fields["unchanged"].items()}
+    return HistogramRecord(**{**fields, "tensors": tensors, "unchanged": unchanged})
 
 
 def _check_header(path: Path, header: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Writes the record files of a run: steps.jsonl, events.jsonl and epochs.csv.
+"""Writes the record files of a run: steps.jsonl, events.jsonl, epochs.csv and, where there are any, histograms.jsonl.
 
 Lines are collected in memory and written in large pieces, so a record costs no system call. All files grow
 at the end only, in binary: their byte lengths, stored with a checkpoint, are enough to take back what came
@@ -19,6 +19,7 @@ from mptrain.records import (
     EpochRecord,
     EvalRecord,
     EventRecord,
+    HistogramRecord,
     OverflowRecord,
     ProgressRecord,
     Record,
@@ -27,7 +28,7 @@ from mptrain.records import (
     as_json,
     step_json,
 )
-from mptrain.runlog.layout import EPOCHS, EVENTS, STEPS
+from mptrain.runlog.layout import EPOCHS, EVENTS, HISTOGRAMS, STEPS
 from mptrain.runlog.storage import storing, sync_folder, write_all
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ VAL_PREFIX: Final = "val_"
 class RecordWriter:
     """A sink that keeps every record in its file.
 
-    The files are made at once, so that a disk that refuses is noticed before training. A record given to
+    The files are made at once, so that a disk that refuses is noticed before training; that of histograms with the
+    first of them. A record given to
     `take` is in the file after `flush`, and on the disk after `sync`.
 
     Args:
@@ -56,7 +58,10 @@ class RecordWriter:
     """
 
     def __init__(self, paths: RunPaths) -> None:
-        self._files = {name: _AppendFile(path) for name, path in paths.records().items()}
+        self._paths = paths.records()
+        self._files = {
+            name: _AppendFile(path) for name, path in self._paths.items() if name != HISTOGRAMS or path.exists()
+        }
         self._columns = _header_of(paths.epochs)
         with storing(paths.root):
             sync_folder(paths.root)
@@ -72,6 +77,10 @@ class RecordWriter:
                 self._files[STEPS].add(step_json(record) + "\n")
             case EpochRecord():
                 self._take_epoch(record)
+            case HistogramRecord():
+                if HISTOGRAMS not in self._files:
+                    self._files[HISTOGRAMS] = _AppendFile(self._paths[HISTOGRAMS])
+                self._files[HISTOGRAMS].add(as_json(asdict(record)) + "\n")
             case ProgressRecord():
                 pass
             case _:
@@ -86,7 +95,7 @@ class RecordWriter:
         """Force everything taken so far to the disk: it survives a power failure.
 
         Returns:
-            The byte length of each record file by name, for a checkpoint and `truncate_records`.
+            The byte length of each record file that there is by name, for a checkpoint and `truncate_records`.
         """
         return {name: file.sync() for name, file in self._files.items()}
 

@@ -15,6 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     import torch
 
+    from mptrain.numerics.measures import Measure
     from mptrain.numerics.verdict import Verdict
 
 ScalerState = Mapping[str, Tensor]
@@ -22,7 +23,11 @@ OnOverflow = Literal["skip", "apply"]
 
 
 class Scaler(Protocol):
-    """A loss scaling rule."""
+    """A loss scaling rule.
+
+    One that must know more of the gradients than whether they are finite has a property ``measure`` besides, one of
+    `mptrain.numerics.measures` or one of its own; then ``verdict.measured`` holds the measurement.
+    """
 
     @property
     def on_overflow(self) -> OnOverflow:
@@ -51,3 +56,8 @@ class Scaler(Protocol):
 
     def in_words(self) -> str:
         """The rule in one line, for the person at the terminal."""
+
+
+def measure_of(scaler: Scaler) -> Measure | None:
+    """What a rule asks to know of the gradients besides the verdict; None where it asks for nothing."""
+    return getattr(scaler, "measure", None)

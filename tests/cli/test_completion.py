@@ -166,6 +166,15 @@ def test_behind_a_run_stand_its_own_keys_and_what_may_be_chosen_again():
     assert offered("resume outputs/nothing train.") == []
 
 
+def test_behind_replay_and_a_run_stand_words_about_the_scaler_alone():
+    saved = "train:\n  epochs: 3\nscaler:\n  _target_: mptrain.scaler.DynamicScaler\n  init_scale: 8.0\n"
+    made_run("a", saved + "chosen:\n  scaler: dynamic\n")
+    assert set(offered("replay outputs/a ")) == {"scaler=", "scaler."}
+    assert "scaler=logmax" in offered("replay outputs/a scaler=")
+    assert "scaler.overflow_counts_as=" in offered("replay outputs/a scaler=logmax scaler.")
+    assert offered("replay outputs/a train.") == []
+
+
 def test_flags_are_those_that_the_help_of_the_command_names():
     assert {"--multirun", "--config-dir", "--cfg", "--help"} <= set(offered("--"))
     assert "--best" in offered("eval last --")

@@ -9,7 +9,7 @@ from compare.fake_runs import SOME_DATA, SOME_RECORDS, epoch, some_summary, step
 
 from mptrain.compare.measures import measure
 from mptrain.errors import StorageError
-from mptrain.records import EvalRecord, EventRecord, OverflowRecord
+from mptrain.records import EvalRecord, EventRecord, ExponentCounts, HistogramRecord, OverflowRecord
 from mptrain.runlog import open_run, read_run
 
 FAILED = ("failed", "every step overflowed", 4, 3)
@@ -33,6 +33,16 @@ def test_a_finished_run_says_everything(tmp_path):
     assert found.data == {0: ("o0", "b0"), 1: ("o1", "b1")}
     assert (found.changes, found.unusable, found.steady_steps) == ((), {"test": 1}, 20)
     assert [host for host, _, _ in found.attempts] == [read_run(tmp_path / "a").state.attempts[0].host]
+
+
+def test_zero_gradients_are_the_mean_over_the_steps_that_were_looked_at(tmp_path):
+    def looked_at(step, zeros, nonzero, overflow=False):
+        counts = ExponentCounts("float16", zeros, 0, 0, 1.0, -3, (nonzero,))
+        return HistogramRecord("main", step, 8.0, overflow, {"activation_gradients": {"1": counts, "3": counts}}, {})
+
+    records = [*SOME_RECORDS, looked_at(1, 1, 3), looked_at(10, 3, 1), looked_at(20, 4, 0, overflow=True)]
+    assert measure(write_run(tmp_path, records=records)).zero_gradients == pytest.approx(0.5)
+    assert measure(write_run(tmp_path / "other", records=SOME_RECORDS)).zero_gradients is None
 
 
 def test_the_course_of_a_run_counts_its_samples(tmp_path):

@@ -107,6 +107,18 @@ def test_skipped_updates_are_counted_by_their_kind():
     assert mixed == "1 % of the updates were skipped (2 calibrating, 4 abnormal)"
 
 
+def test_gradients_that_the_format_flushed_to_zero_are_named_where_both_were_looked_at():
+    def arms(half, full):
+        runs = [tuple(measures(seed, zero_gradients=share) for seed in (0, 1)) for share in (half, full)]
+        return remarks(Arm("fp16_noscale", runs[0]), Arm("fp32", runs[1]), None, None)
+
+    (sentence,) = arms(0.9, 0.33)
+    assert sentence.startswith("90 % of the activation gradients were zero, and 33 % of the reference's: ")
+    assert arms(0.34, 0.33) == ()
+    assert arms(0.9, None) == ()
+    assert arms(None, 0.33) == ()
+
+
 def test_a_scale_at_its_floor_is_named():
     path = {"first": 65536.0, "min": 1.0, "max": 65536.0, "last": 1.0}
     assert said(scale=path) == "the loss scale ended at its floor of 1 in 2 of 2 runs"

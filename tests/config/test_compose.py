@@ -27,6 +27,7 @@ def test_the_default_is_the_one_that_the_files_say():
         "schedule": "cosine",
         "scaler": "dynamic",
         "logger": "none",
+        "diagnostics": "none",
         "model": "cnn",
         "precision": "amp_dynamic",
     }
@@ -189,7 +190,7 @@ def test_a_key_of_the_other_scaler_is_answered_with_its_counterpart():
     assert what == "unknown key 'scaler.scale' in the scaler chosen here: it belongs to scaler=static"
     assert hint == "did you mean scaler.init_scale=8?"
     [(what, hint)] = problems("precision=fp16_static", "scaler.init_scale=8").items()
-    assert "belongs to scaler=dynamic, scaler=apex, scaler=colossalai or one of" in what
+    assert "belongs to scaler=dynamic, scaler=als, scaler=apex or one of" in what
     assert hint == "did you mean scaler.scale=8?"
 
 

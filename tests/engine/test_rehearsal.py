@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import TINY, Kept, loop_of, parts_of, steps_of
+from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 from torch import nn
 
 from mptrain.engine.rehearsal import rehearse
@@ -94,3 +94,24 @@ def test_overfitting_learns_one_batch_by_heart(tmp_path):
     losses = [step["loss"] for step in steps_of(loop)]
     assert len(losses) == 60
     assert losses[-1] < losses[0] / 20
+
+
+def test_what_a_step_is_computed_in_is_on_record_before_the_first_and_after_each_resume(tmp_path):
+    kept = Kept()
+    loop = loop_of(tmp_path, *TINY, "precision=fp16_dynamic", "train.max_steps=4", kept=kept)
+    interrupt_after(loop, 2)
+    continued = Kept()
+    continue_loop(loop, *TINY, "precision=fp16_dynamic", "train.max_steps=4", kept=continued).run()
+    (first,), (second,) = (
+        [event for event in one.of(EventRecord) if event.kind == "operators"] for one in (kept, continued)
+    )
+    assert (first.step, second.step) == (0, 2)
+    assert first.fields == second.fields
+    [product] = [row for row in first.fields["operators"] if row["operator"] == "addmm"]
+    assert (product["phase"], product["inputs"], product["outputs"], product["calls"]) == (
+        "forward",
+        "float16",
+        "float16",
+        4,
+    )
+    assert {"phase": "forward", "from": "float16", "to": "float32", "calls": 1} in first.fields["casts"]

@@ -9,7 +9,8 @@ from torch import nn
 from mptrain.errors import EnvironmentRefused
 from mptrain.model import lstm_language_model, transformer_language_model
 from mptrain.precision.apply import autocast, cast_model, input_dtype
-from mptrain.precision.check import ProductCensus, check_step
+from mptrain.precision.census import OperatorCensus
+from mptrain.precision.check import check_step
 from mptrain.precision.widened import products
 
 CPU = torch.device("cpu")
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 
 def one_step(policy, model, given=None):
     """A forward and backward pass under a census, as the engine's first step is."""
-    kept, census = cast_model(model, policy), ProductCensus()
+    kept, census = cast_model(model, policy), OperatorCensus()
     given = (images() if given is None else given).to(input_dtype(policy))
     with census.inside(products(policy, CPU))():
         with autocast(policy, CPU):
@@ -32,8 +33,8 @@ def test_an_honest_model_passes_in_every_mode(name, kernels):
     policy, model = mode(name, cpu_kernels=kernels), Named()
     kept, census = one_step(policy, model)
     check_step(policy, model, kept, census)
-    assert set().union(*census.counts.values()) == {getattr(torch, policy.compute)}
-    assert {"convolution", "convolution_backward", "mm"} <= census.counts.keys()
+    assert set().union(*census.products.values()) == {getattr(torch, policy.compute)}
+    assert {"convolution", "convolution_backward", "mm"} <= census.products.keys()
 
 
 LANGUAGE = {
@@ -44,7 +45,7 @@ LANGUAGE = {
 
 def language_step(policy, model):
     """The same for a language model, whose inputs are whole numbers."""
-    kept, census = cast_model(model, policy), ProductCensus()
+    kept, census = cast_model(model, policy), OperatorCensus()
     tokens = torch.randint(11, (4, 6))
     more = {"lane": torch.arange(4), "fresh": torch.zeros(4, dtype=torch.bool)} if hasattr(model, "hidden") else {}
     with census.inside(products(policy, CPU))():
@@ -60,13 +61,13 @@ def test_language_models_are_honest_in_every_mode_and_their_products_are_counted
     policy, model = mode(name, cpu_kernels="widened"), LANGUAGE[kind]()
     kept, census = language_step(policy, model)
     check_step(policy, model, kept, census)
-    assert set().union(*census.counts.values()) == {getattr(torch, policy.compute)}
+    assert set().union(*census.products.values()) == {getattr(torch, policy.compute)}
     if kind == "transformer":
         for operator in ("attention_for_cpu", "attention_for_cpu_backward"):
-            assert sum(census.counts[f"_scaled_dot_product_flash_{operator}"].values()) == 2
+            assert sum(census.products[f"_scaled_dot_product_flash_{operator}"].values()) == 2
     elif policy.parameters != "float16":  # an LSTM of FP16 weights is a chain of small products on most CPUs
         for operator in ("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"):
-            assert sum(census.counts[operator].values()) == 2
+            assert sum(census.products[operator].values()) == 2
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
@@ -75,14 +76,14 @@ def test_a_kept_embedding_leaves_the_products_in_half_precision(name):
     kept, census = language_step(policy, model)
     check_step(policy, model, kept, census)
     assert model.embedding.weight.dtype == torch.float32
-    assert set().union(*census.counts.values()) == {getattr(torch, policy.compute)}
+    assert set().union(*census.products.values()) == {getattr(torch, policy.compute)}
 
 
 def test_a_product_of_whole_numbers_is_not_counted():
     numbers = torch.arange(6).reshape(2, 3)
-    with ProductCensus() as census:
+    with OperatorCensus() as census:
         assert (numbers @ numbers.t()).tolist() == [[5, 14], [14, 50]]
-    assert not census.counts
+    assert not census.products
 
 
 class CastsInside(nn.Module):
@@ -148,11 +149,11 @@ def test_a_kept_layer_with_a_matrix_multiplies_in_fp32_by_request(name):
     policy, model = mode(name, keep_fp32=["9"]), Named()
     kept, census = one_step(policy, model)
     check_step(policy, model, kept, census)
-    assert census.counts["addmm"] == {torch.float32: 1}
+    assert census.products["addmm"] == {torch.float32: 1}
 
 
 def test_a_census_changes_nothing():
     model, given = nn.Linear(8, 5).half(), torch.randn(4, 8).half()
     plain = model(given)
-    with ProductCensus():
+    with OperatorCensus():
         assert torch.equal(model(given), plain)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.precision.apply import cast_model
-from mptrain.precision.check import ProductCensus
+from mptrain.precision.census import OperatorCensus
 from mptrain.precision.widened import PRODUCTS, SUMS, Widened, has_native_half, products, widens
 
 CPU = torch.device("cpu")
@@ -142,10 +142,10 @@ def test_to_the_machine_every_product_is_fp32():
         "convolution_backward": lambda: F.conv2d(image, kernel).sum().backward(),
     }
     for name, operation in operations.items():
-        with ProductCensus() as census, Widened():
+        with OperatorCensus() as census, Widened():
             operation()
-        assert census.counts[name] == {torch.float32: 1}, name
-        assert set().union(*census.counts.values()) == {torch.float32}, name
+        assert census.products[name] == {torch.float32: 1}, name
+        assert set().union(*census.products.values()) == {torch.float32}, name
 
 
 def test_nothing_else_is_touched():
@@ -276,12 +276,12 @@ def test_an_lstm_under_autocast_is_an_fp32_lstm_whose_results_are_rounded(dtype,
 def test_an_lstm_stored_in_half_precision_agrees_with_an_fp32_one_up_to_its_rounding(dtype):
     lstm, given = nn.LSTM(6, 7, batch_first=True).to(dtype), torch.randn(3, 9, 6).to(dtype)
     wide = copy.deepcopy(lstm).float()
-    with Widened(), ProductCensus() as census:
+    with Widened(), OperatorCensus() as census:
         output, _ = lstm(given)
         output.float().square().mean().backward()
     expected, _ = wide(given.float())
     expected.square().mean().backward()
-    assert set().union(*census.counts.values()) == {dtype}
+    assert set().union(*census.products.values()) == {dtype}
     assert torch.allclose(output.float(), expected, atol=8 * torch.finfo(dtype).eps)
     for own, other in zip(lstm.parameters(), wide.parameters(), strict=True):
         assert own.grad.dtype == dtype

@@ -167,3 +167,21 @@ def test_warnings_and_resumes_are_listed(tmp_path):
     text = text_of(page_of(make_run(tmp_path / "run", events=events)))
     assert "the scale is still coming down" in text
     assert "notes: scaler began anew" in text
+
+
+def test_parameters_that_overflowed_are_named_and_counted_the_worst_first(tmp_path):
+    page = page_of(make_run(tmp_path / "run", overflows={1: "calibrating", 40: "abnormal"}))
+    rows = [[cell.text for cell in row] for row in tables_of(page)[-2].rows]
+    assert rows == [
+        ["0.weight", "2", "2", "0", "calibrating 1, abnormal 1", "1", "40"],
+        ["2.bias", "2", "0", "2", "calibrating 1, abnormal 1", "1", "40"],
+    ]
+    timeline = next(plot for plot in page.plots() if plot.name == "loss-scale")
+    assert "most often 0.weight (2), 2.bias (2)." in timeline.caption
+    assert ">0.weight<" in timeline.svg
+    assert ">2.bias<" in timeline.svg
+
+
+def test_parameters_of_several_learners_carry_the_name_of_theirs(tmp_path):
+    page = page_of(make_run(tmp_path / "gan", learners=("critic", "artist"), overflows={5: "calibrating"}))
+    assert [row[0].text for row in tables_of(page)[-2].rows] == ["critic: 0.weight", "critic: 2.bias"]

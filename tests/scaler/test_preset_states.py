@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from scaler.walking import CPU, PRESETS, STARTS, VERDICTS, preset, steps, walk
+from scaler.walking import ALL, ALL_STARTS, CPU, VERDICTS, preset, steps, walk, with_window
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mptrain.config import location
@@ -28,10 +28,10 @@ def saved_and_loaded(state):
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALL)
 def test_trap_37_a_run_taken_up_anywhere_in_a_window_or_in_a_row_of_overflows_goes_on_bit_for_bit(name):
     constants = {"tolerance": 0.3} if name == "fairseq" else {}
-    scaler = preset(name, growth_interval=4, **constants)
+    scaler = with_window(name, 4, **constants)
     states = [scaler.initial(CPU)]
     for overflow in COURSE:
         states.append(scaler.after(states[-1], VERDICTS[overflow]))
@@ -44,9 +44,9 @@ def test_trap_37_a_run_taken_up_anywhere_in_a_window_or_in_a_row_of_overflows_go
             assert all(torch.equal(state[key], expected[key]) for key in state)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALL)
 def test_the_rule_leaves_the_state_it_was_given_and_keeps_names_shapes_and_dtypes(name):
-    scaler = preset(name, growth_interval=2)
+    scaler = with_window(name, 2)
     state = scaler.initial(CPU)
     assert state["scale"].dtype == torch.float32
     for overflow in COURSE:
@@ -59,13 +59,14 @@ def test_the_rule_leaves_the_state_it_was_given_and_keeps_names_shapes_and_dtype
         state = after
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALL)
 def test_the_rule_asks_the_host_for_nothing(name):
     with FakeTensorMode(allow_non_fake_inputs=True):  # has no values, and objects to whoever asks for one
-        scaler = preset(name, growth_interval=2)
+        scaler = with_window(name, 2)
         state = scaler.initial(CPU)
+        norms = torch.ones(3, dtype=torch.float64)
         for _ in range(3):
-            state = scaler.after(state, judge(torch.ones(3, dtype=torch.float64), state["scale"], torch.ones(1)))
+            state = scaler.after(state, judge(norms, state["scale"], torch.ones(1), norms[:1]))
         assert all(isinstance(value, torch._subclasses.FakeTensor) for value in state.values())
 
 
@@ -84,11 +85,21 @@ def test_trap_38_a_run_may_go_on_with_another_preset_of_the_dynamic_rule_and_wha
     assert "scale" not in changed
 
 
-@pytest.mark.parametrize(("one", "other"), [("torch", "fairseq"), ("fairseq", "torch"), ("mxnet", "torch")])
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("torch", "fairseq"),
+        ("fairseq", "torch"),
+        ("mxnet", "torch"),
+        ("als", "smooth"),
+        ("smooth", "logmax"),
+        ("torch", "als"),
+    ],
+)
 def test_trap_39_another_rules_state_is_not_taken_for_its_own(one, other):
     resumed, (note,) = preset(other).resume(preset(one).initial(CPU), CPU)
-    assert resumed["scale"].item() == STARTS[other]
-    assert f"starts afresh at {STARTS[other]:g}" in note
+    assert resumed["scale"].item() == ALL_STARTS[other]
+    assert f"starts afresh at {ALL_STARTS[other]:g}" in note
 
 
 @pytest.mark.parametrize(
@@ -103,6 +114,9 @@ def test_trap_39_another_rules_state_is_not_taken_for_its_own(one, other):
         ("fairseq", {"growth_interval": 5}, {"clean": 100}, {"clean": 4}),
         ("deepspeed", {"uncounted_steps": 0}, {"clean": -1}, {"clean": 0}),
         ("paddle", {}, {"tolerance": 0}, {"tolerance": 1}),
+        ("smooth", {}, {"scale": 2.0**17, "exact": 2.0**17}, {"scale": 65504.0, "exact": 65504.0}),
+        ("als", {"max_scale": 8.0}, {"scale": 16.0, "waited": 3}, {"scale": 8.0, "waited": 0}),
+        ("logmax", {"max_scale": 8.0}, {"scale": 16.0}, {"scale": 8.0}),
     ],
 )
 def test_trap_38_a_saved_value_beyond_a_presets_constants_is_brought_within_them_and_said(
@@ -116,7 +130,7 @@ def test_trap_38_a_saved_value_beyond_a_presets_constants_is_brought_within_them
     assert len(notes) == len(saved)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_preset_can_be_chosen_with_every_fp16_mode(name):
     for mode in ("amp_dynamic", "amp_static", "fp16_dynamic", "fp16_static", "fp16_noscale", "fp16_pure"):
         config = compose([f"precision={mode}", f"scaler={name}"])
@@ -125,7 +139,7 @@ def test_a_preset_can_be_chosen_with_every_fp16_mode(name):
 
 
 def test_what_a_framework_chose_is_not_warned_about_and_what_a_user_writes_is():
-    assert {compose([f"scaler={name}"]).warnings for name in PRESETS} == {()}
+    assert {compose([f"scaler={name}"]).warnings for name in ALL} == {()}
     (sentence,) = compose(["scaler=torch", "scaler.backoff_factor=0.8"]).warnings
     assert "backoff_factor=0.8 is not a power of two" in sentence
     assert "nearest 0.5" in sentence
@@ -135,7 +149,7 @@ def test_what_a_framework_chose_is_not_warned_about_and_what_a_user_writes_is():
 
 def test_each_preset_names_its_source_and_comments_every_key():
     options = Catalogue([location.configs()]).groups["scaler"]
-    for name in PRESETS:
+    for name in ALL:
         option = options[name]
         assert 30 <= len(option.summary) <= 105
         assert any(line.startswith("# Source: ") for line in option.lines)
@@ -157,6 +171,9 @@ def test_each_preset_names_its_source_and_comments_every_key():
         ("mxnet", ["at most 2^24", "each change one step late"]),
         ("nnabla", ["from 8, x2 every 2001 clean steps (the first after 1 more)"]),
         ("flax", ["every 2001 clean steps", "within 1.17549e-38 to 3.40282e+38"]),
+        ("als", ["from 1, every step x0.5 where more than 1e-07 of the gradients are above 8188, else x2"]),
+        ("logmax", ["from 1", "2^(16 - mean - 3.09 deviations", "betas 0.99 and 0.999", "within 1 to 2^14"]),
+        ("smooth", ["from 1, x2 every step until the first overflow", "1000 clean steps", "within 1 to 65504"]),
         ("paddle", ["x0.8 on overflow after every 2 overflows in a row"]),
     ],
 )
@@ -169,11 +186,11 @@ def test_fairseqs_tolerance_is_said_where_there_is_one():
     assert "/2 where 0.05 of the steps overflow" in preset("fairseq", tolerance=0.05).in_words()
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALL)
 def test_an_overflow_is_abnormal_from_the_floor_down_and_calibrating_above(name):
     """The floor that the history is told is the one at which the rule stops falling."""
     scaler = preset(name)
-    scales = [STARTS[name], *walk(scaler, [True] * 200)]
+    scales = [ALL_STARTS[name], *walk(scaler, [True] * 200)]
     history = OverflowHistory(floor=scaler.floor)
     phases = [
         history.observe(overflow=True, loss=1.0, scale=scale, next_scale=following)
@@ -192,6 +209,11 @@ def test_an_overflow_is_abnormal_from_the_floor_down_and_calibrating_above(name)
         (["scaler=megatron", "scaler.init_scale=0.5"], "outside scaler.min_scale=1 to the largest FP32 number"),
         (["scaler=fairseq", "scaler.init_scale=0.0001"], "is not above scaler.min_loss_scale=0.0001"),
         (["scaler=fairseq", "scaler.tolerance=1.5"], "scaler.tolerance=1.5"),
+        (["scaler=logmax", "scaler.init_scale=32768"], "outside scaler.min_scale=1 to scaler.max_scale=16384"),
+        (["scaler=smooth", "scaler.min_scale=2"], "scaler.init_scale=1 is outside scaler.min_scale=2"),
+        (["scaler=als", "scaler.max_scale=0.5"], "scaler.init_scale=1 is outside"),
+        (["scaler=logmax", "scaler.beta1=1"], "scaler.beta1=1: must be"),
+        (["scaler=als", "scaler.bin_edge=2"], "scaler.bin_edge=2: must be"),
         (["scaler=torch", "scaler.min_scale=0"], "scaler.min_scale=0: must be a number above 0, or null"),
         (["scaler=paddle", "scaler.refill=always"], "scaler.refill=always: must be growth, clean or backoff"),
     ],

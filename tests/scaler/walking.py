@@ -28,9 +28,19 @@ STARTS = {
 }
 PRESETS = list(STARTS)
 
+#: The first scale of each published rule that is no dynamic one.
+OTHER_STARTS = {"als": 1.0, "logmax": 1.0, "smooth": 1.0}
+ALL_STARTS = {**STARTS, **OTHER_STARTS}
+ALL = list(ALL_STARTS)
 
-def verdict_of(overflow: bool):
-    return judge(torch.tensor([math.inf if overflow else 1.0]), torch.ones(1), torch.ones(1))
+#: What a rule calls the steps until something happens; logmax knows none.
+WINDOWS = {**dict.fromkeys(STARTS, "growth_interval"), "als": "update_period", "smooth": "interval"}
+
+
+def verdict_of(overflow: bool, measured: float = 0.25, scale: float = 1.0):
+    """What a step said, the measurement of the scaled gradients included."""
+    norm = torch.tensor([math.inf if overflow else 1.0], dtype=torch.float64)
+    return judge(norm, torch.tensor([scale]), torch.ones(1), torch.tensor([measured], dtype=torch.float64))
 
 
 VERDICTS = {False: verdict_of(False), True: verdict_of(True)}
@@ -41,6 +51,11 @@ def preset(name: str, **constants):
     """The scaler of configs/scaler/NAME.yaml, with some constants written on the command line."""
     words = [f"scaler.{key}={'null' if value is None else value!r}" for key, value in constants.items()]
     return compose([f"scaler={name}", *words]).scaler.build()
+
+
+def with_window(name: str, window: int, **constants):
+    """A preset whose window, if it has one, is so many steps."""
+    return preset(name, **({WINDOWS[name]: window} if name in WINDOWS else {}), **constants)
 
 
 def steps(trace: str) -> list[bool]:

@@ -1,0 +1,190 @@
+"""Runs a loss scaling rule over the trace of a run: what would it have done? Nothing is trained.
+
+The gradients are those of the run. Had other updates been refused, the weights would have gone another way, and with
+them the gradients that came later: so what is said here holds for rules that refuse few updates, and near the run's own
+scales. Under its own rule a run gives exactly the scales on its record.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.campaign.attempt import find_run
+from mptrain.campaign.trace import Basis, Trace, read_traces
+from mptrain.config.compose import reload
+from mptrain.errors import DataError, UsageError
+from mptrain.numerics.verdict import Verdict
+from mptrain.report.replay_page import Course, Replay, ReplayedLearner
+from mptrain.runlog.reader import Run, read_run
+from mptrain.scaler.base import measure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mptrain.config.schema import Config
+    from mptrain.numerics.measures import Measure
+    from mptrain.records import StepRecord
+    from mptrain.scaler.base import Scaler, ScalerState
+
+_CPU = torch.device("cpu")
+
+#: The words that a replay takes.
+_SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")
+
+
+def replay_run(run: str, overrides: Sequence[str]) -> Replay:
+    """Run a rule over the recorded steps of a run.
+
+    Args:
+        run: The run directory, or ``last``.
+        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``; without any, the run's own rule is replayed.
+
+    Raises:
+        UsageError: A word that is about something else.
+        DataError: There are no steps, or the rule needs to know what is not on record.
+        MptrainError: No such run, damaged records, or a rule that cannot be had.
+    """
+    for word in overrides:
+        if not _SCALER_WORD.match(word):
+            raise UsageError(f"'{word}' is not about the scaler", "write scaler=NAME or scaler.KEY=VALUE")
+    directory = find_run(run)
+    text = directory.paths.config.read_text(encoding="utf-8")
+    own, config = reload(text), reload(text, overrides)
+    recorded = read_run(directory.root)
+    traces = read_traces(recorded)
+    walks: dict[str, _Walk] = {}
+    for record in recorded.steps():
+        if record.learner not in walks:
+            walks[record.learner] = _Walk(record.learner, own, config, traces[record.learner])
+        walks[record.learner].take(record)
+    if not walks:
+        raise DataError(f"{directory.root} has no step on record", "train it for some steps first")
+    learners = tuple(walk.done() for walk in walks.values())
+    notes = _notes(own, recorded)
+    if any(one.estimated or one.assumed for one in learners) and not any(
+        one.tells_gradients() for one in traces.values()
+    ):
+        notes.append(_NO_HISTOGRAMS)
+    return Replay(
+        root=directory.root,
+        scaler=config.chosen.get("scaler", "own"),
+        words=tuple(overrides),
+        learners=learners,
+        notes=tuple(notes),
+    )
+
+
+_NO_HISTOGRAMS = (
+    "the run has no histograms: where a step's verdict at another scale does not follow from its own, only its neighbours "
+    "can tell; diagnostics=histograms records more"
+)
+
+
+def _notes(own: Config, run: Run) -> list[str]:
+    notes = []
+    if own.precision.compute != "float16":
+        notes.append(
+            f"the run computed in {own.precision.compute}, which no loss scale makes overflow: what FP16 would have done is "
+            "not on its record"
+        )
+    for attempt in run.state.attempts:
+        changes = [change for change in attempt.changes if re.match(r"(learners\.[^.]+\.)?scaler", change)]
+        if changes:
+            notes.append(
+                f"the run's rule was changed after step {attempt.from_step:,} ({'; '.join(changes)}): one rule is replayed "
+                "from the first step on"
+            )
+    return notes
+
+
+@dataclass
+class _Counts:
+    known: int = 0
+    estimated: int = 0
+    assumed: int = 0
+
+    def add(self, basis: Basis) -> None:
+        setattr(self, basis, getattr(self, basis) + 1)
+
+
+class _Walk:
+    """One learner's rule on its way through the steps."""
+
+    def __init__(self, name: str, own: Config, config: Config, trace: Trace) -> None:
+        self._name = name
+        self._scaler: Scaler = config.for_learner(name).scaler.build()
+        self._own_words = own.for_learner(name).scaler.build().in_words()
+        self._measure: Measure | None = measure_of(self._scaler)
+        self._trace = trace
+        self._state: ScalerState = self._scaler.initial(_CPU)
+        self._recorded, self._replayed, self._counts = Course(), Course(), _Counts()
+        self._parted: int | None = None
+        self._same = 0
+
+    def take(self, record: StepRecord) -> None:
+        """The rule's verdict on the next step, and its next scale."""
+        scale = float(self._state["scale"])
+        overflow, basis = self._trace.would_overflow(record, scale)
+        measured = float("nan")
+        if self._measure is not None and not overflow:
+            found = self._trace.measured(self._measure, record.step, scale)
+            if found is None:
+                raise self._unmeasured()
+            measured = found[0]
+            basis = basis if basis == "assumed" or found[1] == "known" else found[1]
+        self._counts.add(basis)
+        if scale == record.loss_scale:
+            self._same += 1
+        elif self._parted is None:
+            self._parted = record.step
+        self._recorded.add(record.step, record.loss_scale, record.overflow, record.skipped)
+        self._replayed.add(record.step, scale, overflow, overflow and self._scaler.on_overflow == "skip")
+        self._state = self._scaler.after(self._state, _verdict(overflow, scale, record, measured))
+
+    def done(self) -> ReplayedLearner:
+        """What came of it."""
+        counts = self._counts
+        return ReplayedLearner(
+            name=self._name,
+            recorded_rule=self._own_words,
+            rule=self._scaler.in_words(),
+            recorded=self._recorded,
+            replayed=self._replayed,
+            known=counts.known,
+            estimated=counts.estimated,
+            assumed=counts.assumed,
+            same=self._same,
+            parted=self._parted,
+        )
+
+    def _unmeasured(self) -> DataError:
+        if self._trace.tells_gradients():
+            return DataError(
+                f"the rule ({self._scaler.in_words()}) measures gradients in a way of its own, which no record tells",
+                "train with that rule instead",
+            )
+        missing = "no clean step has histograms" if self._trace.looked_at else "the run has no histograms"
+        return DataError(
+            f"the rule ({self._scaler.in_words()}) measures gradients, and {missing}",
+            "train with diagnostics=histograms diagnostics.every=1, which puts them on record",
+        )
+
+
+def _verdict(overflow: bool, scale: float, record: StepRecord, measured: float) -> Verdict:
+    """As the step would have judged it; of the gradients' norms only the one of all is on record."""
+
+    def one(value: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        return torch.tensor([value], dtype=dtype)
+
+    norm = float("inf") if overflow else record.grad_norm
+    return Verdict(
+        overflow=one(overflow, torch.bool),
+        skip=one(overflow, torch.float32),
+        grad_norm=one(norm),
+        norms=one(norm * scale),
+        measured=one(measured),
+    )

@@ -1,0 +1,137 @@
+"""One look at a configuration: does its model train rightly in its precision? Nothing is trained and nothing written."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mptrain.config.build import build
+from mptrain.diagnostics.scaling import Evidence, Finding, ModuleScaling, by_module
+from mptrain.diagnostics.scaling_findings import findings
+from mptrain.engine.scaling_check import Reference, compare_scales, compute_reference, find_breaks
+from mptrain.engine.scaling_inspection import Inspection, inspect_step
+from mptrain.errors import ConfigError, DataError
+from mptrain.numerics.formats import FORMATS
+from mptrain.precision.policy import Policy
+from mptrain.precision.support import require_support, resolve_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mptrain.config.schema import Config
+    from mptrain.dataset.batch import Batch
+    from mptrain.engine.job import Parts
+
+#: The scales that are tried: 2^0 to this power of two; every second one where a pass takes longer than so many seconds.
+HIGHEST, SLOW = 24, 5.0
+
+_FP32 = Policy(name="fp32", parameters="float32", compute="float32", autocast=False, master_weights=False)
+
+
+@dataclass(frozen=True)
+class ScalingReport:
+    """What was found.
+
+    Attributes:
+        evidence: What the findings are made of.
+        findings: What is wrong, causes first; nothing where all is in order.
+        modules: Gradients by module in the order of their call; empty where the passes could not be done.
+        reference: What gradients were compared with: ``float64`` or ``float32``.
+        samples: Of the batch.
+        notes: What was done differently from training, one sentence each.
+    """
+
+    evidence: Evidence
+    findings: Sequence[Finding]
+    modules: Sequence[ModuleScaling]
+    reference: str
+    samples: int
+    notes: tuple[str, ...]
+
+
+def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
+    """Compare the first step's gradients in a configuration's precision with those in FP64, at many loss scales.
+
+    Args:
+        config: Checked; its precision computes in FP16 or BF16.
+        tell: Is told what is being done, for whoever waits.
+
+    Raises:
+        ConfigError: The precision is no half precision, or parts do not go together.
+        EnvironmentRefused: The device cannot do it.
+        DataError: The data is missing or unusable.
+    """
+    policy = config.precision
+    if not policy.half:
+        raise ConfigError(
+            f"precision={policy.name} computes nothing in half precision: there is nothing to check",
+            "choose another one, for example precision=amp_dynamic or precision=fp16_dynamic",
+        )
+    require_support(policy, resolve_device(config.device))
+    form = FORMATS[policy.compute]
+    tell(f"one step in {policy.name}")
+    parts, batch = _first_batch(config)
+    started = time.perf_counter()
+    inspection = inspect_step(parts, parts.prepare(batch), form)
+    step = 2 if time.perf_counter() - started > SLOW else 1
+    evidence = _inspected(policy.compute, inspection)
+    if inspection.refused:
+        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, ())
+    del parts  # one model at a time
+    tell("its gradients in FP32 and FP64")
+    wide, _ = build(replace(config, precision=_FP32))
+    reference = compute_reference(wide, wide.prepare(batch), form, inspection.outputs)
+    del wide
+    tell("its gradients at loss scales from 2^0 to 2^24")
+    parts, _ = build(config)
+    prepared = parts.prepare(batch)
+    measured = compare_scales(parts, prepared, reference, range(0, HIGHEST + 1, step))
+    modules = by_module(measured, form, inspection.order)
+    breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
+    lost = {
+        name: reference.values[name] for name, value in inspection.values.items() if _is_lost(name, value, reference)
+    }
+    evidence = replace(evidence, modules=modules, lost_values=lost, breaks=breaks, outputs=reference.outputs)
+    notes = (
+        reference.notes if step == 1 else (*reference.notes, "every second scale was tried, since a step takes long")
+    )
+    return ScalingReport(evidence, findings(evidence), modules, reference.dtype, batch.samples, notes)
+
+
+def _first_batch(config: Config) -> tuple[Parts, Batch]:
+    parts, _ = build(config)
+    loader = parts.loaders["train"]
+    batch = next(iter(loader.batches(0)), None)
+    loader.close()
+    if batch is None:
+        raise DataError("the training split has no usable sample", "see dataset.on_error, and mptrain list dataset")
+    return parts, batch
+
+
+def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]) -> tuple[str, ...]:
+    """Where gradients stop being in proportion in half precision alone, if any do."""
+    drifting = [module for module in modules if module.drifts]
+    if not drifting:
+        return ()
+    first = drifting[-1]
+    scales = 2.0 ** min(first.errors, key=lambda one: first.errors[one]), 2.0 ** max(first.finite)
+    return find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)
+
+
+def _inspected(compute: str, inspection: Inspection) -> Evidence:
+    return Evidence(
+        compute=compute,
+        constants=inspection.constants,
+        narrow=inspection.narrow,
+        half_norms=inspection.half_norms,
+        no_gradient=inspection.no_gradient,
+        scales=inspection.scales,
+        epsilons=inspection.epsilons,
+        refused=inspection.refused,
+    )
+
+
+def _is_lost(name: str, value: float, reference: Reference) -> bool:
+    """Whether a tensor is infinite in the precision mode, and finite in FP32."""
+    return value == float("inf") and reference.values.get(name, float("inf")) < float("inf")

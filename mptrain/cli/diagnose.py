@@ -1,0 +1,202 @@
+"""``mptrain diagnose RUN`` and ``mptrain diagnose KEY=VALUE ...``: what is wrong with a step, and what mends it."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mptrain.cli.messages import colourful, printable, writing
+from mptrain.cli.rows import width_of
+from mptrain.errors import EXIT_OK, UsageError
+from mptrain.report.diagnosis_page import cells, verdict_on
+from mptrain.report.operators_part import by_cast, by_operator, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mptrain.report.page import Cell
+    from mptrain.runlog.diagnosis import Examination, ModuleRow, Remedy
+
+#: Modules in the table at most, unless all are asked for; and how many of the first and the last stay at least.
+MOST_ROWS, ENDS = 40, 6
+
+_COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "": ""}
+
+
+def diagnose(words: Sequence[str]) -> int:
+    """Look at a step of a run, or of a configuration, and say what is wrong with it.
+
+    Args:
+        words: A run with keys that differ, or a configuration; ``--step N``, ``--all``, ``--config-dir DIR``.
+
+    Raises:
+        MptrainError: It cannot be looked at.
+    """
+    rest, step, everything, folders = _read(words)
+    from mptrain.campaign.diagnosing import diagnose_config, diagnose_run
+
+    if rest and _is_run(rest[0]):
+        for word in rest[1:]:
+            if "=" not in word:
+                raise UsageError(
+                    f"'{word}' is not of the form KEY=VALUE", "mptrain diagnose RUN [KEY=VALUE ...] [--step N]"
+                )
+        done = diagnose_run(rest[0], rest[1:], step)
+    else:
+        from mptrain.config.compose import compose
+
+        done = diagnose_config(compose(rest, config_dirs=folders), step or 1)
+    _print(done.found, everything)
+    if done.page is not None:
+        with writing():
+            print(f"\n{done.page}", flush=True)
+    return EXIT_OK
+
+
+def _is_run(word: str) -> bool:
+    """Whether a word is a run: folders of a sweep's runs are named after overrides, with ``=`` in them."""
+    return "=" not in word or any(place.is_dir() for place in (Path(word), Path("outputs") / word))
+
+
+def _read(words: Sequence[str]) -> tuple[list[str], int | None, bool, list[str]]:
+    """The words that are no flags; the step, whether all modules are asked for, and folders of options."""
+    rest, plain, step, everything = list(words), [], None, False
+    folders: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if word == "--all":
+            everything = True
+        elif flag in ("--step", "--config-dir", "-cd"):
+            value = value if equals else rest.pop(0) if rest else ""
+            if not value:
+                raise UsageError(f"{flag} needs a value", f"write {flag} {'N' if flag == '--step' else 'DIR'}")
+            if flag == "--step":
+                step = _number(value)
+            else:
+                folders.append(value)
+        elif word.startswith("-"):
+            raise UsageError(f"'{word}' means nothing to diagnose", "it takes --step N, --all and --config-dir DIR")
+        else:
+            plain.append(word)
+    return plain, step, everything, folders
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10**12):
+        raise UsageError(f"--step {text}: must be a whole number, at least 1", "steps are counted from 1")
+    return int(text)
+
+
+def _print(found: Examination, everything: bool) -> None:
+    terminal = colourful(sys.stdout)
+    console = Console(
+        width=None if sys.stdout.isatty() else 160, no_color=not terminal, force_terminal=terminal or None
+    )
+    width = width_of(sys.stdout)
+    whose = "" if found.learner == "main" else f" of the {found.learner}"
+    head = f"step {found.step:,}{whose}, precision {found.precision}, on {found.device}"
+    lines = [*_wrapped(head, width), *(line for remark in found.remarks for line in _wrapped(remark, width)), ""]
+    lines += _wrapped(f"{found.verdict[:1].upper()}{found.verdict[1:]}.", width)
+    for title, sentences in (
+        ("worth knowing", found.notes),
+        ("what was tried", [_remedy(one) for one in found.remedies]),
+    ):
+        if sentences:
+            lines += ["", title, *(line for sentence in sentences for line in _wrapped(f"- {sentence}", width))]
+    with console.capture() as drawn:
+        shown, left_out = (list(found.modules), 0) if everything else interesting(found.modules)
+        console.print(_table(shown))
+        if left_out:
+            console.print(f"{left_out} modules between them are left out; --all shows them", style="dim")
+        console.print()
+        console.print(escape(summary(found.operators)))
+        console.print(_census(found))
+    lines += ["", *(line.rstrip() for line in drawn.get().splitlines())]
+    with writing():
+        print("\n".join(lines), flush=True)
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _remedy(one: Remedy) -> str:
+    words = f" ({' '.join(one.words)})" if one.words else ""
+    return f"{one.text}{words}: {verdict_on(one)}; {one.outcome}"
+
+
+def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
+    """The modules to show where there are many, and how many are left out.
+
+    Those stay where something breaks, with their neighbours, the first and the last, and those that reach farthest.
+    """
+    if len(modules) <= MOST_ROWS:
+        return list(modules), 0
+    places = {*range(ENDS), *range(len(modules) - ENDS, len(modules))}
+    for place, row in enumerate(modules):
+        if row.breaks:
+            places |= {place - 1, place, place + 1}
+    orders = [sorted(range(len(modules)), key=lambda at: -key(modules[at])) for key in (_forward, _backward, _lost)]
+    for place in itertools.chain.from_iterable(zip(*orders, strict=True)):
+        if len(places) < MOST_ROWS:
+            places.add(place)
+    chosen = sorted(place for place in places if 0 <= place < len(modules))
+    return [modules[place] for place in chosen], len(modules) - len(chosen)
+
+
+def _forward(row: ModuleRow) -> float:
+    return row.forward.largest if row.forward else 0.0
+
+
+def _backward(row: ModuleRow) -> float:
+    return row.backward.largest if row.backward else 0.0
+
+
+def _lost(row: ModuleRow) -> float:
+    return max(reach.subnormal for reach in (row.forward, row.backward) if reach)
+
+
+def _table(rows: Sequence[ModuleRow]) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("module", "type", "dtype"):
+        made.add_column(name, overflow="fold")
+    for phase in ("forward", "backward"):
+        made.add_column(f"{phase}\nlargest", justify="right")
+        for name in ("of\n65,504", "below\n2^-14", "\nzero"):
+            made.add_column(name, justify="right")
+    made.add_column("")
+    for row in rows:
+        times = f", {row.calls} calls" if row.calls > 1 else ""
+        made.add_row(
+            escape(printable(row.name or "(model)")),
+            escape(row.type + times),
+            row.dtype,
+            *(_coloured(cell) for reach in (row.forward, row.backward) for cell in cells(row, reach)),
+            f"[red]<- first not finite, {row.breaks}[/]" if row.breaks else "",
+        )
+    return made
+
+
+def _coloured(cell: Cell) -> str:
+    colour = _COLOURS[cell.tone]
+    return f"[{colour}]{cell.text}[/]" if colour else cell.text
+
+
+def _census(found: Examination) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("pass", "operator", "in", "out"):
+        made.add_column(name)
+    made.add_column("calls", justify="right")
+    for row in by_operator(found.operators.get("operators") or []):
+        made.add_row(*row)
+    for phase, source, to, calls in by_cast(found.operators.get("casts") or []):
+        made.add_row(phase, "cast", source, to, calls)
+    return made

@@ -1,0 +1,100 @@
+"""``mptrain recommend RUN [--sweep SWEEP]``: which static loss scale is right, from the histograms of a run."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from mptrain.cli.messages import colourful, printable, writing
+from mptrain.cli.report import place
+from mptrain.cli.rows import width_of
+from mptrain.errors import EXIT_OK, UsageError
+from mptrain.runlog.directory import last_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mptrain.report.page import Table
+
+#: Letters of a cell that are kept in one line.
+_WIDEST = 24
+
+_COLOURS = {"good": "green", "bad": "red", "warn": "yellow"}
+
+
+def recommend_scale(words: Sequence[str]) -> int:
+    """Print the recommended scale and what every other one would do, and write it as a page into the run's folder.
+
+    Args:
+        words: The run, or ``last``; ``--sweep`` with the folder of a sweep over static scales.
+
+    Raises:
+        UsageError: Not exactly one run is named, or something else is.
+        StorageError: The run has no histograms, the sweep no static scales, or a folder cannot be read or written.
+    """
+    run, sweep = _read(words)
+    path = last_run(Path("outputs")).root if run == "last" else place(run)
+    from mptrain.report import recommend, write_forecast
+
+    found = recommend(path, place(sweep) if sweep else None)
+    width = width_of(sys.stdout)
+    lines: list[str] = []
+    for sentence in found.sentences():
+        lines += textwrap.wrap(printable(sentence), width, break_on_hyphens=False)
+    for learner in found.forecasts:
+        if len(found.forecasts) > 1:
+            lines += ["", learner]
+        if (shown := found.table(learner)) is not None:
+            lines += ["", *_drawn(shown)]
+        lines.append("")
+        for reason in (*found.reasons(learner), *found.notes):
+            lines += textwrap.wrap(printable(reason), width, initial_indent="- ", subsequent_indent="  ")
+    written = write_forecast(found)
+    with writing():
+        print("\n".join([*lines, "", str(written.html), str(written.md)]), flush=True)
+    return EXIT_OK
+
+
+def _read(words: Sequence[str]) -> tuple[str, str]:
+    """The run and the sweep that are named; the sweep is empty where none is."""
+    rest, runs, sweep = list(words), [], ""
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag == "--sweep":
+            if not equals and (not rest or rest[0].startswith("-")):
+                raise UsageError("--sweep needs the folder of a sweep", "write --sweep outputs/sweeps/NAME")
+            sweep = value if equals else rest.pop(0)
+        elif word.startswith("-"):
+            raise UsageError(f"unknown option '{word}'", "recommend takes a run, and --sweep SWEEP")
+        else:
+            runs.append(word)
+    if len(runs) != 1:
+        what = f"recommend takes one run, but there are {len(runs)}" if runs else "recommend needs a run directory"
+        raise UsageError(what, "write mptrain recommend last, or the path of a run with histograms")
+    return runs[0], sweep
+
+
+def _drawn(shown: Table) -> list[str]:
+    """A table of a report, for a terminal."""
+    terminal = colourful(sys.stdout)
+    console = Console(
+        width=None if sys.stdout.isatty() else 160, no_color=not terminal, force_terminal=terminal or None
+    )
+    table = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for place_, name in enumerate(shown.head):
+        widest = max(min(len(printable(row[place_].text)), _WIDEST) for row in shown.rows)
+        right = place_ in shown.numeric
+        table.add_column(escape(printable(name)), justify="right" if right else "left", min_width=widest)
+    for row in shown.rows:
+        cells = [(escape(printable(cell.text)), _COLOURS.get(cell.tone)) for cell in row]
+        table.add_row(*(f"[{colour}]{text}[/]" if colour and text else text for text, colour in cells))
+    with console.capture() as drawn:
+        console.print(table)
+    return [line.rstrip() for line in drawn.get().splitlines()]

@@ -1,0 +1,116 @@
+"""Which module is at work: in the forward pass by hooks, in the backward pass by the numbers that autograd gives its nodes.
+
+Hooks are on the model while the trail is followed, and off it afterwards. They read and change nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from mptrain.precision.census import floating_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
+
+#: Where no module is at work: the task's own arithmetic on what the model said, and the loss.
+LOSS = "(loss)"
+
+#: The number of the nodes that add gradients up; they belong to no operator.
+_ACCUMULATES = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a module that has ended: whether the floating-point tensors that went in and came out were finite."""
+
+    module: str
+    finite_inputs: bool
+    finite_output: bool
+
+
+class Trail:
+    """The module at work, by its qualified name; the model itself has the empty name.
+
+    Attributes:
+        calls: Modules in the order of their first call: name to how often they were called.
+        ended: Their calls in the order in which they ended.
+        raised_in: The innermost module that an exception came out of, and that exception; None if none did.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[str, int] = {}
+        self.ended: list[Call] = []
+        self.raised_in: tuple[str, BaseException] | None = None
+        self._stack: list[tuple[str, int]] = []
+        self._spans: list[tuple[int, int, str]] = []  # inner ones before those around them
+        self._known: dict[int, str] = {}
+        self._latest = LOSS
+
+    @contextlib.contextmanager
+    def followed(self, model: nn.Module) -> Iterator[None]:
+        """While this lasts, calls of the model's modules are noticed."""
+        handles = []
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                handles.append(module.register_forward_pre_hook(self._entering(name), prepend=True))
+                handles.append(module.register_forward_hook(self._leaving, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def module(self) -> str:
+        """Where the operator that is dispatched now belongs."""
+        node: Any = torch._C._current_autograd_node()
+        if self._stack:  # also where a backward pass computes a piece of the forward pass again
+            return self._stack[-1][0]
+        if node is None:
+            return LOSS
+        number = node._sequence_nr()
+        if number != _ACCUMULATES:
+            self._latest = self.of_node(number)
+        return self._latest
+
+    def of_node(self, number: int) -> str:
+        """The innermost module whose call made the node of this number.
+
+        Args:
+            number: autograd numbers the nodes of a thread in the order in which the forward pass makes them.
+        """
+        if number not in self._known:
+            inside = (name for first, end, name in self._spans if first <= number < end)
+            self._known[number] = next(inside, LOSS)
+        return self._known[number]
+
+    def _entering(self, name: str) -> Any:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.calls[name] = self.calls.get(name, 0) + 1
+            self._stack.append((name, torch._C._autograd._get_sequence_nr()))
+
+        return hook
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._stack:  # its call was refused before it was noticed
+            return
+        name, first = self._stack.pop()
+        self._spans.append((first, torch._C._autograd._get_sequence_nr(), name))
+        error = sys.exc_info()[1]
+        if error is None:
+            self.ended.append(Call(name, _are_finite(args), _are_finite(output)))
+        elif self.raised_in is None or self.raised_in[1] is not error:
+            self.raised_in = (name, error)
+
+
+def _are_finite(values: Any) -> bool:
+    """Whether all floating-point tensors among some values are; the observer does not see that it is asked."""
+    with torch.no_grad(), _disable_current_modes():
+        return all(bool(tensor.isfinite().all()) for tensor in floating_in(values))  # waits for the device

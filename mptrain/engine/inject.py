@@ -1,0 +1,156 @@
+"""Puts a wrong value into a run on purpose, to see what notices it and what it does about it.
+
+One element, the first of the tensor, is overwritten in some steps in a row. Everything after that is the run's own doing:
+the verdict, the skip, the scale, patience, the names on record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from mptrain.errors import ConfigError, did_you_mean
+from mptrain.records import EventRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor, nn
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.engine.learner import Learner
+    from mptrain.engine.options import InjectOptions
+
+#: What ``inject.tensor`` may begin with, and what must follow.
+_KINDS = {
+    "input": "",
+    "activation": "MODULE",
+    "activation_gradient": "MODULE",
+    "gradient": "PARAMETER",
+    "weight": "PARAMETER",
+}
+
+
+class Injection:
+    """The fault of a run; without ``inject.step`` there is none.
+
+    Args:
+        options: What, where and when.
+        model: Whose modules and parameters are named.
+        learners: Whose weights are named.
+
+    Raises:
+        ConfigError: There is no such tensor.
+    """
+
+    def __init__(self, options: InjectOptions, model: nn.Module, learners: Sequence[Learner]) -> None:
+        self._options = options
+        self._model = model
+        self._learners = learners
+        self._kind, _, self._name = (options.tensor or "").partition(":")
+        if options.step is not None:
+            self._require_tensor()
+
+    @property
+    def in_modules(self) -> bool:
+        """Whether it needs the modules of the model in one piece each."""
+        return self._options.step is not None and self._kind.startswith("activation")
+
+    def records(self, step: int) -> tuple[EventRecord, ...]:
+        """What is to be put on record before a step: that it is a poisoned one."""
+        if not self._is_at(step):
+            return ()
+        return (EventRecord("injected", step, {"tensor": self._options.tensor, "value": str(self._options.value)}),)
+
+    @contextlib.contextmanager
+    def at(self, step: int, batch: Batch) -> Iterator[Batch]:
+        """Around one step of all learners.
+
+        Args:
+            step: Attempts, this one included.
+            batch: Prepared.
+
+        Yields:
+            The batch to train on; another one where the fault is in the input.
+        """
+        if not self._is_at(step):
+            yield batch
+            return
+        if self._kind == "input":
+            yield replace(batch, inputs=self._poisoned(batch.inputs))
+            return
+        handle = self._install()
+        try:
+            yield batch
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    def _is_at(self, step: int) -> bool:
+        first, count = self._options.step, self._options.count
+        return first is not None and first <= step and (count is None or step < first + count)
+
+    def _install(self) -> Any:
+        """Hooks the fault in; its handle, where it has to be taken out again."""
+        if self._kind == "weight":
+            for learner in self._learners:
+                if self._name in learner.weights.names:
+                    values = learner.weights.full_precision()
+                    learner.weights.load_full_precision({**values, self._name: self._poisoned(values[self._name])})
+            return None
+        if self._kind == "gradient":
+            return self._model.get_parameter(self._name).register_hook(self._poisoned)
+        module = self._model.get_submodule(self._name)
+        return module.register_forward_hook(self._in_output if self._kind == "activation" else self._in_gradient)
+
+    def _in_output(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+        first = next((leaf for leaf in tree_leaves(output) if _is_float(leaf)), None)
+        return tree_map(lambda leaf: self._poisoned(leaf) if leaf is first and _is_float(leaf) else leaf, output)
+
+    def _in_gradient(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        first = next((leaf for leaf in tree_leaves(output) if _is_float(leaf) and leaf.requires_grad), None)
+        if first is not None:
+            first.register_hook(self._poisoned)
+
+    def _poisoned(self, tensor: Tensor) -> Tensor:
+        """A tensor with another first element; a value that its dtype cannot hold becomes infinite."""
+        place = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
+        place[:1] = True
+        value = torch.full((), float(self._options.value), dtype=torch.float64, device=tensor.device).to(tensor.dtype)
+        return torch.where(place.view(tensor.shape), value, tensor)
+
+    def _require_tensor(self) -> None:
+        words, known = self._options.tensor, self._known()
+        if words is None or self._kind not in _KINDS:
+            forms = ", ".join(f"{kind}:{name}" if name else kind for kind, name in _KINDS.items())
+            raise ConfigError(
+                f"inject.step={self._options.step} needs an inject.tensor"
+                if words is None
+                else f"inject.tensor={words}: no such kind",
+                f"it is one of {forms}",
+            )
+        if self._name in known:
+            return
+        guess = did_you_mean(self._name, known)
+        what = _KINDS[self._kind]
+        raise ConfigError(
+            f"inject.tensor={words}: {f'there is no {what.lower()} {self._name!r}' if what else 'the input has no name'}",
+            f"did you mean {self._kind}:{guess}?"
+            if guess
+            else f"write {f'{self._kind}:{what}' if what else self._kind}",
+        )
+
+    def _known(self) -> set[str]:
+        if _KINDS.get(self._kind) == "MODULE":
+            return {name for name, _ in self._model.named_modules() if name}
+        if _KINDS.get(self._kind) == "PARAMETER":
+            return {name for learner in self._learners for name in learner.weights.names}
+        return {""}
+
+
+def _is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -1,0 +1,227 @@
+"""A step done again, or done before its time: forward and backward pass under the observer, and no update.
+
+It writes nothing, and leaves weights, buffers and scales as they were. To stand before a certain step it can train up to
+there, in memory alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mptrain.diagnostics.observation import Faulty, Observation
+from mptrain.diagnostics.observer import Observer, Refusal, in_one_line
+from mptrain.diagnostics.overflow import offenders
+from mptrain.diagnostics.trail import LOSS, Trail
+from mptrain.engine.job import LearnerTotals, Progress
+from mptrain.engine.ledger import Account, Ledger
+from mptrain.engine.randomness import random_state, set_random_state
+from mptrain.engine.rehearsal import untrained
+from mptrain.engine.ring import Ring
+from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot
+from mptrain.engine.step import accumulate_gradients, train_step
+from mptrain.precision.apply import input_dtype
+from mptrain.precision.census import OperatorCensus
+from mptrain.runlog.sink import Fanout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.engine.job import Options, Parts
+    from mptrain.engine.learner import Learner
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Everything that a step begins with.
+
+    Attributes:
+        step: Which attempt it is, from 1.
+        state: A snapshot of the weights, as checkpoints hold it.
+        batch: Its samples, prepared, in FP32 where that is known.
+        wide: ``batch`` is as the data set prepares it, before it is cast to what the model takes.
+        scales: The loss scale of each learner.
+        random: The random state.
+    """
+
+    step: int
+    state: Mapping[str, Any]
+    batch: Batch
+    wide: bool
+    scales: Mapping[str, float]
+    random: Mapping[str, Any]
+
+
+def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> Moment | None:
+    """Train up to a step, and stop before it.
+
+    Args:
+        parts: As built; they are trained.
+        options: How long the run is.
+        state: A snapshot from before that step; None begins with the parts as they were built.
+        step: From 1.
+
+    Returns:
+        None where the training data end before that step.
+    """
+    rings = [Ring(options.log.ring, len(one.weights.names), parts.device) for one in parts.learners]
+    accounts = [Account(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
+    ledger = Ledger(accounts, Fanout(()), options.log)
+    progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
+    if state is not None:
+        progress, _ = restore_snapshot(parts, ledger, state)
+    parts.model.train()
+    for host_batch in itertools.islice(_batches(parts, progress), step - progress.step):
+        if progress.step + 1 == step:
+            ledger.flush()
+            return Moment(
+                step=step,
+                state=take_snapshot(parts, ledger, progress),
+                batch=parts.prepare_float32(host_batch),
+                wide=True,
+                scales={learner.name: float(learner.scale) for learner in parts.learners},
+                random=random_state(parts.device),
+            )
+        progress.step += 1
+        with parts.fault.at(progress.step, parts.prepare(host_batch)) as batch:
+            for learner, ring in zip(parts.learners, rings, strict=True):
+                train_step(learner, parts.model, batch, parts.plan, ring)
+        ledger.note(progress.step, progress.epoch)
+    return None
+
+
+def stand_at(parts: Parts, moment: Moment) -> None:
+    """Bring parts that were just built, perhaps in another precision, to a moment's weights and carried state."""
+    load_weights(parts, moment.state)
+    for name, buffer in parts.carried().items():
+        buffer.copy_(moment.state["carried"][name])
+
+
+def look(parts: Parts, moment: Moment, scales: Mapping[str, float] | None = None) -> tuple[Observation, ...]:
+    """Do the passes of a step, and see everything.
+
+    Args:
+        parts: Brought to that moment.
+        moment: Which step.
+        scales: Loss scales by learner, in place of the moment's.
+
+    Returns:
+        What was seen of each learner's passes, in their order.
+    """
+    guard = parts.plan.guard
+    parts.model.train()
+    set_random_state(moment.random, parts.device)
+    seen = []
+    prepared = _cast(moment.batch, input_dtype(parts.policy))
+    with parts.fault.at(moment.step, prepared) as batch:
+        guard.snapshot()
+        for learner in parts.learners:
+            chosen = (scales or moment.scales)[learner.name]
+            before, learner.scale_state = learner.scale_state, _scaled(learner, chosen)
+            try:
+                seen.append(_look(parts, learner, moment, batch, chosen))
+            finally:
+                learner.scale_state = before
+                learner.weights.clear()
+                guard.recapture()
+                guard.restore(torch.ones(1, device=parts.device))
+    return tuple(seen)
+
+
+def _look(parts: Parts, learner: Learner, moment: Moment, batch: Batch, scale: float) -> Observation:
+    trail, census = Trail(), OperatorCensus()
+    observer = Observer(trail)
+    plan = replace(parts.plan, products=census.inside(observer.inside(parts.plan.products)))
+    faulty_inputs, faulty_weights = _faulty_inputs(batch, moment), _faulty_weights(parts)
+    loss, refusal = math.nan, None
+    learner.weights.clear()
+    try:
+        with trail.followed(parts.model):
+            loss = accumulate_gradients(learner, parts.model, batch, plan).item()
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # the device's trouble
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        refusal = observer.refusal or Refusal(
+            "forward", trail.raised_in[0] if trail.raised_in else LOSS, "", "", (), in_one_line(error)
+        )
+    norms = learner.judge().norms.tolist()
+    types = {name: type(module).__name__ for name, module in parts.model.named_modules()}
+    missing = learner.weights.without_gradient() if refusal is None else []
+    return Observation(
+        learner=learner.name,
+        step=moment.step,
+        loss_scale=scale,
+        loss=loss,
+        samples=batch.samples,
+        operations=tuple(observer.operations),
+        calls=trail.calls,
+        ended=tuple(trail.ended),
+        types=types,
+        functions=tuple(observer.functions.values()),
+        refusal=refusal,
+        inputs=faulty_inputs,
+        weights=faulty_weights,
+        largest_weight=_largest(parts.full_precision()),
+        gradients=offenders(learner.weights.names, norms)[1],
+        untrained={**untrained(parts), "no_gradient": missing},
+        census=census.table(),
+    )
+
+
+def _batches(parts: Parts, progress: Progress) -> Iterator[Batch]:
+    """The batches from where a run stands, epoch after epoch."""
+    loader = parts.loaders["train"]
+    while True:
+        found = False
+        for batch in loader.batches(progress.epoch, start=progress.batch):
+            found = True
+            yield batch
+        if not found and progress.batch == 0:  # every sample is unusable
+            return
+        progress.epoch, progress.batch = progress.epoch + 1, 0
+
+
+def _scaled(learner: Learner, scale: float) -> dict[str, Tensor]:
+    return {**learner.scale_state, "scale": torch.full_like(learner.scale, scale)}
+
+
+def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    if batch.inputs.is_floating_point() and batch.inputs.dtype != dtype:
+        return replace(batch, inputs=batch.inputs.to(dtype))
+    return batch
+
+
+def _faulty_inputs(batch: Batch, moment: Moment) -> tuple[Faulty, ...]:
+    before = moment.batch.tensors()
+    found = []
+    for name, tensor in batch.tensors().items():
+        if not tensor.is_floating_point():
+            continue
+        wrong = tensor.isfinite().logical_not()
+        if wrong.any():
+            samples = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
+            wide = moment.wide and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype
+            kind = "nan" if tensor.isnan().any() else "inf"
+            found.append(Faulty(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))
+    return tuple(found)
+
+
+def _faulty_weights(parts: Parts) -> tuple[Faulty, ...]:
+    state = {**parts.full_precision(), **dict(parts.model.named_buffers())}
+    return tuple(
+        Faulty(name, "nan" if tensor.isnan().any() else "inf")
+        for name, tensor in state.items()
+        if tensor.is_floating_point() and not tensor.isfinite().all()
+    )
+
+
+def _largest(weights: Mapping[str, Tensor]) -> tuple[float, str]:
+    sizes = [(float(value.abs().max()), name) for name, value in weights.items() if value.numel()]
+    return max(sizes, default=(0.0, ""))

@@ -1,0 +1,253 @@
+"""Computes the gradients of one step again and again: in FP64, in FP32, and in a precision mode at many loss scales.
+
+The passes are the engine's own, so what is measured is what training does. Nothing is updated, and everything that the passes
+touch is put back. Dropout is off, since what it draws may depend on the dtype; all else that is random is drawn alike.
+
+A ReLU that rounding turns off changes the gradients of all layers before it, by any amount. So half-precision gradients are
+compared with those that FP64 computes where every module says what it said in half precision: the same ReLUs are on, and what
+is left is the backward pass alone. What the forward pass says is compared by itself: outputs are continuous.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.diagnostics.gradient_path import GradientPath, breaks_proportion
+from mptrain.diagnostics.scaling import EPSILONS, Distances, OutputErrors
+from mptrain.engine.guard import BufferGuard
+from mptrain.engine.module_outputs import Outputs, distance, each_output, keep_in, norm, relative_error, replace_by
+from mptrain.engine.randomness import other_random_numbers
+from mptrain.engine.scaling_inspection import largest_values, without_dropout
+from mptrain.engine.step import accumulate_gradients
+from mptrain.precision.apply import DTYPES
+from mptrain.scaler.static import StaticScaler
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from torch import Tensor
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.engine.job import Parts
+    from mptrain.engine.learner import Learner
+    from mptrain.numerics.formats import Format
+    from mptrain.task.base import Objective
+
+#: Exponents of the scales at which FP32 gradients are compared with those at scale 1.
+FP32_EXPONENTS = (12, 24)
+
+#: float64, by parameter.
+Gradients = dict[str, "Tensor"]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What is compared with: the gradients of one step without half precision, at the FP32 weights.
+
+    Attributes:
+        dtype: ``float64``; ``float32`` where the model or its task does not run in FP64.
+        norms: Of the gradients, L2, by parameter.
+        exact: Gradients of the half-precision forward pass, float64: of what its modules said.
+        expected: Distance of those from the gradients without half precision, L2.
+        fp32: Distance of the FP32 gradients from those that are exact for the FP32 forward pass.
+        fp32_shift: See `mptrain.diagnostics.scaling.Distances`.
+        breaks: Modules in which gradients stop being in proportion to the loss in FP32.
+        outputs: How wrong what each module without children said is.
+        values: The largest magnitude of each parameter and buffer.
+        notes: What was done differently from training, one sentence each.
+    """
+
+    dtype: str
+    norms: dict[str, float]
+    exact: Gradients
+    expected: dict[str, float]
+    fp32: dict[str, float]
+    fp32_shift: dict[str, float]
+    breaks: tuple[str, ...]
+    outputs: dict[str, OutputErrors]
+    values: dict[str, float]
+    notes: tuple[str, ...]
+
+
+def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -> Reference:
+    """Everything that has to be known without half precision.
+
+    Args:
+        parts: The run in ``precision=fp32``; its model is left in another dtype and is of no use afterwards.
+        batch: Prepared.
+        form: The half-precision format whose rounding is to be expected.
+        said: What the modules said in half precision.
+
+    Raises:
+        ConfigError: The task's loss is not a float32 scalar.
+    """
+    parts.model.train()
+    values = largest_values(parts.model)
+    notes = without_dropout(parts.model)
+    said32: Outputs = {}
+    with each_output(parts.model, keep_in(said32)):
+        fp32 = gradients(parts, batch, 1.0)
+    scaled = {exponent: gradients(parts, batch, 2.0**exponent) for exponent in FP32_EXPONENTS}
+    shifts = {name: max(distance(one[name], grad) for one in scaled.values()) for name, grad in fp32.items()}
+    tolerance = EPSILONS * form.epsilon
+    wrong = {name.rpartition(".")[0] for name, shift in shifts.items() if not shift <= tolerance * norm(fp32[name])}
+    breaks = find_breaks(parts, batch, (1.0, 2.0 ** FP32_EXPONENTS[-1]), wrong, tolerance) if wrong else ()
+    dtype = torch.float64 if _runs_in_float64(parts, batch) else torch.float32
+    if dtype == torch.float32:
+        notes = (*notes, "the model does not run in FP64, so FP32 is what gradients are compared with")
+    batch = _cast(batch, dtype)
+    right: Outputs = {}
+    with each_output(parts.model, keep_in(right)):
+        wide = gradients(parts, batch, 1.0)
+    with each_output(parts.model, replace_by(said)):
+        exact = gradients(parts, batch, 1.0)
+    with each_output(parts.model, replace_by(said32)):
+        exact32 = gradients(parts, batch, 1.0)
+    rounded = _rounded_outputs(parts, batch, form)
+    return Reference(
+        dtype=str(dtype).removeprefix("torch."),
+        norms={name: norm(grad) for name, grad in wide.items()},
+        exact=exact,
+        expected={name: distance(exact[name], grad) for name, grad in wide.items()},
+        fp32={name: distance(fp32[name], grad) for name, grad in exact32.items()},
+        fp32_shift=shifts,
+        breaks=breaks,
+        outputs={
+            name: OutputErrors(*(relative_error(others.get(name, []), tensors) for others in (said, rounded, said32)))
+            for name, tensors in right.items()
+        },
+        values=values,
+        notes=notes,
+    )
+
+
+def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: Sequence[int]) -> list[Distances]:
+    """The gradients of a precision mode at each scale, compared with the reference.
+
+    Args:
+        parts: The run in its own precision; the scale of its learners is changed.
+        batch: Prepared.
+        reference: What to compare with.
+        exponents: Of the scales, as powers of two.
+
+    Returns:
+        What was measured of each parameter that has a gradient.
+    """
+    parts.model.train()
+    without_dropout(parts.model)
+    errors: dict[str, dict[int, float]] = {name: {} for name in reference.exact}
+    shifts: dict[str, dict[int, float]] = {name: {} for name in reference.exact}
+    anchors: Gradients = {}
+    for exponent in sorted(exponents, reverse=True):  # from above, so that the highest finite one comes first
+        for name, grad in gradients(parts, batch, 2.0**exponent).items():
+            if name not in errors:
+                continue  # without half precision it has none
+            errors[name][exponent] = distance(grad, reference.exact[name])
+            if torch.isfinite(grad).all():
+                anchors.setdefault(name, grad)
+            shifts[name][exponent] = distance(grad, anchors.get(name, grad))
+    return [
+        Distances(
+            name,
+            grad.numel(),
+            reference.norms[name],
+            fp32=reference.fp32[name],
+            expected=reference.expected[name],
+            fp32_shift=reference.fp32_shift[name],
+            errors=dict(sorted(errors[name].items())),
+            shifts=dict(sorted(shifts[name].items())),
+        )
+        for name, grad in reference.exact.items()
+        if errors[name]
+    ]
+
+
+def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
+    """The unscaled gradients of one step of every learner, float64 by parameter; nothing but the scale is changed.
+
+    Args:
+        parts: The run; the model in training mode.
+        batch: Prepared.
+        scale: Multiplies the loss; from now on that of the learners.
+    """
+    found: Gradients = {}
+    guard = BufferGuard(parts.model)  # the model's dtype may be another than when it was built
+    guard.snapshot()
+    try:
+        with other_random_numbers(parts.device):
+            for learner in parts.learners:
+                learner.scaler = StaticScaler(scale=scale)
+                learner.scale_state = learner.scaler.initial(parts.device)
+                learner.weights.clear()
+                accumulate_gradients(learner, parts.model, batch, parts.plan)
+                found |= {name: grad.double() / scale for name, grad in learner.weights.gradients().items()}
+                learner.weights.clear()
+    finally:
+        guard.recapture()
+        guard.restore(torch.ones(1, device=parts.device))
+    return found
+
+
+def find_breaks(
+    parts: Parts, batch: Batch, scales: tuple[float, float], wrong: Collection[str], tolerance: float
+) -> tuple[str, ...]:
+    """Where gradients stop being in proportion to the loss: see `breaks_proportion`.
+
+    Args:
+        parts: The run; the model in training mode.
+        batch: Prepared.
+        scales: Two, the first of which is taken for right.
+        wrong: Names of the modules whose own parameters' gradients differ between them.
+        tolerance: The largest relative difference that is none.
+    """
+    one, other = (GradientPath(scale) for scale in scales)
+    for path in (one, other):
+        with path.followed(parts.model):
+            gradients(parts, batch, path.scale)
+    return breaks_proportion(one, other, wrong, tolerance)
+
+
+def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
+    """Whether the model and its task do; the model is left in FP64 where they do, else in FP32."""
+    for learner in parts.learners:
+        learner.objective = _with_float32_loss(learner)
+    parts.model.double()
+    try:
+        gradients(parts, _cast(batch, torch.float64), 1.0)
+    except (RuntimeError, TypeError):  # it casts to FP32 by itself
+        parts.model.float()
+        return False
+    return True
+
+
+def _with_float32_loss(learner: Learner) -> Objective:
+    """The objective with its loss rounded to float32, which is what the engine takes."""
+    loss = learner.objective.loss
+    return replace(learner.objective, loss=lambda model, micro: loss(model, micro).float())
+
+
+def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
+    """What modules say where weights, inputs and everything that they say is rounded to a half-precision format.
+
+    The weights stay rounded.
+    """
+    half = DTYPES[form.name]  # type: ignore[index]
+    found: Outputs = {}
+    keep = keep_in(found)
+
+    def rounded(name: str, value: Tensor) -> Tensor:
+        return keep(name, value.to(half).to(value.dtype))
+
+    with torch.no_grad():
+        for parameter in parts.model.parameters():
+            parameter.copy_(parameter.to(half))
+    with each_output(parts.model, rounded):
+        gradients(parts, _cast(_cast(batch, half), batch.inputs.dtype), 1.0)
+    return found
+
+
+def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    return replace(batch, inputs=batch.inputs.to(dtype)) if batch.inputs.is_floating_point() else batch

@@ -1,0 +1,74 @@
+"""Counts the exponents of tensors on their device, from the bits of their values.
+
+The exponent of an FP32 number stands in eight of its bits, so a histogram over all of them needs no logarithm and has no
+values outside. FP16 and bfloat16 values are FP32 values too, exactly.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mptrain.records import ExponentCounts
+
+#: Places of `count_exponents`: 256 biased exponents, then zeros, NaN, and the bits of the largest finite magnitude.
+_BINS = 256
+PLACES = _BINS + 3
+_ZEROS, _NANS, _LARGEST = _BINS, _BINS + 1, _BINS + 2
+_INF_BITS = 0x7F800000
+_BIAS = 127
+_MANTISSA = 23
+
+
+def count_exponents(tensor: Tensor) -> Tensor:
+    """What `read_counts` makes a histogram of; nothing is waited for.
+
+    Args:
+        tensor: Of any shape, float16, bfloat16, float32 or float64 (which is rounded to FP32).
+
+    Returns:
+        int64, shape (`PLACES`,), on its device.
+    """
+    bits = tensor.detach().float().view(torch.int32).bitwise_and(0x7FFFFFFF)
+    found = torch.zeros(PLACES, dtype=torch.int64, device=tensor.device)
+    if not bits.numel():
+        return found
+    exponents = bits.bitwise_right_shift(_MANTISSA).flatten()
+    if bits.is_cuda:  # bincount asks the device for its largest value, and waits
+        one = torch.ones((), dtype=torch.int64, device=bits.device)
+        found[:_BINS].scatter_add_(0, exponents.long(), one.expand(exponents.shape))
+    else:
+        found[:_BINS] = torch.bincount(exponents, minlength=_BINS)
+    found[_ZEROS] = torch.count_nonzero(bits == 0)
+    found[_NANS] = torch.count_nonzero(bits > _INF_BITS)
+    found[_LARGEST] = bits.mul(bits < _INF_BITS).max()
+    return found
+
+
+def add_counts(one: Tensor, other: Tensor) -> Tensor:
+    """What `count_exponents` would have said of two tensors together."""
+    return torch.cat([one[:_LARGEST] + other[:_LARGEST], torch.maximum(one[_LARGEST:], other[_LARGEST:])])
+
+
+def read_counts(places: list[int], dtype: torch.dtype) -> ExponentCounts:
+    """The histogram that `count_exponents` counted.
+
+    Args:
+        places: Its result, on the host.
+        dtype: Of the tensor. Numbers that only FP32 holds as subnormal ones, below 2^-126, count as 2^-127.
+    """
+    zeros, nans = places[_ZEROS], places[_NANS]
+    bins = places[: _BINS - 1]
+    bins[0] -= zeros
+    filled = [at for at, count in enumerate(bins) if count]
+    first, last = (filled[0], filled[-1]) if filled else (0, -1)
+    largest = torch.tensor(places[_LARGEST], dtype=torch.int32).view(torch.float32).item()
+    return ExponentCounts(
+        dtype=str(dtype).removeprefix("torch."),
+        zeros=zeros,
+        inf=places[_BINS - 1] - nans,
+        nan=nans,
+        largest=largest,
+        lowest=first - _BIAS if filled else 0,
+        counts=tuple(bins[first : last + 1]),
+    )

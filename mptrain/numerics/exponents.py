@@ -1,0 +1,157 @@
+"""What a histogram of exponents says about FP16, at any loss scale. Nothing here imports torch.
+
+Multiplying by a power of two moves every value to another exponent and changes nothing else. So the counts of one step
+tell how much of a tensor FP16 would lose at every scale, as long as the values themselves were not lost already: take
+counts of FP32 or bfloat16 values, or of FP16 values at a scale that is high enough.
+
+FP16 (IEEE 754 binary16): the smallest number above zero is 2^-24, and 2^-25 or less is rounded to zero; numbers below
+2^-14 are subnormal and have fewer bits; the largest is 65504, and 65520 or more is rounded to infinity.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from mptrain.numerics.formats import FLOAT16
+from mptrain.records import ExponentCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Exponents of FP16's numbers: of the smallest above zero, of the smallest normal one, of the largest.
+TINIEST, NORMAL, HIGHEST = -24, -14, 15
+
+#: What FP16 cannot hold is from here on infinite.
+INFINITE_FROM = 65520.0
+
+
+def nonzero(counts: ExponentCounts) -> int:
+    """How many values were neither zero nor infinite nor NaN."""
+    return sum(counts.counts)
+
+
+def total(counts: ExponentCounts) -> int:
+    """How many values there were."""
+    return nonzero(counts) + counts.zeros + counts.inf + counts.nan
+
+
+def merged(several: Iterable[ExponentCounts]) -> ExponentCounts:
+    """The counts of several tensors, or of one at several steps, together; ``dtype`` is ``mixed`` where it differs."""
+    parts = list(several)
+    filled = [part for part in parts if part.counts]
+    lowest = min((part.lowest for part in filled), default=0)
+    highest = max((part.lowest + len(part.counts) for part in filled), default=0)
+    sums = [0] * (highest - lowest)
+    for part in filled:
+        for at, count in enumerate(part.counts, part.lowest - lowest):
+            sums[at] += count
+    dtypes = {part.dtype for part in parts}
+    return ExponentCounts(
+        dtype=dtypes.pop() if len(dtypes) == 1 else "mixed",
+        zeros=sum(part.zeros for part in parts),
+        inf=sum(part.inf for part in parts),
+        nan=sum(part.nan for part in parts),
+        largest=max((part.largest for part in parts), default=0.0),
+        lowest=lowest,
+        counts=tuple(sums),
+    )
+
+
+def unscaled(counts: ExponentCounts, loss_scale: float) -> ExponentCounts:
+    """The counts without a loss scale; one that is no power of two is taken as the nearest, but for ``largest``."""
+    if not (loss_scale > 0 and math.isfinite(loss_scale)):
+        raise ValueError(f"a loss scale of {loss_scale} cannot be undone")
+    shift = round(math.log2(loss_scale))
+    return replace(counts, lowest=counts.lowest - shift, largest=counts.largest / loss_scale)
+
+
+def lost_share(counts: ExponentCounts, exponent: float = 0) -> float:
+    """The share of the nonzero values that FP16 rounds to zero after a multiplication by 2^exponent.
+
+    Those are the ones below 2^-25. One of exactly 2^-25 is rounded to zero too, and is not counted.
+
+    Args:
+        counts: Of a tensor.
+        exponent: Of the factor, a whole number in all of these functions.
+    """
+    return _share(counts, None, TINIEST - 1 - exponent)
+
+
+def zero_share(counts: ExponentCounts, exponent: float = 0) -> float:
+    """The share of all values that are zero in FP16 after a multiplication by 2^exponent, those that were zero included."""
+    count = total(counts)
+    return (counts.zeros + lost_share(counts, exponent) * nonzero(counts)) / count if count else 0.0
+
+
+def below_tiniest_share(counts: ExponentCounts, exponent: float = 0) -> float:
+    """The share of the nonzero values below 2^-24, FP16's smallest number, after that; half of them or so become it."""
+    return _share(counts, None, TINIEST - exponent)
+
+
+def subnormal_share(counts: ExponentCounts, exponent: float = 0) -> float:
+    """The share of the nonzero values from 2^-24 to below 2^-14 after that: FP16 holds them with fewer bits."""
+    return _share(counts, TINIEST - exponent, NORMAL - exponent)
+
+
+def overflow_share(counts: ExponentCounts, exponent: float = 0) -> float:
+    """The share of the nonzero values that are 2^16 or more after that, which FP16 makes infinite.
+
+    Those between 65520 and 65536 become infinite too; `overflows` knows about the largest.
+    """
+    return _share(counts, HIGHEST + 1 - exponent, None)
+
+
+def overflows(counts: ExponentCounts, exponent: float = 0) -> bool:
+    """Whether the largest finite value becomes infinite in FP16 after a multiplication by 2^exponent."""
+    return bool(counts.largest * 2.0**exponent >= INFINITE_FROM)
+
+
+def headroom(largest: float) -> float:
+    """How many times a magnitude can be doubled before it leaves FP16: log2(65504 / largest); inf for 0."""
+    return math.log2(FLOAT16.max / largest) if largest > 0 else math.inf
+
+
+def _share(counts: ExponentCounts, first: float | None, end: float | None) -> float:
+    """The share of the nonzero values whose exponent lies in [first, end)."""
+    count = nonzero(counts)
+    if not count:
+        return 0.0
+    start = 0 if first is None else min(max(round(first) - counts.lowest, 0), len(counts.counts))
+    stop = len(counts.counts) if end is None else min(max(round(end) - counts.lowest, 0), len(counts.counts))
+    return sum(counts.counts[start:stop]) / count
+
+
+class Tails:
+    """Shares of one histogram below any exponent, at the price of one pass over it.
+
+    Where within its power of two a value lies, no histogram knows: all places are taken as equally likely, so that the
+    values with exponent e are 1.5 * 2^e on average.
+
+    Args:
+        counts: The histogram.
+    """
+
+    def __init__(self, counts: ExponentCounts) -> None:
+        magnitudes = [count * 1.5 * 2.0**exponent for exponent, count in enumerate(counts.counts, counts.lowest)]
+        self._lowest = counts.lowest
+        self._counts = list(accumulate(counts.counts, initial=0))
+        self._magnitudes = list(accumulate(magnitudes, initial=0.0))
+        self._zeros, self._total = counts.zeros, total(counts)
+
+    def share_below(self, exponent: int) -> float:
+        """The share of the nonzero values below 2^exponent."""
+        return self._counts[self._place(exponent)] / self._counts[-1] if self._counts[-1] else 0.0
+
+    def zeros_below(self, exponent: int) -> float:
+        """The share of all values that are zero once those below 2^exponent are."""
+        return (self._zeros + self._counts[self._place(exponent)]) / self._total if self._total else 0.0
+
+    def magnitude_below(self, exponent: int) -> float:
+        """What the values below 2^exponent have of the sum of all magnitudes, as a share."""
+        return self._magnitudes[self._place(exponent)] / self._magnitudes[-1] if self._magnitudes[-1] else 0.0
+
+    def _place(self, exponent: int) -> int:
+        return min(max(exponent - self._lowest, 0), len(self._counts) - 1)

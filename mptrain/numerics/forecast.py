@@ -1,0 +1,334 @@
+"""From the histograms of one run: which static loss scales are right for it, and what every other one would cost.
+
+Nothing here imports torch, and nothing is tuned to a workload. The rule, from what FP16 does (Micikevicius et al. 2018,
+section 3.2: scales from 8 to 32 K worked, and any is right as long as nothing overflows and nothing that matters is lost):
+
+- *The upper edge.* A scale overflows a step where the largest gradient times the scale is 65520 or more. That is known of
+  the steps that were looked at. For each step between them the largest gradient is taken as the norm of all gradients,
+  which is on record of every step, times the ratio of the two at the looks before and after (interpolated in logarithms).
+  The upper edge is the largest power of two at which no step overflows.
+- *The lower edge.* How many values are lost says little: half of a tensor can be lost and hold nothing. Nor does the size
+  of the rounding error: a word LSTM that fell behind at scale 1 had one of 1 % (root of squares). What is rounded to zero
+  is a bias: every lost value moves towards zero, so that the loss does not average out over a batch, as other rounding
+  does. So what counts is the magnitude, the sum of |x|, that a module's gradient loses. The lower edge is the smallest
+  power of two at which no module, at no step that was looked at, loses more than `MOST_TAKEN`. What survives below FP16's
+  normal range has fewer bits, and averages out.
+- *The recommendation* leaves `MARGIN` doublings below the upper edge: one because the largest element is no fixed share of
+  the norm, one because another seed, more epochs or another order of samples have another largest gradient. Too small a
+  scale loses the smallest values first, too large a one whole updates; so it lies high in the range, and never below it.
+
+What is assumed: that FP16 would compute what was looked at, but for tensors that the run itself keeps in a wider format
+beside others in FP16; that nothing between the modules is larger than at their outputs; and that training goes as it went.
+Where many updates are skipped it does not, and a run can stay where gradients are large: far above the upper edge more
+steps overflow than foretold. Gradients of FP16 lack what they lost already (`Forecast.smallest_seen`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from mptrain.numerics.exponents import INFINITE_FROM, NORMAL, TINIEST, Tails, merged, nonzero, total, unscaled
+from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+#: Exponents of the scales that are foretold: 1 to 2^24, apex's highest.
+EXPONENTS: Final = range(25)
+
+#: The share of a module's gradient, by magnitude, that rounding to zero may take: what rounding to two bits after the
+#: leading one takes on average (a quarter of their distance, 2^-4, of 1.5). Networks train with gradients of so few bits as
+#: with FP16 ones (E5M2 in Micikevicius et al., *FP8 Formats for Deep Learning*, 2022).
+MOST_TAKEN: Final = 1 / 24
+
+#: Doublings between the recommended scale and the largest that overflows at no step.
+MARGIN: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Worst:
+    """The worst of several tensors: its share and its name, and the step where it was so (0: over all steps)."""
+
+    share: float = 0.0
+    name: str = ""
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AtScale:
+    """What one scale would do.
+
+    Attributes:
+        exponent: The scale is 2 to this power.
+        lost: The share of the nonzero activation gradients, all modules and looks together, that is rounded to zero.
+        worst_lost: The module with the largest such share over all looks.
+        zeros: The share of all activation gradients that is zero then, those that were zero before included.
+        subnormal: The share of the nonzero ones that FP16 holds with fewer bits.
+        taken: The largest share of its magnitude that a module loses at a look.
+        starved: Looks at which that is more than `MOST_TAKEN`.
+        weights_lost: The share of the nonzero weight gradients that is rounded to zero.
+        worst_weights_lost: The parameter with the largest such share.
+        overflowing: Looks at which something overflows.
+        overflow_share: The share of all steps at which something is expected to.
+    """
+
+    exponent: int
+    lost: float
+    worst_lost: Worst
+    zeros: float
+    subnormal: float
+    taken: Worst
+    starved: int
+    weights_lost: float
+    worst_weights_lost: Worst
+    overflowing: int
+    overflow_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One step that was looked at.
+
+    Attributes:
+        step: The attempt.
+        loss_scale: The scale in force.
+        largest: The largest gradient, without the scale; inf where the step overflowed.
+        where: Which module's or parameter's it is.
+        taken: By `EXPONENTS`: the module that loses the largest share of its magnitude.
+    """
+
+    step: int
+    loss_scale: float
+    largest: float
+    where: str
+    taken: tuple[Worst, ...]
+
+    def overflows(self, exponent: int) -> bool:
+        """Whether something of this step overflows at 2^exponent; one that did at its own scale does from there on."""
+        if math.isinf(self.largest):
+            return 2.0**exponent >= self.loss_scale
+        return self.largest * 2.0**exponent >= INFINITE_FROM
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What the histograms of one learner say.
+
+    Attributes:
+        looks: The steps that were looked at.
+        steps: How many steps the share of overflowing ones is a share of.
+        scales: One for each of `EXPONENTS`; empty where no look has a gradient.
+        largest: The look with the largest gradient of those that did not overflow.
+        lowest: Exponent of the smallest right scale; None where every one of them loses too much somewhere.
+        highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; None where there is
+            none from 1 on.
+        recommended: Exponent of the recommended scale; None where there is none.
+        smallest_seen: FP16's smallest number divided by the lowest scale at which gradients were FP16: below it nothing
+            could be seen. 0 where none were.
+        at_smallest: The largest share of a module's nonzero gradients that were that number: where it is not next to
+            nothing, more lie below.
+    """
+
+    looks: tuple[Look, ...]
+    steps: int
+    scales: tuple[AtScale, ...]
+    largest: Look | None
+    lowest: int | None
+    highest: int | None
+    recommended: int | None
+    smallest_seen: float
+    at_smallest: float
+
+    @property
+    def has_range(self) -> bool:
+        """Whether some scale is right at every step."""
+        return self.lowest is not None and self.highest is not None and self.lowest <= self.highest
+
+
+@dataclass
+class Evidence:
+    """Collects the histograms of one learner, in bounded memory for each look.
+
+    Attributes:
+        looks: Those taken in.
+        activations: By module: its gradients without the scale, over all looks that did not overflow.
+        weights: The same by parameter.
+    """
+
+    looks: list[Look] = field(default_factory=list)
+    activations: dict[str, ExponentCounts] = field(default_factory=dict)
+    weights: dict[str, ExponentCounts] = field(default_factory=dict)
+    _smallest_seen: float = 0.0
+    _at_smallest: float = 0.0
+
+    def add(self, record: HistogramRecord) -> None:
+        """Take in one look; one without a usable scale says nothing."""
+        if not (record.loss_scale > 0 and math.isfinite(record.loss_scale)):
+            return
+        modules = _computed_in_half(record.tensors.get("activation_gradients", {}))
+        parameters = _computed_in_half(record.tensors.get("weight_gradients", {}))
+        gradients = {**modules, **parameters}
+        if not any(total(counts) for counts in gradients.values()):
+            return
+        if record.overflow or any(counts.inf or counts.nan for counts in gradients.values()):
+            self.looks.append(Look(record.step, record.loss_scale, math.inf, _first_lost(gradients), ()))
+            return
+        self._look_for_an_edge(modules, record.loss_scale)
+        plain = {name: unscaled(counts, record.loss_scale) for name, counts in modules.items()}
+        plain_weights = {name: unscaled(counts, record.loss_scale) for name, counts in parameters.items()}
+        _merge_into(self.activations, plain)
+        _merge_into(self.weights, plain_weights)
+        where, largest = max(
+            ((name, counts.largest) for part in (plain, plain_weights) for name, counts in part.items()),
+            key=lambda pair: pair[1],
+        )
+        self.looks.append(Look(record.step, record.loss_scale, largest, where, _taken(plain, record.step)))
+
+    def forecast(self, steps: Iterable[StepRecord] = ()) -> Forecast:
+        """What follows.
+
+        Args:
+            steps: All steps of this learner on record; without them only those that were looked at count.
+        """
+        looks = tuple(self.looks)
+        sound = [look for look in looks if math.isfinite(look.largest)]
+        limits = _limits(looks, steps)
+        largest = max(sound, key=lambda look: look.largest, default=None)
+        empty = Forecast(looks, limits.total(), (), largest, None, None, None, self._smallest_seen, self._at_smallest)
+        if largest is None or largest.largest == 0:
+            return empty
+        scales = self._scales(limits)
+        lowest = next((each.exponent for each in scales if not each.starved), None)
+        highest = min(min(limits) - 1, EXPONENTS[-1])
+        if highest < 0:
+            return replace(empty, scales=scales, lowest=lowest)
+        least = highest if lowest is None else min(lowest, highest)
+        recommended = max(min(min(limits) - 1 - MARGIN, EXPONENTS[-1]), least)
+        return replace(empty, scales=scales, lowest=lowest, highest=highest, recommended=recommended)
+
+    def _scales(self, limits: Counter[int]) -> tuple[AtScale, ...]:
+        modules = {name: Tails(counts) for name, counts in self.activations.items()}
+        parameters = {name: Tails(counts) for name, counts in self.weights.items()}
+        together, all_weights = Tails(merged(self.activations.values())), Tails(merged(self.weights.values()))
+        sound, steps = [look for look in self.looks if look.taken], limits.total()
+        found = []
+        for exponent in EXPONENTS:
+            below, subnormal, normal = (place - exponent for place in (TINIEST - 1, TINIEST, NORMAL))
+            taken = max((look.taken[exponent] for look in sound), key=_share, default=Worst())
+            found.append(
+                AtScale(
+                    exponent=exponent,
+                    lost=together.share_below(below),
+                    worst_lost=_worst_lost(modules, below),
+                    zeros=together.zeros_below(below),
+                    subnormal=together.share_below(normal) - together.share_below(subnormal),
+                    taken=taken,
+                    starved=sum(look.taken[exponent].share > MOST_TAKEN for look in sound),
+                    weights_lost=all_weights.share_below(below),
+                    worst_weights_lost=_worst_lost(parameters, below),
+                    overflowing=sum(look.overflows(exponent) for look in self.looks),
+                    overflow_share=sum(n for limit, n in limits.items() if limit <= exponent) / max(steps, 1),
+                )
+            )
+        return tuple(found)
+
+    def _look_for_an_edge(self, modules: Mapping[str, ExponentCounts], loss_scale: float) -> None:
+        """Notes where FP16 has cut gradients off: many of them are its smallest number."""
+        halves = [counts for counts in modules.values() if counts.dtype == "float16"]
+        if halves:
+            self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
+            shares = [Tails(counts).share_below(TINIEST + 1) for counts in halves]
+            self._at_smallest = max(self._at_smallest, *shares)
+
+
+def _computed_in_half(named: Mapping[str, ExponentCounts]) -> dict[str, ExponentCounts]:
+    """The tensors that are FP16 where some are: the others are kept wider. All of them where none is."""
+    halves = {name: counts for name, counts in named.items() if counts.dtype == "float16"}
+    return halves or dict(named)
+
+
+def _first_lost(gradients: Mapping[str, ExponentCounts]) -> str:
+    return next((name for name, counts in gradients.items() if counts.inf or counts.nan), "")
+
+
+def _merge_into(known: dict[str, ExponentCounts], found: Mapping[str, ExponentCounts]) -> None:
+    for name, counts in found.items():
+        known[name] = merged([known[name], counts]) if name in known else counts
+
+
+def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[Worst, ...]:
+    """By exponent: the module that loses the largest share of the magnitude of its gradient."""
+    tails = {name: Tails(counts) for name, counts in modules.items() if nonzero(counts)}
+    return tuple(
+        max(
+            (Worst(tail.magnitude_below(TINIEST - 1 - exponent), name, step) for name, tail in tails.items()),
+            key=_share,
+            default=Worst(),
+        )
+        for exponent in EXPONENTS
+    )
+
+
+def _worst_lost(named: Mapping[str, Tails], below: int) -> Worst:
+    return max((Worst(tails.share_below(below), name) for name, tails in named.items()), key=_share, default=Worst())
+
+
+def _share(worst: Worst) -> float:
+    return worst.share
+
+
+def _first_overflowing(largest: float) -> int:
+    """The smallest exponent of a scale at which a gradient overflows."""
+    exponent = math.ceil(math.log2(INFINITE_FROM) - math.log2(largest))
+    return exponent - 1 if largest * 2.0 ** (exponent - 1) >= INFINITE_FROM else exponent
+
+
+#: Of a step without any gradient.
+_NEVER: Final = 1 << 16
+
+
+def _limit_of(look: Look) -> int:
+    """The smallest exponent at which a step that was looked at overflows."""
+    if math.isinf(look.largest):
+        return math.ceil(math.log2(look.loss_scale))
+    return _first_overflowing(look.largest) if look.largest else _NEVER
+
+
+def _limits(looks: Sequence[Look], steps: Iterable[StepRecord]) -> Counter[int]:
+    """How many steps begin to overflow at which exponent; steps whose loss is not finite are no matter of the scale."""
+    left = {look.step: look for look in looks}
+    found: Counter[int] = Counter()
+    waiting: list[tuple[int, float]] = []
+    before: tuple[int, float] | None = None  # the last look: its step, and log2 of its largest gradient over the norm
+    for step in steps:
+        look = left.pop(step.step, None)
+        if step.overflow:
+            if math.isfinite(step.loss) and 0 < step.loss_scale < math.inf:
+                found[math.ceil(math.log2(step.loss_scale))] += 1
+        elif not 0 < step.grad_norm < math.inf:
+            continue
+        elif look is not None and 0 < look.largest < math.inf:
+            after = (step.step, math.log2(look.largest / step.grad_norm))
+            found.update(_between(before or after, after, waiting))
+            found[_limit_of(look)] += 1
+            waiting, before = [], after
+        else:
+            waiting.append((step.step, step.grad_norm))
+            if before and not left:  # no look is to come
+                found.update(_between(before, before, waiting))
+                waiting = []
+    if before:
+        found.update(_between(before, before, waiting))
+    found.update(_limit_of(look) for look in left.values())
+    return found
+
+
+def _between(before: tuple[int, float], after: tuple[int, float], norms: Iterable[tuple[int, float]]) -> Iterator[int]:
+    """The smallest exponents at which steps between two looks overflow, by the norms of their gradients."""
+    span = after[0] - before[0]
+    for step, norm in norms:
+        share = (step - before[0]) / span if span else 0.0
+        yield _first_overflowing(norm * 2.0 ** (before[1] + share * (after[1] - before[1])))

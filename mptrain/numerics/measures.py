@@ -1,0 +1,58 @@
+"""What a loss scaler can ask to know of a step's gradients besides whether they are finite, measured on their device.
+
+A measure is a value that is called with the gradients. It adds its own operators to the step of a scaler that names one
+(`mptrain.scaler.base.measure_of`), and none to any other's. The host waits for nothing here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Measure(Protocol):
+    """Something to measure on the gradients of a step."""
+
+    def __call__(self, grads: list[Tensor]) -> Tensor:
+        """The measurement.
+
+        Args:
+            grads: At least one tensor, of any float dtypes and shapes on one device, as the verdict judges them: summed
+                over the micro-batches, carrying the loss scale, perhaps not finite.
+
+        Returns:
+            float64, shape (1,).
+        """
+
+
+@dataclass(frozen=True)
+class LargestMagnitude:
+    """max |g| over all elements of all gradients; inf or NaN where one of them is."""
+
+    def __call__(self, grads: list[Tensor]) -> Tensor:
+        """See `Measure`."""
+        filled = [grad for grad in grads if grad.numel()]  # an empty tensor has no maximum
+        return torch.stack(torch._foreach_norm(filled, math.inf, dtype=torch.float64)).amax().view(1)
+
+
+@dataclass(frozen=True)
+class ShareAbove:
+    """The share of all elements of all gradients whose magnitude is above an edge; NaN counts as above.
+
+    Attributes:
+        edge: The edge.
+    """
+
+    edge: float
+
+    def __call__(self, grads: list[Tensor]) -> Tensor:
+        """See `Measure`."""
+        within = torch.stack([torch.count_nonzero(grad.abs() <= self.edge) for grad in grads]).sum()
+        elements = math.fsum(grad.numel() for grad in grads)  # of their shapes, which the host knows
+        return ((elements - within.double()) / elements).view(1)

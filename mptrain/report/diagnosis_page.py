@@ -1,0 +1,137 @@
+"""The page about a step that was looked at: what is wrong with it, module by module, and what was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from mptrain.numerics.formats import FLOAT16
+from mptrain.report.operators_part import operator_blocks
+from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section, table
+from mptrain.report.rendering import html, markdown_page
+from mptrain.report.wording import number, scale, share
+from mptrain.runlog.diagnosis import (
+    HTML,
+    JSON,
+    MARKDOWN,
+    CauseKind,
+    Examination,
+    ModuleRow,
+    Reach,
+    Remedy,
+    write_examination,
+)
+from mptrain.runlog.storage import storing, write_atomically
+
+#: What each cause is called.
+NAMES: Final[dict[CauseKind, str]] = {
+    "input": "the batch",
+    "weights": "the weights",
+    "forward": "the forward pass",
+    "loss": "the loss",
+    "backward": "the backward pass alone",
+    "refused": "an operator that torch refuses",
+    "none": "nothing",
+}
+
+#: From this share of FP16's range on, a number in the table catches the eye.
+NEAR: Final = 0.25
+
+
+def write_diagnosis(folder: Path, found: Examination) -> Path:
+    """Write the three files of a diagnosis, replacing earlier ones.
+
+    Returns:
+        The page for a browser.
+
+    Raises:
+        StorageError: The folder cannot be written to.
+    """
+    with storing(folder, "create"):
+        folder.mkdir(exist_ok=True)
+    page = diagnosis_page(found)
+    write_examination(folder / JSON, found)
+    write_atomically(folder / MARKDOWN, markdown_page(page, "figures"), durable=False)
+    write_atomically(folder / HTML, html(page), durable=False)
+    return folder / HTML
+
+
+def diagnosis_page(found: Examination) -> Page:
+    """The page about a step."""
+    tone: Tone = "good" if found.cause == "none" else "bad"
+    return Page(
+        over="mptrain, diagnosis of a step",
+        title=found.subject,
+        status=Cell("finite" if found.cause == "none" else f"goes wrong in {NAMES[found.cause]}", tone),
+        lead=f"{found.verdict[:1].upper()}{found.verdict[1:]}.",
+        sections=(
+            section("The step", Tiles(_tiles(found)), Bullets(found.remarks) if found.remarks else None),
+            section("Worth knowing", Bullets(found.notes, "warn") if found.notes else None),
+            section("What was tried", _remedies(found.remedies)),
+            section("Forward pass, module by module", _modules(found.modules, "forward")),
+            section("Backward pass, module by module", _modules(found.modules[::-1], "backward")),
+            section("Operators and their dtypes", *operator_blocks(found.operators)),
+        ),
+    )
+
+
+def _tiles(found: Examination) -> tuple[tuple[str, str, str], ...]:
+    return (
+        ("step", f"{found.step:,}", "" if found.learner == "main" else f"of the {found.learner}"),
+        ("loss", number(found.loss), "not scaled"),
+        ("loss scale", scale(found.loss_scale), ""),
+        ("precision", found.precision, f"on {found.device}"),
+    )
+
+
+def verdict_on(remedy: Remedy) -> str:
+    """Whether a remedy helped, in one word or two."""
+    return {True: "helps", False: "no help", None: "not checked"}[remedy.helped]
+
+
+def _remedies(remedies: Sequence[Remedy]) -> Table | None:
+    if not remedies:
+        return None
+    tones: dict[bool | None, Tone] = {True: "good", False: "bad", None: "warn"}
+    rows: list[list[Cell | str]] = [
+        [one.text, " ".join(one.words), Cell(verdict_on(one), tones[one.helped]), one.outcome] for one in remedies
+    ]
+    return table(("remedy", "what to write", "checked", "on this batch"), rows)
+
+
+def _modules(modules: Sequence[ModuleRow], phase: str) -> Table | None:
+    reached = [(row, row.forward if phase == "forward" else row.backward) for row in modules]
+    rows: list[list[Cell | str]] = [
+        [
+            Cell(row.name or "(model)", "bad" if row.breaks == phase else ""),
+            row.type + (f", {row.calls} calls" if row.calls > 1 else ""),
+            row.dtype,
+            *cells(row, reach),
+            Cell("the first that is not finite", "bad") if row.breaks == phase else "",
+        ]
+        for row, reach in reached
+        if reach is not None or row.breaks == phase
+    ]
+    if not rows:
+        return None
+    scaled = " Gradients carry the loss scale." if phase == "backward" else ""
+    note = (
+        f"Of all that a module's own operators gave.{scaled} Below 2^-14: share of the nonzero values, which FP16 holds with "
+        "fewer bits. Zero: share of all values."
+    )
+    head = ("module", "type", "dtype", "largest", "of 65,504", "below 2^-14", "zero", "")
+    return table(head, rows, numeric=(3, 4, 5, 6), note=note)
+
+
+def cells(row: ModuleRow, reach: Reach | None) -> tuple[Cell, Cell, Cell, Cell]:
+    """One pass of a module: largest magnitude, its share of FP16's range, share below 2^-14, share of zeros."""
+    if reach is None:
+        return (Cell(""), Cell(""), Cell(""), Cell(""))
+    broken = "inf" if reach.inf else "nan" if reach.nan else ""
+    of_range = reach.largest / FLOAT16.max
+    size = Cell(broken, "bad") if broken else Cell(f"{reach.largest:.3g}")
+    close = Cell(share(of_range), "bad" if of_range >= 1 else "warn" if of_range >= NEAR else "")
+    if broken or not row.type:  # the loss is FP32 in every mode
+        close = Cell("")
+    return size, close, Cell(share(reach.subnormal), "warn" if reach.subnormal > 0.5 else ""), Cell(share(reach.zero))

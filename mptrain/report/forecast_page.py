@@ -1,0 +1,104 @@
+"""The page that recommends a static loss scale for a run, beside what a sweep measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptrain.errors import StorageError
+from mptrain.report.curves import MOST_BUCKETS
+from mptrain.report.forecast_part import forecast_plot, forecast_table, reasons, recommendation
+from mptrain.report.looks import forecasts, read_histograms
+from mptrain.report.measured import Measured, read_measured
+from mptrain.report.page import Bullets, Page, Section, Table, plots, section
+from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history
+
+if TYPE_CHECKING:
+    from mptrain.numerics.forecast import Forecast
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """What the histograms of a run say about static scales.
+
+    Attributes:
+        opened: The run.
+        forecasts: By learner.
+        measured: What a sweep found; None without one.
+        sweep: Its folder.
+        notes: What could not be read.
+    """
+
+    opened: OpenedRun
+    forecasts: dict[str, Forecast]
+    measured: Measured | None
+    sweep: Path | None
+    notes: tuple[str, ...]
+
+    def sentences(self) -> list[str]:
+        """One for each learner, with its name where there are several."""
+        several = len(self.forecasts) > 1
+        return [
+            f"{name}: {recommendation(forecast)}" if several else recommendation(forecast)
+            for name, forecast in self.forecasts.items()
+        ]
+
+    def reasons(self, learner: str) -> list[str]:
+        """Why, in sentences."""
+        return reasons(self.forecasts[learner])
+
+    def table(self, learner: str) -> Table | None:
+        """A row for each scale; None where nothing can be foretold."""
+        forecast = self.forecasts[learner]
+        return forecast_table(forecast, self.measured) if forecast.scales else None
+
+
+def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
+    """What the histograms of a run say.
+
+    Args:
+        path: The run directory.
+        sweep: The folder of a sweep over static scales; None for none.
+
+    Raises:
+        StorageError: It is no run, or has no histograms; or the sweep is none, or has no static scales.
+    """
+    measured = read_measured(sweep) if sweep is not None else None
+    opened = open_with_history(path, MOST_BUCKETS)
+    notes: list[str] = []
+    found = read_histograms(opened.run, notes)
+    if not found:
+        raise StorageError(
+            f"{path} has no histograms{': ' + notes[0] if notes else ''}", "train it with diagnostics=histograms"
+        )
+    return Recommendation(opened, forecasts(opened.run, found), measured, sweep, tuple(notes))
+
+
+def forecast_page(found: Recommendation) -> Page:
+    """The page of a recommendation."""
+    opened = found.opened
+    notes = Bullets(found.notes, "warn") if found.notes else None
+    return Page(
+        over="mptrain, recommended loss scale",
+        title=opened.title(),
+        status=opened.status,
+        lead=" ".join(found.sentences()),
+        sections=(
+            *(_learner(found, name) for name in found.forecasts),
+            section("The run", notes, environment(opened.run, opened.settings), *commands(opened.run)),
+        ),
+    )
+
+
+def _learner(found: Recommendation, name: str) -> Section:
+    several = len(found.forecasts) > 1
+    figure = f"forecast-{name}" if several else "forecast"
+    whose = f", {name}" if several else ""
+    shown = forecast_plot(figure, found.forecasts[name], whose, found.measured)
+    return section(
+        f"Static scales for {name}" if several else "Static scales",
+        Bullets(tuple(found.reasons(name))),
+        plots(shown),
+        found.table(name),
+    )

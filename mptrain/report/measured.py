@@ -1,0 +1,91 @@
+"""What a sweep over static loss scales measured, to be shown beside a forecast."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mptrain.errors import StorageError
+from mptrain.report.run_parts import tried
+from mptrain.report.settings import in_short
+from mptrain.report.sweep_page import BUCKETS, metric_name
+from mptrain.report.swept import SEED, Point, read_points
+from mptrain.runlog.sweeps import read_sweep
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: The key that holds a static scale.
+SCALE: Final = "scaler.scale"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """One run of a sweep.
+
+    Attributes:
+        exponent: log2 of its scale.
+        metric: Its final metric; None where it has none.
+        skipped: The share of its updates that were skipped; None where none is on record.
+        failed: It ended without a metric.
+    """
+
+    exponent: float
+    metric: float | None
+    skipped: float | None
+    failed: bool
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The runs of a sweep that had a static scale, in FP16 or under autocast.
+
+    Attributes:
+        metric: Its name.
+        kinds: Runs by what else was varied, the seed excepted; the name is empty where nothing was.
+    """
+
+    metric: str
+    kinds: dict[str, tuple[MeasuredRun, ...]]
+
+    def at(self, kind: str, exponent: int) -> list[MeasuredRun]:
+        """The runs of one kind at one scale."""
+        return [run for run in self.kinds[kind] if run.exponent == exponent]
+
+
+def read_measured(folder: Path) -> Measured:
+    """The static scales of a sweep, a comparison or a recipe.
+
+    Raises:
+        StorageError: It is none of them, or has no run with a static scale.
+    """
+    points = read_points(read_sweep(folder), lambda path: tried(path, BUCKETS))
+    kinds: dict[str, list[MeasuredRun]] = {}
+    used = []
+    for point in points:
+        scale = _scale_of(point)
+        if scale is not None:
+            rest = {key: value for key, value in point.words.items() if key not in (SCALE, SEED)}
+            kinds.setdefault(in_short(rest), []).append(_run(point, scale))
+            used.append(point)
+    if not used:
+        raise StorageError(
+            f"{folder} has no run with a static loss scale",
+            f"name a sweep over {SCALE}, such as mptrain -m precision=fp16_static {SCALE}=1,128,16384",
+        )
+    return Measured(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()})
+
+
+def _scale_of(point: Point) -> float | None:
+    """The static scale that a point was given in so many words, in a precision that needs one."""
+    scale = point.setting(SCALE)
+    if scale is None or not 0 < scale < math.inf:
+        return None
+    wide = point.opened is not None and point.opened.settings.get("precision.compute", "float16") != "float16"
+    return None if wide else scale
+
+
+def _run(point: Point, scale: float) -> MeasuredRun:
+    failed = point.metric is None and (point.job.status == "failed" or point.done)
+    return MeasuredRun(math.log2(scale), point.metric, point.skip_rate, failed)

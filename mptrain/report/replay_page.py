@@ -1,0 +1,231 @@
+"""What a loss scaling rule would have done to a run: the values, and the page that shows them."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mptrain.report.curves import Curve
+from mptrain.report.history import MOST_MARKS
+from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Plots, Table, Text, facts, section, table
+from mptrain.report.replay_figures import replay_figure
+from mptrain.report.wording import counted, scale
+
+
+@dataclass
+class Course:
+    """Loss scales over steps and what came of them, recorded or replayed.
+
+    Attributes:
+        scales: Over steps.
+        marks: Scales of steps that overflowed.
+        steps: Attempts.
+        updates: Those that were applied.
+        skipped: Those that were refused.
+        overflows: Steps that overflowed.
+        first: Scale of the first step.
+        lowest: Least scale.
+        highest: Greatest scale.
+        last: Scale of the last step.
+    """
+
+    scales: Curve = field(default_factory=Curve)
+    marks: Curve = field(default_factory=lambda: Curve(MOST_MARKS))
+    steps: int = 0
+    updates: int = 0
+    skipped: int = 0
+    overflows: int = 0
+    first: float = 0.0
+    lowest: float = 0.0
+    highest: float = 0.0
+    last: float = 0.0
+
+    def add(self, step: int, loss_scale: float, overflow: bool, skipped: bool) -> None:
+        """Take in a step."""
+        if not self.steps:
+            self.first = self.lowest = self.highest = loss_scale
+        self.lowest, self.highest = min(self.lowest, loss_scale), max(self.highest, loss_scale)
+        self.last = loss_scale
+        self.steps += 1
+        self.updates += not skipped
+        self.skipped += skipped
+        self.scales.add(step, loss_scale)
+        if overflow:
+            self.overflows += 1
+            self.marks.add(step, loss_scale)
+
+
+@dataclass(frozen=True)
+class ReplayedLearner:
+    """One learner's scales, recorded and replayed.
+
+    Attributes:
+        name: Of the learner.
+        recorded_rule: The run's own rule in words.
+        rule: The replayed one.
+        recorded: What is on record.
+        replayed: What the rule would have done.
+        known: Steps whose verdict follows from the records of that very step.
+        estimated: Steps that were taken like a step nearby.
+        assumed: Steps whose recorded verdict was taken over to another scale.
+        same: Steps with the recorded scale.
+        parted: The first step with another one; None where there is none.
+    """
+
+    name: str
+    recorded_rule: str
+    rule: str
+    recorded: Course
+    replayed: Course
+    known: int
+    estimated: int
+    assumed: int
+    same: int
+    parted: int | None
+
+    def agreement(self) -> str:
+        """How far the replayed scales are the recorded ones, in one clause."""
+        steps = self.recorded.steps
+        if self.parted is None:
+            return f"its scale is the recorded one at all {steps:,} steps"
+        if self.same == 0:
+            return f"its scale is another one at each of the {steps:,} steps"
+        return f"its scale is the recorded one at {self.same:,} of {steps:,} steps, another one first at step {self.parted:,}"
+
+    def basis(self) -> str:
+        """How its verdicts are known, in one clause."""
+        parts = [
+            f"{count:,} {how}"
+            for count, how in (
+                (self.known, "known"),
+                (self.estimated, "estimated"),
+                (self.assumed, "taken over"),
+            )
+            if count
+        ]
+        return f"verdicts of {counted(self.recorded.steps, 'step')}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A rule over the trace of a run.
+
+    Attributes:
+        root: The run directory.
+        scaler: The option of the group ``scaler`` that was replayed.
+        words: What was asked for; empty where the run's own rule was.
+        learners: In the order in which they step.
+        notes: What a reader must know about this run, one sentence each.
+    """
+
+    root: Path
+    scaler: str
+    words: tuple[str, ...]
+    learners: tuple[ReplayedLearner, ...]
+    notes: tuple[str, ...]
+
+
+#: Columns of the table, on the page and at a terminal.
+COLUMNS: Final = ("learner", "", "updates", "skipped", "first", "least", "greatest", "last")
+
+CAVEAT: Final = (
+    "The gradients are those of the run. Where the replayed rule refuses other updates than the run did, the weights, and "
+    "with them all later gradients, would have gone another way."
+)
+
+
+def replay_rows(replay: Replay) -> list[list[str]]:
+    """Two rows for each learner: recorded and replayed."""
+    return [
+        [
+            learner.name,
+            what,
+            f"{course.updates:,}",
+            f"{course.skipped:,}",
+            *(scale(value) for value in (course.first, course.lowest, course.highest, course.last)),
+        ]
+        for learner in replay.learners
+        for what, course in (("recorded", learner.recorded), ("replayed", learner.replayed))
+    ]
+
+
+def replay_page(replay: Replay) -> Page:
+    """The page of a replay."""
+    several = len(replay.learners) > 1
+    lead = "; ".join(f"{f'{one.name}: ' if several else ''}{_in_short(one)}" for one in replay.learners)
+    return Page(
+        over="mptrain, a loss scaling rule over a recorded run",
+        title=f"{replay.scaler} over {replay.root.name}",
+        status=Cell("the run's own rule" if not replay.words else "another rule than the run's"),
+        lead=f"{lead[0].upper()}{lead[1:]}.",
+        sections=(
+            section("What it would have done", _table(replay), _rules(replay), Plots((_plot(replay),))),
+            section("How that is known", *_basis(replay)),
+            section("Command", Code(_command(replay), "sh")),
+        ),
+    )
+
+
+def _in_short(learner: ReplayedLearner) -> str:
+    if learner.parted is None:
+        return learner.agreement()
+    before, after = learner.recorded, learner.replayed
+    return (
+        f"it would have skipped {counted(after.skipped, 'update')} where the run skipped {before.skipped:,}, and ended at a "
+        f"scale of {scale(after.last)} where the run ended at {scale(before.last)}"
+    )
+
+
+def _table(replay: Replay) -> Table:
+    return table(COLUMNS, [[*row] for row in replay_rows(replay)], numeric=(2, 3, 4, 5, 6, 7))
+
+
+def _rules(replay: Replay) -> Block:
+    several = len(replay.learners) > 1
+    rows = []
+    for learner in replay.learners:
+        of = f" ({learner.name})" if several else ""
+        rows += [(f"recorded{of}", learner.recorded_rule), (f"replayed{of}", learner.rule)]
+    return facts(*rows)
+
+
+def _plot(replay: Replay) -> Plot:
+    caption = "Loss scales over steps, recorded and replayed; marks are steps that overflowed, or would have."
+    name = figure_name(replay.scaler)
+    panels = [(one.name if len(replay.learners) > 1 else "", one.recorded, one.replayed) for one in replay.learners]
+    courses = [(title, (a.scales, a.marks), (b.scales, b.marks)) for title, a, b in panels]
+    return Plot(name, caption, replay_figure(name, courses))
+
+
+def figure_name(scaler: str) -> str:
+    """``replay-NAME``, of letters, digits and hyphens."""
+    return "replay-" + "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in scaler)
+
+
+def _basis(replay: Replay) -> list[Block | None]:
+    several = len(replay.learners) > 1
+    rows: list[list[Cell | str]] = [
+        [one.name, f"{one.recorded.steps:,}", f"{one.known:,}", f"{one.estimated:,}", f"{one.assumed:,}"]
+        for one in replay.learners
+    ]
+    head = ("learner", "steps", "known", "estimated", "taken over")
+    return [
+        table(head, rows, numeric=(1, 2, 3, 4)) if several or replay.words else Text(replay.learners[0].basis() + "."),
+        Bullets(
+            (
+                "Known: the step's own records tell. A step that was clean at one scale is clean at every lower one, one that "
+                "overflowed does so at every higher one, and histograms of that step have its largest gradient.",
+                "Estimated: the nearest step with histograms is taken for this one; where the run has none, the nearest step "
+                "that was clean at a scale as high, or overflowed at one as low.",
+                "Taken over: nothing tells, and the recorded verdict is kept.",
+            )
+        ),
+        Text(CAVEAT),
+        Bullets(tuple(f"{note[0].upper()}{note[1:]}." for note in replay.notes), "warn") if replay.notes else None,
+    ]
+
+
+def _command(replay: Replay) -> str:
+    return shlex.join(["mptrain", "replay", str(replay.root), *replay.words])

@@ -1,0 +1,165 @@
+"""``diagnosis/diagnosis.json`` of a run: what a look at one of its steps found. Plain values; knows no torch.
+
+What there is to find is the business of `mptrain.diagnostics`; this module only says how it is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mptrain.errors import StorageError
+from mptrain.records import as_json
+from mptrain.runlog.state import check_schema, parse_object
+from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.strict_json import restore_nonfinite
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA = 1
+
+#: The files in a run's folder ``diagnosis``.
+FOLDER, JSON, HTML, MARKDOWN = "diagnosis", "diagnosis.json", "diagnosis.html", "diagnosis.md"
+
+#: Where a step goes wrong: in the batch, in the weights, in the forward pass, in the loss, in the backward pass alone, in an
+#: operator that torch refuses; or nowhere.
+CauseKind = Literal["input", "weights", "forward", "loss", "backward", "refused", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far the results of a module's operators reach, all of one pass together.
+
+    Attributes:
+        largest: Largest finite magnitude; gradients carry the loss scale.
+        subnormal: Share of the nonzero values below 2^-14, FP16's smallest normal number.
+        zero: Share of all values that are zero.
+        inf: How many are infinite.
+        nan: How many are no numbers.
+    """
+
+    largest: float
+    subnormal: float
+    zero: float
+    inf: int
+    nan: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """A module whose own operators were seen.
+
+    Attributes:
+        name: Its qualified name; empty for the model itself, ``(loss)`` for what is done with its output.
+        type: Its class.
+        calls: How often it was called.
+        dtype: Of the largest of its operators' results.
+        forward: Results of the forward pass, None where it had none.
+        backward: Likewise.
+        breaks: The pass in which the first value that is not finite came out of it: ``forward``, ``backward``, or empty.
+    """
+
+    name: str
+    type: str
+    calls: int
+    dtype: str
+    forward: Reach | None
+    backward: Reach | None
+    breaks: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """Something to try, and what it did to this step.
+
+    Attributes:
+        words: What to write, as on the command line; empty where it is nothing that can be written there.
+        text: The same in words.
+        helped: Whether the step was then in order; None where it could not be tried.
+        outcome: What was seen.
+    """
+
+    words: tuple[str, ...]
+    text: str
+    helped: bool | None
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What a look at one learner's step found.
+
+    Attributes:
+        subject: The run, or the words of the configuration.
+        learner: Whose step.
+        step: Which attempt.
+        loss: Unscaled.
+        loss_scale: What it was multiplied by.
+        precision: The mode.
+        device: Where it was computed.
+        cause: Where it goes wrong.
+        module: In which module; None where in none.
+        operator: In which operator; empty where in none.
+        verdict: The one sentence to read.
+        notes: What is no failure but worth knowing, one sentence each.
+        remarks: How the step was done again, one sentence each.
+        modules: In the order of the forward pass.
+        remedies: In the order in which they were tried.
+        operators: ``operators`` and ``casts`` of the step, as in the event of that name.
+    """
+
+    subject: str
+    learner: str
+    step: int
+    loss: float
+    loss_scale: float
+    precision: str
+    device: str
+    cause: CauseKind
+    module: str | None
+    operator: str
+    verdict: str
+    notes: tuple[str, ...]
+    remarks: tuple[str, ...]
+    modules: tuple[ModuleRow, ...]
+    remedies: tuple[Remedy, ...]
+    operators: dict[str, list[dict[str, Any]]]
+
+
+def write_examination(path: Path, found: Examination) -> None:
+    """Write it atomically, as indented strict JSON.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    line = as_json({"schema": SCHEMA, **asdict(found)})
+    write_atomically(path, json.dumps(json.loads(line), indent=2, allow_nan=False) + "\n", durable=False)
+
+
+def read_examination(path: Path) -> Examination:
+    """What was written.
+
+    Raises:
+        StorageError: The file cannot be read, is damaged, or of a newer schema.
+    """
+    with storing(path, "read"):
+        fields = parse_object(path.read_text(encoding="utf-8"), path)
+    check_schema(fields, SCHEMA, path)
+    del fields["schema"]
+    try:
+        fields = restore_nonfinite(fields)
+        modules = tuple(
+            ModuleRow(**{**row, "forward": _reach(row["forward"]), "backward": _reach(row["backward"])})
+            for row in fields["modules"]
+        )
+        remedies = tuple(Remedy(**{**one, "words": tuple(one["words"])}) for one in fields["remedies"])
+        texts = {name: tuple(fields[name]) for name in ("notes", "remarks")}
+        return Examination(**{**fields, **texts, "modules": modules, "remedies": remedies})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(f"{path} is damaged: it holds no diagnosis", "write mptrain diagnose again") from error
+
+
+def _reach(fields: dict[str, Any] | None) -> Reach | None:
+    return None if fields is None else Reach(**fields)

@@ -1,0 +1,123 @@
+"""A loss scale that follows the statistics of the largest gradient, and keeps out of the way of overflows, as in OpenSeq2Seq.
+
+OpenSeq2Seq (``open_seq2seq/optimizers/automatic_loss_scaler.py``, `LogMaxScaler`) takes log2 max |g| over the unscaled
+gradients of a step for a draw from a normal distribution, and sets the scale so that the next one leaves FP16 with a
+probability of 0.1 % (3.09 standard deviations):
+
+    x <- log2(max |g|)                              on overflow:  x <- overflow_counts_as
+    fast   <- beta1 * fast   + (1 - beta1) * x      mean  <- fast / (1 - beta1^n)
+    slow   <- beta2 * slow   + (1 - beta2) * x      deviation^2 <- square / (1 - beta2^n) - (slow / (1 - beta2^n))^2
+    square <- beta2 * square + (1 - beta2) * x^2
+    scale  <- 2^(log2_max - mean - deviations * deviation), within min_scale to max_scale
+
+for the n-th step, with all three at 0 and the scale at 1 before the first. So the scale moves with every step, and is no
+power of two.
+
+In the source an overflow counts as x = 2^16, where x is a logarithm. 16 was probably meant: as it stands, one overflow
+takes the scale to its floor and keeps it there for thousands of steps. That is the default here as well;
+``overflow_counts_as: 16`` is the other reading.
+
+Where this differs from the source: moments are kept in FP64, not FP32; a step whose gradients are all zero is left out,
+where the source takes the logarithm of 0 and never recovers; one constant stands for the 16 that it has twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.errors import ConfigError
+from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveFloat
+from mptrain.numerics.formats import FLOAT32, scale_in_words
+from mptrain.numerics.measures import LargestMagnitude
+from mptrain.scaler.base import OnOverflow
+from mptrain.scaler.restart import take_up
+
+if TYPE_CHECKING:
+    from mptrain.numerics.verdict import Verdict
+    from mptrain.scaler.base import ScalerState
+
+
+@dataclass(frozen=True)
+class LogMaxScaler:
+    """Loss scaling by the moments of log2 max |g|.
+
+    Attributes:
+        init_scale: The scale of the first step.
+        beta1: Share of the running mean that a step leaves as it was.
+        beta2: The same of the moments behind the standard deviation.
+        deviations: Standard deviations above the mean that are still to fit into FP16.
+        log2_max: log2 of what is to hold them.
+        overflow_counts_as: log2 max |g| of a step that overflowed.
+        min_scale: The scale never falls below.
+        max_scale: The scale never rises above.
+        on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
+    """
+
+    init_scale: PositiveFloat = 1.0
+    beta1: BelowOneOrZero = 0.99
+    beta2: BelowOneOrZero = 0.999
+    deviations: NonNegativeFloat = 3.09
+    log2_max: NonNegativeFloat = 16.0
+    overflow_counts_as: NonNegativeFloat = 65536.0
+    min_scale: PositiveFloat = 1.0
+    max_scale: PositiveFloat = 2.0**14
+    on_overflow: OnOverflow = "skip"
+
+    def __post_init__(self) -> None:
+        if not FLOAT32.smallest_normal <= self.min_scale <= self.init_scale <= self.max_scale <= FLOAT32.max:
+            raise ConfigError(
+                f"scaler.init_scale={self.init_scale:g} is outside scaler.min_scale={self.min_scale:g} to "
+                f"scaler.max_scale={self.max_scale:g}, or one of them is no normal FP32 number",
+                "move the start between the floor and the ceiling",
+            )
+
+    @property
+    def floor(self) -> float:
+        """``min_scale``."""
+        return self.min_scale
+
+    @property
+    def measure(self) -> LargestMagnitude:
+        """Max |g|."""
+        return LargestMagnitude()
+
+    def initial(self, device: torch.device) -> ScalerState:
+        """``scale`` float32; the moments ``fast``, ``slow`` and ``square`` float64; ``count`` int64; each of shape (1,)."""
+        moments = {name: torch.zeros(1, dtype=torch.float64, device=device) for name in ("fast", "slow", "square")}
+        return {
+            "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
+            **moments,
+            "count": torch.zeros(1, dtype=torch.int64, device=device),
+        }
+
+    def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
+        """The saved state, its scale brought within this rule's floor and ceiling."""
+        return take_up(saved, self.initial(device), {"scale": (self.min_scale, self.max_scale)}, device)
+
+    def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
+        """The next state by the rule in this module's docstring."""
+        assert verdict.measured is not None
+        largest = verdict.measured / state["scale"]
+        x = torch.where(verdict.overflow, self.overflow_counts_as, largest.log2())
+        fast = self.beta1 * state["fast"] + (1 - self.beta1) * x
+        slow = self.beta2 * state["slow"] + (1 - self.beta2) * x
+        square = self.beta2 * state["square"] + (1 - self.beta2) * x * x
+        count = state["count"] + 1
+        seen1, seen2 = (1 - torch.pow(beta, count.double()) for beta in (self.beta1, self.beta2))
+        variance = (square / seen2 - (slow / seen2).square()).clamp_(min=0)
+        proposed = torch.exp2(self.log2_max - fast / seen1 - self.deviations * variance.sqrt())
+        scale = proposed.clamp_(self.min_scale, self.max_scale).to(torch.float32)
+        following = {"scale": scale, "fast": fast, "slow": slow, "square": square, "count": count}
+        counts = x.isfinite()
+        return {name: torch.where(counts, value, state[name]) for name, value in following.items()}
+
+    def in_words(self) -> str:
+        """The rule in one line."""
+        return (
+            f"logmax from {scale_in_words(self.init_scale)}, 2^({self.log2_max:g} - mean - {self.deviations:g} deviations of "
+            f"log2 max|g|), betas {self.beta1:g} and {self.beta2:g}, within {scale_in_words(self.min_scale)} to "
+            f"{scale_in_words(self.max_scale)}"
+        )

@@ -1,0 +1,69 @@
+import subprocess
+import sys
+
+import pytest
+from report.folders import make_run, make_sweep
+from report.microscope import looks, make_looked_at
+
+
+def test_it_prints_the_scale_the_table_and_where_the_page_is(terminal, tmp_path):
+    make_looked_at(tmp_path / "outputs" / "one")
+    assert terminal("recommend", "one") == 0
+    lines = terminal.out.splitlines()
+    assert lines[0].startswith("Recommended static loss scale: 2^")
+    assert sum(line.startswith("2^") for line in lines) == 25
+    assert any(line.startswith("2^24 ") and "overflow" in line for line in lines)
+    assert lines[-2:] == ["outputs/one/forecast.html", "outputs/one/forecast.md"]
+    assert all(len(line) <= 160 for line in lines)
+    assert "\x1b" not in terminal.out
+    assert "scaler.scale=" in (tmp_path / "outputs" / "one" / "forecast.html").read_text()
+
+
+def test_last_is_the_run_that_was_started_last(terminal, tmp_path):
+    make_looked_at(tmp_path / "outputs" / "only")
+    assert terminal("recommend", "last") == 0
+    assert terminal.out.splitlines()[-1] == "outputs/only/forecast.md"
+
+
+@pytest.mark.parametrize("words", [("run", "--sweep", "sweep"), ("--sweep=sweep", "run")])
+def test_a_sweep_adds_what_it_measured(terminal, tmp_path, words):
+    make_looked_at(tmp_path / "run")
+    make_sweep(tmp_path / "sweep", [([f"scaler.scale={scale}"], "done", {"metric": 0.75}) for scale in (8, 64)])
+    assert terminal("recommend", *words) == 0
+    assert any(line.startswith("2^6 ") and "0.7500" in line for line in terminal.out.splitlines())
+
+
+def test_each_learner_has_a_table(terminal, tmp_path):
+    records = [one for name in ("critic", "artist") for one in looks(2, learner=name)]
+    make_looked_at(tmp_path / "gan", records, learners=("critic", "artist"), scale=1.0)
+    assert terminal("recommend", "gan") == 0
+    assert terminal.out.count("\n2^0 ") == 2
+    assert terminal.out.startswith("critic: Recommended")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ([], 2, "recommend needs a run directory"),
+        (["run", "run"], 2, "recommend takes one run, but there are 2"),
+        (["--best", "run"], 2, "unknown option '--best'"),
+        (["run", "--sweep"], 2, "--sweep needs the folder of a sweep"),
+        (["nothing"], 6, "no run directory nothing"),
+        (["plain"], 6, "train it with diagnostics=histograms"),
+        (["run", "--sweep", "plain"], 6, "plain is not a sweep"),
+        (["run", "--sweep=other"], 6, "no run with a static loss scale"),
+    ],
+)
+def test_what_cannot_be_recommended_says_why(terminal, tmp_path, words, code, message):
+    make_looked_at(tmp_path / "run")
+    make_run(tmp_path / "plain")
+    make_sweep(tmp_path / "other", [(["optimizer.lr=1"], "done", {})])
+    assert terminal("recommend", *words) == code
+    assert message in terminal.err
+
+
+def test_it_needs_no_torch(tmp_path):
+    path = make_looked_at(tmp_path / "run")
+    code = f"import sys; from mptrain.cli.main import main; main(['recommend', {str(path)!r}]); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.splitlines()[-1] == "False"

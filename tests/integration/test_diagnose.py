@@ -1,0 +1,240 @@
+"""Planted faults, each found by name in one look, with a remedy that was tried on that very step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from planted import ALLOWED, SHORT, plant
+from small_runs import TINY
+
+from mptrain.campaign.diagnosing import diagnose_config, diagnose_run
+from mptrain.cli.main import main
+from mptrain.config.compose import compose
+from mptrain.errors import ConfigError, UsageError
+from mptrain.runlog.diagnosis import read_examination
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    """A folder with a package of faults in it, from which one step of some words can be looked at."""
+    plant(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def look(*words, step=1):
+        config = compose([ALLOWED[2], *words], config_dirs=[ALLOWED[1]])
+        return diagnose_config(config, step).found
+
+    return look
+
+
+def network(kind, *words):
+    return ("model=planted", f"model.kind={kind}", "dataset.train_samples=64", "train.batch_size=16", *words)
+
+
+def train(*words):
+    return main([*ALLOWED, *words, *SHORT, "run.name=run"])
+
+
+def recorded():
+    return [json.loads(line) for line in Path("outputs/run/steps.jsonl").read_text().splitlines()]
+
+
+def contents(root):
+    """Digest and time of every file that diagnose has no business with."""
+    files = [path for path in root.rglob("*") if path.is_file() and "diagnosis" not in path.relative_to(root).parts]
+    return {path: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns) for path in files}
+
+
+def row(found, name):
+    return next(one for one in found.modules if one.name == name)
+
+
+FP16 = ("precision=fp16_static", "scaler.scale=131072")
+
+
+def test_an_overflow_in_one_convolutions_backward_is_mended_by_a_lower_scale(theirs):
+    found = theirs(*network("backward", *FP16))
+    assert (found.cause, found.module, found.operator) == ("backward", "body.2", "convolution_backward")
+    assert [one.name for one in found.modules if one.breaks] == ["body.2"]
+    [remedy] = found.remedies
+    assert remedy.words == ("scaler.scale=65536",)
+    assert remedy.helped
+
+
+def test_a_scale_that_comes_down_by_itself_needs_no_remedy(theirs):
+    found = theirs(*network("backward", "precision=fp16_dynamic", "scaler.init_scale=131072"))
+    assert (found.remedies[0].words, found.remedies[0].helped) == ((), True)
+    assert "the scaler comes down to 2^16 by itself" in found.remedies[0].text
+
+
+def test_gradients_that_no_scale_fits_are_kept_in_fp32_together_with_what_makes_them_small_again(theirs):
+    found = theirs(*network("loud", *FP16))
+    assert (found.cause, found.module, found.operator) == ("backward", "last.0.1", "mul")
+    assert "within LouderBackward" in found.verdict
+    scale, kept = found.remedies
+    assert (scale.words, scale.helped) == (("scaler.scale=0.25",), False)
+    assert (kept.words, kept.helped) == (("precision.keep_fp32=[norms,LocalResponseNorm,last.0]",), True)
+
+
+@pytest.mark.parametrize(("precision", "kept"), [("fp16_static", "norms,LocalResponseNorm,"), ("amp_static", "")])
+def test_an_overflow_in_one_convolutions_forward_is_mended_by_fp32_around_it(theirs, precision, kept):
+    found = theirs(*network("forward", f"precision={precision}"))
+    assert (found.cause, found.module, found.operator) == ("forward", "body.1", "convolution")
+    assert "gives inf in float16, though all that goes into it is finite" in found.verdict
+    assert (found.remedies[-1].words, found.remedies[-1].helped) == ((f"precision.keep_fp32=[{kept}body]",), True)
+
+
+@pytest.mark.parametrize("name", ["inputs", "targets"])
+def test_an_inf_input_and_a_nan_label_are_named_with_their_sample(theirs, name):
+    found = theirs("model=line", "precision=amp_static", f"dataset.{'inf' if name == 'inputs' else 'nan'}=true")
+    place, kind = (3, "inf") if name == "inputs" else (5, "nan")
+    assert found.cause == "input"
+    assert found.verdict == f"the batch itself is not finite: {name} hold {kind} in 1 of 32 samples (place {place})"
+    assert (found.remedies[0].helped, found.remedies[0].outcome) == (True, "without the one sample the step is finite")
+
+
+def test_inputs_that_are_too_large_for_fp16_alone_are_told_from_faulty_ones(theirs):
+    found = theirs("model=line", "precision=fp16_static", "dataset.large=true")
+    assert found.cause == "input"
+    assert "in FP32 they are finite" in found.verdict
+    assert (found.remedies[-1].words, found.remedies[-1].helped) == (("precision=bf16",), True)
+
+
+def test_a_loss_that_is_no_number_by_its_formula_is_told_from_the_network(theirs):
+    found = theirs("model=line", "precision=amp_dynamic", "task.logarithm=true")
+    assert (found.cause, found.operator) == ("loss", "log")
+    assert [one.helped for one in found.remedies] == [False, False, None]
+    assert "neither a precision nor a scale mends a loss" in found.remedies[-1].outcome
+
+
+def test_a_batch_norm_with_huge_activations_is_worth_knowing(theirs):
+    found = theirs(*network("batchnorm", *FP16))
+    assert found.cause == "none"
+    assert found.notes[0].startswith("body.3 (BatchNorm2d) handles FP16 values up to")
+    assert row(found, "body.2").forward.largest > 0.25 * 65504
+
+
+def test_a_frozen_parameter_is_worth_knowing(theirs):
+    found = theirs(*network("frozen", "precision=fp16_dynamic"))
+    assert found.notes == ("1 of the parameters is frozen and not trained: body.0.bias",)
+
+
+def test_a_softmax_over_65536_entries_loses_its_probabilities_in_fp16(theirs):
+    found = theirs(*network("softmax", *FP16))
+    assert found.cause == "none"
+    assert found.notes[0].startswith("_softmax in last.0.inner (Softmax) loses its values to FP16's underflow: 100 %")
+    # The softmax alone answers in FP16 again, so what is around it has to be kept as well.
+    assert (found.remedies[0].words, found.remedies[0].helped) == (
+        ("precision.keep_fp32=[norms,LocalResponseNorm,last.0]",), True,
+    )  # fmt: skip
+
+
+def test_a_softmax_by_hand_whose_sum_overflows_is_found_though_everything_else_stays_finite(theirs):
+    found = theirs(*network("by_hand", *FP16))
+    assert (found.cause, found.module, found.operator) == ("none", "last.0.inner", "sum")
+    assert "neither the loss nor the gradients show it" in found.verdict
+    assert any(note.startswith("no gradient but zero reaches body.0") for note in found.notes)
+    assert found.remedies[-1].helped
+
+
+def test_a_custom_function_in_the_wrong_dtype_is_named_with_its_module(theirs):
+    found = theirs(*network("square", *FP16))
+    assert found.notes[0].startswith(
+        "SquareBackward in last.0 (Calls) returns a gradient in float32 for an input in float16"
+    )
+
+
+def test_a_custom_function_that_torch_refuses_is_named_instead_of_a_traceback(theirs):
+    found = theirs(*network("mixes", *FP16))
+    assert (found.cause, found.module, found.operator) == ("refused", "last.0", "index_add_")
+    assert "in the backward pass of last.0 (Calls) within MixesBackward" in found.verdict
+    assert found.remedies[-1].helped
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "where"),
+    [
+        (network("backward", *FP16), "backward", "body.2"),
+        (network("forward", "precision=fp16_static"), "forward", "body.1"),
+        (("model=line", "precision=amp_dynamic", "dataset.nan=true"), "input", None),
+        (("model=line", "precision=fp16_static", "task.logarithm=true"), "loss", "(loss)"),
+    ],
+)
+def test_a_run_that_ended_is_explained_from_what_it_left_and_left_as_it_is(theirs, capsys, words, cause, where):
+    assert train(*words, "train.one_batch=true") == 4
+    assert "mptrain diagnose outputs/run" in capsys.readouterr().err
+    last = recorded()[-1]
+    before = contents(Path("outputs/run"))
+    assert main(["diagnose", "outputs/run"]) == 0
+    assert contents(Path("outputs/run")) == before
+    found = read_examination(Path("outputs/run/diagnosis/diagnosis.json"))
+    assert (found.cause, found.module, found.step) == (cause, where, last["step"])
+    assert found.loss_scale == last["loss_scale"]
+    assert found.loss == last["loss"] if cause == "backward" else last["loss"] is None
+    output = capsys.readouterr().out
+    assert "the step that ended the run, 3, done again" in output
+    assert output.rstrip().endswith("outputs/run/diagnosis/diagnosis.html")
+    page = Path("outputs/run/diagnosis/diagnosis.html").read_text()
+    assert "What was tried" in page
+    assert found.verdict[1:40].replace("'", "&#39;") in page
+
+
+def test_weights_that_were_not_kept_are_said_to_be_missing(theirs, capsys):
+    words = network("plain", "precision=fp16_static", "scaler.scale=16777216", "scaler.on_overflow=apply")
+    assert train(*words) == 4
+    capsys.readouterr()
+    assert main(["diagnose", "outputs/run"]) == 6
+    assert "has no checkpoint: its weights were not finite when it ended" in capsys.readouterr().err
+    assert main(["diagnose", "outputs/run", "--step", "1"]) == 0
+    assert "Only gradients overflow" in capsys.readouterr().out
+
+
+def test_a_run_that_went_well_is_looked_at_where_it_would_go_on(theirs, capsys):
+    assert train(*network("plain", "precision=fp16_dynamic")) == 0
+    found = diagnose_run("run").found
+    assert (found.cause, found.step, found.remedies) == ("none", 7, ())
+    assert found.remarks == ("step 7, from the checkpoint of step 6",)
+    capsys.readouterr()
+    assert main(["diagnose", "run", "precision=fp32", "--step", "3", "--all"]) == 0
+    output = capsys.readouterr().out
+    assert "step 3, from the start, and 2 steps trained in memory" in output
+    assert "under precision=fp32, unlike the run itself" in output
+    assert "handles FP16" not in output
+
+
+def test_a_step_of_a_run_is_the_one_that_was_trained(theirs):
+    assert train(*network("plain", "precision=amp_dynamic"), "checkpoint.every_steps=2") == 0
+    losses = [step["loss"] for step in recorded()]
+    assert [diagnose_run("run", step=step).found.loss for step in (1, 3, 6)] == [losses[0], losses[2], losses[5]]
+
+
+def test_an_injected_fault_is_there_when_its_step_is_looked_at():
+    words = (*TINY, "precision=fp16_dynamic", "inject.step=2", "inject.value=nan")
+    forward = diagnose_config(compose([*words, "inject.tensor=activation:3"]), 2).found
+    assert (forward.cause, forward.module) == ("forward", "3")
+    backward = diagnose_config(compose([*words, "inject.tensor=activation_gradient:3"]), 2).found
+    assert (backward.cause, backward.module) == ("backward", "3")
+    assert diagnose_config(compose([*words, "inject.tensor=input"]), 2).found.cause == "input"
+    assert diagnose_config(compose([*words, "inject.tensor=weight:3.bias"]), 2).found.cause == "weights"
+    gradient = diagnose_config(compose([*words, "inject.tensor=gradient:3.bias"]), 2).found
+    assert (gradient.cause, gradient.module) == ("backward", "3")
+    assert diagnose_config(compose([*words, "inject.tensor=input"]), 1).found.cause == "none"
+
+
+def test_words_that_mean_nothing_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for words, what in {
+        ("--step", "0", "model=mlp"): "--step 0: must be a whole number",
+        ("--steps=3",): "'--steps=3' means nothing to diagnose",
+        ("--step",): "--step needs a value",
+    }.items():
+        with pytest.raises(UsageError, match=what):
+            from mptrain.cli.diagnose import diagnose
+
+            diagnose(words)
+    with pytest.raises(ConfigError, match="the training ends at step 18"):
+        diagnose_config(compose(TINY), 19)

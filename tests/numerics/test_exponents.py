@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from histograms_by_hand import counted
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mptrain.numerics import exponents
+from mptrain.numerics.exponents import Tails, merged, unscaled
+
+SCALES = range(0, 25, 3)
+
+
+def spread(count=4000, seed=0):
+    """Values over FP16's whole range and beyond it, as FP32 numbers; no power of two, which a tie could turn."""
+    generator = torch.Generator().manual_seed(seed)
+    magnitudes = 2 ** (torch.rand(count, generator=generator) * 60 - 45)
+    return torch.where(torch.rand(count, generator=generator) < 0.2, 0.0, magnitudes)
+
+
+@pytest.mark.parametrize("exponent", SCALES)
+def test_shares_are_those_of_a_tensor_that_is_scaled_and_rounded_to_fp16(exponent):
+    values = spread()
+    counts = counted(values.tolist())
+    half = (values * 2.0**exponent).half()
+    nonzero, finite = values != 0, half.isfinite()
+    assert exponents.lost_share(counts, exponent) == pytest.approx(((half == 0) & nonzero).sum().item() / nonzero.sum().item())  # fmt: skip
+    assert exponents.zero_share(counts, exponent) == pytest.approx((half == 0).float().mean().item())
+    subnormal = (half.abs() < 2.0**-14) & (values.abs() * 2.0**exponent >= 2.0**-24)
+    rounded_up = (values.abs() * 2.0**exponent < 2.0**-14) & (half.abs() == 2.0**-14)  # becomes normal by rounding
+    expected = (subnormal | rounded_up).sum().item() / nonzero.sum().item()
+    assert exponents.subnormal_share(counts, exponent) == pytest.approx(expected)
+    assert exponents.overflow_share(counts, exponent) <= (~finite).sum().item() / nonzero.sum().item()
+    assert exponents.overflows(counts, exponent) == bool((~finite).any())
+
+
+def test_an_overflow_begins_at_65520_and_a_loss_below_two_to_the_minus_25():
+    assert not exponents.overflows(counted([65519.0]))
+    assert exponents.overflows(counted([65520.0]))
+    assert exponents.lost_share(counted([2.0**-25 * 0.999])) == 1
+    assert exponents.lost_share(counted([2.0**-25 * 1.001])) == 0
+    assert exponents.below_tiniest_share(counted([2.0**-24, 2.0**-24 * 0.999])) == 0.5
+
+
+def test_headroom_is_counted_in_doublings():
+    assert exponents.headroom(65504.0) == 0
+    assert exponents.headroom(65504.0 / 8) == 3
+    assert exponents.headroom(65504.0 * 2) == -1
+    assert exponents.headroom(0.0) == math.inf
+
+
+def test_nothing_has_no_shares():
+    for values in ([], [0.0, 0.0], [math.inf, math.nan]):
+        counts = counted(values)
+        assert exponents.nonzero(counts) == 0
+        assert exponents.total(counts) == len(values)
+        assert (
+            exponents.lost_share(counts) == exponents.subnormal_share(counts) == exponents.overflow_share(counts) == 0
+        )
+        tails = Tails(counts)
+        assert tails.share_below(-25) == tails.magnitude_below(-25) == 0
+    assert exponents.zero_share(counted([])) == 0
+    assert exponents.zero_share(counted([0.0])) == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.floats(width=32, min_value=2.0**-126), max_size=12), max_size=4))
+def test_merged_histograms_are_that_of_everything(lists):
+    together = merged(counted(values) for values in lists)
+    expected = counted([value for values in lists for value in values])
+    if lists:
+        assert together == expected
+    else:
+        assert (together.counts, together.dtype) == ((), "mixed")
+
+
+def test_formats_that_differ_are_called_mixed():
+    assert merged([counted([1.0], "float16"), counted([1.0])]).dtype == "mixed"
+
+
+def test_unscaling_shifts_and_keeps_the_counts():
+    values = [0.0, 3.0, 1e-3, math.inf]
+    assert unscaled(counted([value * 1024 for value in values]), 1024.0) == counted(values)
+    odd = unscaled(counted([1000.0]), 1000.0)
+    assert (odd.lowest, odd.largest) == (-1, 1.0)  # 2^9 / 2^10, the power of two next to 1000
+    for scale in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="cannot be undone"):
+            unscaled(counted([1.0]), scale)
+
+
+def test_tails_agree_with_the_shares_and_with_the_values_themselves():
+    values = spread(20_000, seed=1)
+    counts, tails = counted(values.tolist()), Tails(counted(values.tolist()))
+    for exponent in SCALES:
+        below = -25 - exponent
+        assert tails.share_below(below) == exponents.lost_share(counts, exponent)
+        assert tails.zeros_below(below) == pytest.approx(exponents.zero_share(counts, exponent))
+        small = values.double()[values < 2.0**below].sum() / values.double().sum()
+        assert tails.magnitude_below(below) == pytest.approx(small.item(), rel=0.08, abs=1e-12)

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from histograms_by_hand import counted, look
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mptrain.numerics.forecast import EXPONENTS, MARGIN, MOST_TAKEN, Evidence
+from mptrain.records import StepRecord
+
+
+def forecast_of(*records, steps=()):
+    evidence = Evidence()
+    for record in records:
+        evidence.add(record)
+    return evidence.forecast(steps)
+
+
+def step(number, norm, overflow=False, scale=1.0, loss=1.0):
+    return StepRecord("main", number, number, 0, loss, scale, overflow, overflow, norm, 0.1)
+
+
+def between(low, high, count=300, seed=0):
+    """Magnitudes spread evenly over the powers of two from one exponent to another; none is a power of two itself."""
+    generator = torch.Generator().manual_seed(seed)
+    return (2 ** (low + (high - low) * torch.rand(count, generator=generator))).float()
+
+
+@pytest.mark.parametrize("exponent", [0, 3, 7, 10, 15, 20])
+def test_shares_are_those_of_gradients_that_are_really_scaled_and_rounded(exponent):
+    one, other = between(-40, -4), torch.cat([between(-30, 0, seed=1), torch.zeros(100)])
+    weights = between(-33, 2, seed=2)
+    at = forecast_of(look(1, {"a": one.tolist(), "b": other.tolist()}, {"w": weights.tolist()})).scales[exponent]
+    halves = [(values * 2.0**exponent).half() for values in (one, other)]
+    lost = [int(((half == 0) & (values != 0)).sum()) for half, values in zip(halves, (one, other), strict=True)]
+    assert at.lost == pytest.approx(sum(lost) / 600)
+    assert at.worst_lost.share == pytest.approx(max(share / 300 for share in lost))
+    assert at.zeros == pytest.approx((sum(lost) + 100) / 700)
+    assert at.weights_lost == pytest.approx(((weights * 2.0**exponent).half() == 0).float().mean().item())
+    taken = [1 - (values[half != 0].double().sum() / values.double().sum()).item() for values, half in zip((one, other), halves, strict=True)]  # fmt: skip
+    assert at.taken.share == pytest.approx(max(taken), rel=0.3, abs=1e-9)
+    everything = torch.cat([one, other, weights]) * 2.0**exponent
+    assert at.overflowing == int(everything.half().isinf().any())
+
+
+def test_the_range_of_one_magnitude_is_known_by_hand():
+    found = forecast_of(look(1, {"conv": [1.5 * 2.0**-30] * 8}, {"conv.weight": [1.0]}))
+    # 1.5 * 2^-30 is above 2^-25 from a scale of 2^5 on; a gradient of 1 overflows from 2^16 on (65536 >= 65520).
+    assert (found.lowest, found.highest, found.recommended) == (5, 15, 15 - MARGIN)
+    assert found.has_range
+    assert [each.starved for each in found.scales[3:7]] == [1, 1, 0, 0]
+    assert [each.overflow_share for each in found.scales[14:18]] == [0, 0, 1, 1]
+    assert (found.largest.where, found.largest.step, found.steps) == ("conv.weight", 1, 1)
+
+
+def test_one_step_below_65520_does_not_overflow():
+    assert forecast_of(look(1, {}, {"w": [65519.0 / 2**10]})).highest == 10
+    assert forecast_of(look(1, {}, {"w": [65520.0 / 2**10]})).highest == 9
+
+
+def test_many_lost_values_that_hold_nothing_do_not_count():
+    dust = [2.0**-60] * 1000
+    found = forecast_of(look(1, {"conv": [*dust, *[0.01] * 10]}))
+    assert found.lowest == 0
+    assert found.scales[0].lost > 0.98
+
+
+def test_a_module_that_is_lost_counts_however_small_its_part_of_the_whole():
+    found = forecast_of(look(1, {"first": [1.5 * 2.0**-33] * 2, "last": [0.25] * 1000}))
+    assert found.lowest == 8
+    assert (found.scales[7].taken.name, found.scales[7].taken.share) == ("first", 1.0)
+
+
+def test_the_smallest_right_scale_is_right_at_every_look():
+    late = look(100, {"conv": [1.5 * 2.0**-36] * 4})
+    found = forecast_of(look(1, {"conv": [1.5 * 2.0**-28] * 4}), late)
+    assert found.lowest == 11
+    assert found.scales[10].taken.step == 100
+    assert found.scales[5].starved == 1
+
+
+def test_scaled_gradients_give_the_same_forecast():
+    values, weights = between(-33, -6).tolist(), between(-20, 1).tolist()
+    plain = forecast_of(look(1, {"a": values}, {"w": weights}))
+    scaled = forecast_of(look(1, {"a": [v * 512 for v in values]}, {"w": [w * 512 for w in weights]}, scale=512.0))
+    assert scaled.scales == plain.scales
+    assert (scaled.lowest, scaled.highest) == (plain.lowest, plain.highest)
+
+
+def test_steps_between_looks_count_by_their_norms():
+    looks = [look(1, {}, {"w": [0.5]}), look(9, {}, {"w": [1.0]})]
+    norms = [step(1, 1.0), step(5, 32.0), step(9, 1.0), step(12, 2.0)]
+    found = forecast_of(*looks, steps=norms)
+    # Ratios of the largest gradient to the norm: 1/2 at step 1, 1 at step 9, so sqrt(1/2) half-way.
+    assert found.steps == 4
+    limits = [next(k for k in range(40) if largest * 2**k >= 65520) for largest in (0.5, 32 * math.sqrt(0.5), 1.0, 2.0)]
+    for each in found.scales:
+        assert each.overflow_share == sum(limit <= each.exponent for limit in limits) / 4
+    assert found.highest == min(limits) - 1
+
+
+def test_norms_before_the_first_look_take_its_ratio():
+    found = forecast_of(look(5, {}, {"w": [1.0]}), steps=[step(1, 8.0), step(5, 1.0)])
+    assert found.highest == 12  # 8 * 2^13 is too large
+
+
+def test_a_step_that_overflowed_in_the_run_overflows_from_its_own_scale_on():
+    norms = [step(1, 1.0), step(2, math.inf, overflow=True, scale=2.0**12), step(3, math.nan, True, 8.0, math.nan)]
+    found = forecast_of(look(1, {}, {"w": [1.0]}), steps=norms)
+    assert found.steps == 2  # a loss that is not finite is no matter of the scale
+    assert found.highest == 11
+
+
+def test_a_look_that_overflowed_tells_only_that_it_did():
+    found = forecast_of(look(1, {"a": [1.0]}), look(2, {"a": [math.inf, 2.0**-40]}, scale=1024.0, overflow=True))
+    assert [each.overflowing for each in found.scales[8:12]] == [0, 0, 1, 1]
+    assert found.lowest == 0
+    assert found.highest == 9
+
+
+def test_where_everything_overflowed_nothing_is_known():
+    found = forecast_of(look(1, {"a": [math.nan]}, scale=16.0, overflow=True))
+    assert (found.scales, found.recommended, found.largest) == ((), None, None)
+    assert len(found.looks) == 1
+
+
+@pytest.mark.parametrize("records", [[], [look(1)], [look(1, {"a": [0.0, 0.0]})], [look(1, {"a": [1.0]}, scale=0.0)]])
+def test_without_gradients_nothing_is_recommended(records):
+    found = forecast_of(*records)
+    assert found.recommended is None
+    assert not found.has_range
+
+
+def test_an_empty_range_is_said_and_the_largest_that_overflows_nowhere_is_recommended():
+    found = forecast_of(look(1, {"first": [2.0**-40] * 3, "last": [8.0]}))
+    assert (found.lowest, found.highest, found.recommended) == (15, 12, 12)
+    assert not found.has_range
+
+
+def test_gradients_that_overflow_without_a_scale_have_no_right_one():
+    found = forecast_of(look(1, {"a": [70000.0]}))
+    assert (found.highest, found.recommended, found.has_range) == (None, None, False)
+    assert found.scales[0].overflowing == 1
+
+
+def test_tiny_gradients_ask_for_no_more_than_the_highest_scale():
+    found = forecast_of(look(1, {"a": [2.0**-30] * 4}))
+    assert (found.highest, found.recommended) == (24, 24)
+    assert forecast_of(look(1, {"a": [2.0**-60] * 4})).lowest is None
+
+
+def test_tensors_that_are_kept_wider_than_others_do_not_count():
+    half, wide = counted([1.0], "float16"), counted([1e6, 1e-20])
+    mixed = forecast_of(look(1, {"conv": half, "norm": wide}, {"w": half, "norm.weight": wide}))
+    assert mixed.largest.largest == 1.0
+    assert mixed.lowest == 0
+    assert forecast_of(look(1, {"conv": counted([1.0]), "norm": wide})).largest.largest == 1e6
+
+
+def test_what_fp16_cut_off_is_noticed():
+    scale = 256.0
+    values = between(-45, -10, count=2000) * scale
+    seen = counted(values.half().tolist(), "float16")
+    found = forecast_of(look(1, {"a": seen}, scale=scale))
+    assert found.smallest_seen == 2.0**-32
+    assert found.at_smallest == pytest.approx(((values.half() == 2.0**-24).sum() / (values.half() != 0).sum()).item())
+    assert found.at_smallest > 0.02
+    whole = forecast_of(look(1, {"a": counted([1.0, 0.5], "float16")}))
+    assert (whole.smallest_seen, whole.at_smallest) == (2.0**-24, 0.0)
+    assert forecast_of(look(1, {"a": counted(values.tolist())}, scale=scale)).smallest_seen == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.floats(2.0**-50, 2.0**10), min_size=1, max_size=6), st.lists(st.floats(2.0**-40, 2.0**10), max_size=6)
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)  # fmt: skip
+def test_more_scale_never_loses_more_nor_overflows_less_and_the_recommendation_is_in_the_range(looks):
+    found = forecast_of(*(look(at, {"a": one}, {"w": other}) for at, (one, other) in enumerate(looks, 1)))
+    for smaller, larger in zip(found.scales, found.scales[1:], strict=False):
+        assert larger.lost <= smaller.lost
+        assert larger.taken.share <= smaller.taken.share
+        assert larger.starved <= smaller.starved
+        assert larger.overflow_share >= smaller.overflow_share
+        assert larger.overflowing >= smaller.overflowing
+    if found.has_range:
+        assert found.lowest <= found.recommended <= found.highest
+        assert all(found.scales[at].taken.share <= MOST_TAKEN for at in range(found.lowest, 25))
+    if found.recommended is not None:
+        assert found.recommended in EXPONENTS
+        assert not found.scales[found.recommended].overflowing

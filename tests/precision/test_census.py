@@ -1,0 +1,92 @@
+"""The census counts what a step was computed in, and its casts; what computes nothing is left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from precision.modes import mode
+from torch import nn
+
+from mptrain.precision.apply import autocast
+from mptrain.precision.census import Cast, Operator, OperatorCensus
+from mptrain.precision.widened import Widened
+
+CPU = torch.device("cpu")
+
+
+def test_operators_are_counted_by_dtypes_and_pass():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).half()
+    given = torch.randn(3, 4).half()
+    census = OperatorCensus()
+    with census.inside(Widened)():
+        torch.softmax(model(given), 1).float().log().sum().backward()
+    assert census.operators[Operator("forward", "addmm", "float16", "float16")] == 2
+    assert census.operators[Operator("forward", "_softmax", "float16", "float16")] == 1
+    assert census.operators[Operator("forward", "log", "float32", "float32")] == 1
+    assert census.operators[Operator("backward", "threshold_backward", "float16", "float16")] == 1
+    assert sum(calls for one, calls in census.operators.items() if one.name == "mm") == 3
+    assert census.casts == {Cast("forward", "float16", "float32"): 1, Cast("backward", "float32", "float16"): 1}
+
+
+def test_autocast_shows_its_casts_of_weights_and_inputs():
+    census = OperatorCensus()
+    with census, autocast(mode("amp_dynamic"), CPU):
+        nn.Linear(4, 4)(torch.randn(3, 4))
+    assert census.operators[Operator("forward", "addmm", "float16", "float16")] == 1
+    assert census.casts[Cast("forward", "float32", "float16")] == 3  # input, weight and bias
+
+
+def test_views_constants_and_memory_that_nobody_has_written_to_are_left_out():
+    x = torch.randn(3, 4)
+    with OperatorCensus() as census:
+        x.view(12)[2:].unsqueeze(0).expand(2, -1).detach()
+        torch.empty_like(x).fill_(2.0)
+        torch.zeros_like(x)
+        torch.arange(3).sum()
+    assert not census.operators
+    assert not census.casts
+
+
+def test_a_copy_into_another_dtype_is_a_cast_and_whole_numbers_that_become_floats_are_cast_too():
+    with OperatorCensus() as census:
+        torch.empty(3, dtype=torch.float16).copy_(torch.ones(3))
+        torch.ones(3).copy_(torch.zeros(3))
+        torch.arange(3).float()
+        torch.arange(3).int()
+    assert census.casts == {Cast("forward", "float32", "float16"): 1, Cast("forward", "int64", "float32"): 1}
+    assert census.operators == {Operator("forward", "copy_", "float32", "float32"): 1}
+
+
+def test_an_operator_of_several_dtypes_names_them_all():
+    with OperatorCensus() as census:
+        nn.BatchNorm2d(2)(torch.randn(2, 2, 3, 3).half())
+    assert census.operators[Operator("forward", "native_batch_norm", "float16, float32", "float16, float32")] == 1
+
+
+def test_the_table_has_the_passes_in_order_and_the_most_frequent_first():
+    weight = torch.ones(3, requires_grad=True)
+    with OperatorCensus() as census:
+        ((weight.half() * 2 * 3).exp().float()).sum().backward()
+    table = census.table()
+    phases = [row["phase"] for row in table["operators"]]
+    assert phases == sorted(phases, reverse=True)
+    assert table["operators"][0] == {
+        "phase": "forward", "operator": "mul", "inputs": "float16", "outputs": "float16", "calls": 2,
+    }  # fmt: skip
+    assert {(row["from"], row["to"], row["calls"]) for row in table["casts"]} == {
+        ("float32", "float16", 1), ("float16", "float32", 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16_dynamic"])
+def test_a_census_changes_no_bit(name):
+    policy = mode(name)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+    model.to(getattr(torch, policy.parameters))
+    given = torch.randn(2, 1, 6, 6).to(getattr(torch, policy.parameters))
+    torch.manual_seed(1)
+    plain = model(given)
+    torch.manual_seed(1)
+    with OperatorCensus():
+        assert torch.equal(model(given), plain)

@@ -1,0 +1,81 @@
+"""The page about a step says what is wrong, what was tried, and how far every module reaches; nothing in it is markup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mptrain.report.diagnosis_page import cells, diagnosis_page, write_diagnosis
+from mptrain.report.operators_part import operator_blocks, summary
+from mptrain.report.rendering import html
+from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy
+
+NEAR = ModuleRow("body.0", "Conv2d", 2, "float16", Reach(60000.0, 0.6, 0.0, 0, 0), Reach(1.0, 0.0, 0.5, 0, 0), "")
+BROKEN = ModuleRow("<b>x</b>", "Net", 1, "float16", Reach(9.0, 0.0, 0.0, 0, 0), Reach(8.0, 0.0, 0.0, 3, 0), "backward")
+LOSS = ModuleRow("(loss)", "", 0, "float32", Reach(1e6, 0.0, 0.0, 0, 0), None, "")
+OPERATORS = {
+    "operators": [
+        {"phase": "backward", "operator": "mm", "inputs": "float16", "outputs": "float16", "calls": 3},
+        {"phase": "forward", "operator": "exp", "inputs": "float32", "outputs": "float32", "calls": 1},
+    ],
+    "casts": [{"phase": "forward", "from": "float32", "to": "float16", "calls": 1}],
+}
+FOUND = Examination(
+    subject="outputs/run", learner="generator", step=1234, loss=2.5, loss_scale=65536.0, precision="fp16_static", device="cpu",
+    cause="backward", module="<b>x</b>", operator="mm", verdict="only gradients overflow: <script>", notes=("a note",),
+    remarks=("a remark",), modules=(NEAR, BROKEN, LOSS), operators=OPERATORS,
+    remedies=(Remedy(("scaler.scale=8",), "a lower scale", False, "it loses much"), Remedy((), "keep it", True, "finite")),
+)  # fmt: skip
+
+
+def test_the_page_begins_with_the_verdict_and_ends_with_the_operators():
+    page = diagnosis_page(FOUND)
+    assert page.status.text == "goes wrong in the backward pass alone"
+    assert page.lead == "Only gradients overflow: <script>."
+    assert [section.title for section in page.sections if section.blocks] == [
+        "The step", "Worth knowing", "What was tried", "Forward pass, module by module", "Backward pass, module by module",
+        "Operators and their dtypes",
+    ]  # fmt: skip
+    text = html(page)
+    assert "<script>" not in text
+    assert "<b>x</b>" not in text
+    assert "2^16" in text
+
+
+def test_each_pass_has_its_modules_in_its_own_order_and_marks_where_it_breaks():
+    forward, backward = (section.blocks[0] for section in diagnosis_page(FOUND).sections[3:5])
+    assert [row[0].text for row in forward.rows] == ["body.0", "<b>x</b>", "(loss)"]
+    assert [row[0].text for row in backward.rows] == ["<b>x</b>", "body.0"]
+    assert (backward.rows[0][-1].text, forward.rows[1][-1].text) == ("the first that is not finite", "")
+    assert forward.rows[0][1].text == "Conv2d, 2 calls"
+
+
+def test_numbers_near_the_end_of_fp16_catch_the_eye_and_fp32_of_the_loss_does_not():
+    size, share, subnormal, _ = cells(NEAR, NEAR.forward)
+    assert (size.text, share.text, share.tone, subnormal.tone) == ("6e+04", "92 %", "warn", "warn")
+    assert cells(BROKEN, BROKEN.backward)[0].text == "inf"
+    assert cells(LOSS, LOSS.forward)[1].text == ""
+
+
+def test_a_finite_step_is_good_and_has_nothing_to_try():
+    page = diagnosis_page(replace(FOUND, cause="none", remedies=(), notes=()))
+    assert (page.status.text, page.status.tone) == ("finite", "good")
+    assert not page.sections[2].blocks
+
+
+def test_operators_are_summed_up_and_listed_forward_first():
+    assert summary(OPERATORS) == "Of 4 operators in one step, 3 gave float16, 1 gave float32; 1 cast between dtypes."
+    _, every, casts = operator_blocks(OPERATORS)
+    assert [row[1].text for row in every.blocks[0].rows] == ["exp", "mm"]
+    assert [cell.text for cell in casts.blocks[0].rows[0]] == ["forward", "float32", "float16", "1"]
+    assert operator_blocks({}) == []
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_three_files_are_written_and_replaced(tmp_path, again):
+    if again:
+        write_diagnosis(tmp_path / "diagnosis", replace(FOUND, verdict="older"))
+    path = write_diagnosis(tmp_path / "diagnosis", FOUND)
+    assert sorted(one.name for one in path.parent.iterdir()) == ["diagnosis.html", "diagnosis.json", "diagnosis.md"]
+    assert "older" not in path.read_text()

@@ -1,0 +1,120 @@
+import pytest
+from histograms_by_hand import look
+from report.folders import make_run, make_sweep
+from report.microscope import looks, make_looked_at
+
+from mptrain.errors import StorageError
+from mptrain.report import recommend, write_forecast
+from mptrain.report.forecast_page import forecast_page
+from mptrain.report.measured import read_measured
+
+SCALES = (1, 128, 8192, 1048576)
+
+
+def sweep_of(folder):
+    """fp32, dynamic scaling and static scales with two seeds; the largest scale fails."""
+    points = [(["precision=fp32", "seed=0"], "done", {"metric": 0.95, "precision": "fp32"})]
+    points += [(["precision=fp16_dynamic", "seed=0"], "done", {"metric": 0.94})]
+    for scale in SCALES:
+        for seed in (0, 1):
+            lost = {"status": "failed", "overflows": dict.fromkeys(range(1, 31), "abnormal"), "steps": 40}
+            done = {"metric": 0.1 if scale == 1 else 0.9 + 0.02 * seed}
+            words = ["precision=fp16_static", f"scaler.scale={scale}", f"seed={seed}"]
+            points.append((words, "failed", lost) if scale > 2**15 else (words, "done", done))
+    return make_sweep(folder, points)
+
+
+def test_a_recommendation_is_a_page_with_a_figure_and_a_row_for_each_scale(tmp_path):
+    found = recommend(make_looked_at(tmp_path / "run", scale=1.0, precision="fp32"))
+    page = forecast_page(found)
+    assert page.title == "mlp on digits, fp32"
+    assert page.lead.startswith("Recommended static loss scale: 2^")
+    assert [plot.name for plot in page.plots()] == ["forecast"]
+    table = found.table("main")
+    assert [row[0].text for row in table.rows] == [f"2^{exponent}" for exponent in range(25)]
+    marks = [row[1].text for row in table.rows]
+    assert marks.count("recommended") == 1
+    order = ["underflow", "right", "overflow"]
+    found_order = ["right" if mark == "recommended" else mark for mark in marks]
+    assert found_order == sorted(found_order, key=order.index)
+    assert set(found_order) == set(order)
+    written = write_forecast(found)
+    assert written.html.name == "forecast.html"
+    assert "figures/forecast.svg" in written.md.read_text()
+    assert (tmp_path / "run" / "figures" / "forecast.svg").exists()
+
+
+def test_a_sweep_is_shown_beside_it_and_points_without_a_static_scale_are_not(tmp_path):
+    measured = read_measured(sweep_of(tmp_path / "sweep"))
+    assert list(measured.kinds) == ["fp16_static"]
+    runs = measured.kinds["fp16_static"]
+    assert len(runs) == 2 * len(SCALES)
+    assert {run.exponent for run in runs} == {0, 7, 13, 20}
+    assert [run.failed for run in measured.at("fp16_static", 20)] == [True, True]
+    found = recommend(make_looked_at(tmp_path / "run"), tmp_path / "sweep")
+    rows = {row[0].text: [cell.text for cell in row[-2:]] for row in found.table("main").rows}
+    assert rows["2^0"] == ["0.1000", "0"]
+    assert rows["2^7"] == ["0.9100", "0"]
+    assert rows["2^20"] == ["2 of 2 failed", "75 %"]
+    assert rows["2^1"] == ["", ""]
+    page = forecast_page(found)
+    assert "a cross marks runs that failed" in page.plots()[0].caption
+    assert ">skipped (%)<" in page.plots()[0].svg
+
+
+def test_kinds_of_a_sweep_have_columns_and_names_of_their_own(tmp_path):
+    points = [
+        ([f"precision={mode}", f"scaler.scale={scale}"], "done", {"metric": 0.9})
+        for mode in ("fp16_static", "amp_static")
+        for scale in (8, 64)
+    ]
+    found = recommend(make_looked_at(tmp_path / "run"), make_sweep(tmp_path / "sweep", points))
+    assert found.table("main").head[-4:] == (
+        "measured top1 (test), fp16_static", "skipped, fp16_static", "measured top1 (test), amp_static", "skipped, amp_static",
+    )  # fmt: skip
+    svg = forecast_page(found).plots()[0].svg
+    assert "measured: fp16_static" in svg
+    assert "measured: amp_static" in svg
+
+
+def test_a_sweep_without_static_scales_is_refused_with_an_example(tmp_path):
+    sweep = make_sweep(tmp_path / "sweep", [(["optimizer.lr=0.1"], "done", {}), (["optimizer.lr=1"], "done", {})])
+    with pytest.raises(StorageError, match="no run with a static loss scale") as refused:
+        recommend(make_looked_at(tmp_path / "run"), sweep)
+    assert "scaler.scale=1,128,16384" in refused.value.hint
+
+
+def test_a_run_without_histograms_is_told_how_to_get_them(tmp_path):
+    with pytest.raises(StorageError, match="has no histograms") as refused:
+        recommend(make_run(tmp_path / "run"))
+    assert refused.value.hint == "train it with diagnostics=histograms"
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        (look(1, {"a": [2.0**-40] * 3, "b": [8.0]}), "No static scale is right at every step"),
+        (look(1, {"a": [70000.0]}), "Gradients overflow FP16 even without a loss scale"),
+        (look(1, {"a": [0.0]}), "No gradient was seen that is not zero"),
+        (look(1, {"a": [1.5 * 2.0**-30] * 3, "b": [1024.0]}), "The one static scale that is right at every step is 2^5 (32)"),
+        (look(1, {"a": [float("inf")]}, overflow=True), "Every step that was looked at overflowed"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_recommended_is_said_in_words(tmp_path, record, sentence):
+    found = recommend(make_looked_at(tmp_path / "run", [record], scale=1.0))
+    assert found.sentences()[0].startswith(sentence)
+    assert write_forecast(found).html.exists()
+
+
+def test_learners_have_sections_of_their_own(tmp_path):
+    records = [one for name in ("critic", "artist") for one in looks(2, learner=name)]
+    path = make_looked_at(tmp_path / "gan", records, learners=("critic", "artist"), scale=1.0)
+    page = forecast_page(recommend(path))
+    assert [section.title for section in page.sections[:2]] == ["Static scales for critic", "Static scales for artist"]
+    assert [plot.name for plot in page.plots()] == ["forecast-critic", "forecast-artist"]
+
+
+def test_the_recommendation_rests_on_the_norms_between_the_looks(tmp_path):
+    calm = recommend(make_looked_at(tmp_path / "calm", looks(1), scale=1.0))
+    assert "60 steps in all" in " ".join(calm.reasons("main"))
+    assert calm.forecasts["main"].steps == 60

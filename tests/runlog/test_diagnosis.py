@@ -1,0 +1,56 @@
+"""A diagnosis is read back as it was written, or refused."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+
+from mptrain.errors import StorageError
+from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy, read_examination, write_examination
+
+ROW = ModuleRow("body.0", "Conv2d", 2, "float16", Reach(3.0, 0.1, 0.2, 4, 0), None, "forward")
+FOUND = Examination(
+    subject="outputs/run", learner="main", step=3, loss=math.nan, loss_scale=1024.0, precision="fp16_static", device="cpu",
+    cause="forward", module="body.0", operator="convolution", verdict="it overflows", notes=("one",), remarks=("two",),
+    modules=(ROW,), remedies=(Remedy(("precision=bf16",), "bfloat16", True, "finite"), Remedy((), "data", None, "?")),
+    operators={"operators": [{"phase": "forward", "operator": "mm", "inputs": "float16", "outputs": "float16", "calls": 2}],
+               "casts": []},
+)  # fmt: skip
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    path = tmp_path / "diagnosis.json"
+    write_examination(path, FOUND)
+    json.loads(path.read_text(), parse_constant=pytest.fail)  # strict JSON: no NaN
+    found = read_examination(path)
+    assert math.isnan(found.loss)
+    assert found.modules == FOUND.modules
+    assert found.remedies == FOUND.remedies
+    assert (found.notes, found.operators, found.cause) == (("one",), FOUND.operators, "forward")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:100],
+        lambda text: text.replace('"schema": 1', '"schema": 99'),
+        lambda text: text.replace('"modules"', '"module_rows"'),
+        lambda text: text.replace('"zero"', '"zeros"'),
+        lambda text: "[]",
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, damage):
+    path = tmp_path / "diagnosis.json"
+    write_examination(path, FOUND)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(StorageError):
+        read_examination(path)
+
+
+def test_reading_and_showing_needs_no_torch():
+    code = "import mptrain.report.diagnosis_page, mptrain.report.operators_part, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
