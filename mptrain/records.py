@@ -125,8 +125,10 @@ class HistogramRecord:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRecord:
-    """The scale changed after a step: from, to, and why (``overflow``, ``growth``; ``measured`` where it fell by what was
-    measured of finite gradients)."""
+    """The scale changed after a step: from, to, and why.
+
+    ``why`` is ``overflow``, ``growth``, or ``measured`` where it fell by what was measured of finite gradients.
+    """
 
     learner: str
     step: int

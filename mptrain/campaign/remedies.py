@@ -4,6 +4,7 @@ backward    a lower loss scale; then modules kept in FP32; then bfloat16
 forward     modules kept in FP32; then bfloat16; then FP32
 loss        bfloat16; then FP32
 input       the same step without the samples that are not finite
+none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
 
 A lower learning rate is advised only where FP32 itself is not finite with these weights.
 """
@@ -20,7 +21,7 @@ import torch
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.diagnostics.findings import Cause, cause_of, first_break
-from mptrain.diagnostics.remarkable import underflows
+from mptrain.diagnostics.remarkable import small_gradients, underflows
 from mptrain.diagnostics.trail import LOSS
 from mptrain.engine.replay import look, stand_at
 from mptrain.errors import ConfigError, EnvironmentRefused
@@ -121,12 +122,14 @@ _EARLIER = Remedy(
 
 
 def _for_values(case: Case) -> Iterator[Remedy]:
-    """For a step that is finite and loses values nevertheless: an infinite sum that nothing shows, or underflow."""
+    """For a step that is finite and loses values all the same: to an infinite sum that nothing shows, or to underflow."""
     hidden = first_break(case.seen, "forward")
     if hidden is not None:
         yield from _until_it_helps(_keeping(case, hidden.module, _breaks), _other_precisions(case, _breaks))
     elif found := underflows(case.seen):
         yield from _until_it_helps(_keeping(case, found[0].module, _underflows), _other_precisions(case, _underflows))
+    elif (small := small_gradients(case.seen)) is not None:
+        yield _higher_scale(case, *small)
 
 
 def _for_gradients(case: Case) -> Iterator[Remedy]:
@@ -176,6 +179,24 @@ def _lower_scale(case: Case, scale: float, lost: float) -> Remedy:
     if not words:
         text = f"nothing is needed: the scaler comes down to {shown} by itself"
     return Remedy(words, text, True, f"finite on this batch at {shown}; {cost}")
+
+
+def _higher_scale(case: Case, share: float, room: float) -> Remedy:
+    """For gradients that are small for FP16.
+
+    Args:
+        case: The step.
+        share: Which part of them is below 2^-14.
+        room: What the scale can be multiplied by.
+    """
+    scale = case.seen.loss_scale * room
+    seen, shown = case.at_scale(scale), scale_in_words(scale)
+    key = "scale" if hasattr(case.scaler, "scale") else "init_scale" if hasattr(case.scaler, "init_scale") else ""
+    words = (f"scaler.{key}={int(scale)}",) if key else ("scaler=static", f"scaler.scale={int(scale)}")
+    small = small_gradients(seen)
+    helped = seen.finite and (small is None or small[0] < share / 2)
+    outcome = "finite on this batch, and few gradients are below 2^-14" if helped else cause_of(seen).sentence
+    return Remedy(words, f"a loss scale of {shown}", helped, outcome)
 
 
 def _scale_words(case: Case, scale: float) -> tuple[str, ...]:

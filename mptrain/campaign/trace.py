@@ -46,7 +46,7 @@ class Look:
         return scale > self.loss_scale and scale >= self.limit
 
     def largest(self, scale: float) -> float:
-        """max |g| of the parameters' gradients at that scale."""
+        """The largest |g| of the parameters' gradients at that scale."""
         found = max((counts.largest for counts in self.weights), default=0.0)
         return found if scale == self.loss_scale else found / self.loss_scale * scale
 

@@ -30,6 +30,7 @@ _TAKE = {
     "--output": "PATH",
     "--sweep": "SWEEP",
     "--jobs": "",
+    "--step": "",
     "--package": "",
     "-p": "",
 }
@@ -103,6 +104,11 @@ class _Line:
         taken = self.plain[1:] if self.command else self.plain
         if not forms:
             return
+        if forms[0].startswith("RUN") and _takes_configuration(self.command):  # one or the other
+            if taken and "=" in taken[0]:
+                forms = ["KEY=VALUE"]
+            elif not taken:
+                yield from Overrides(self._catalogue(), taken, None).candidates(current)
         form = forms[min(len(taken), len(forms) - 1)]
         if "KEY=VALUE" in form:
             run = taken[0] if forms[0].startswith("RUN") else None
@@ -148,6 +154,11 @@ def _forms(command: str) -> list[str]:
             plain = re.sub(r"\[--[^]]*\]", "", match["rest"])
             return re.findall(r"[A-Za-z][\w|=]*", plain)
     return []
+
+
+def _takes_configuration(command: str) -> bool:
+    """Whether a command's usage begins, in one of its lines, with a configuration."""
+    return any(usage.startswith(f"mptrain {command} KEY=VALUE") for usage, _ in USAGE)
 
 
 def _summaries() -> dict[str, str]:

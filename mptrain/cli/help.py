@@ -71,7 +71,7 @@ _EXIT_CODES = (
     ("1", "a bug"),
     ("2", "the command line or the configuration is wrong"),
     ("3", "this machine cannot do it"),
-    ("4", "numerics: nothing but overflows, or the loss diverged"),
+    ("4", "numerics: nothing but overflows, the loss diverged, or doctor found something wrong"),
     ("5", "a recipe found something else than it expects"),
     ("6", "data, checkpoint or disk"),
     ("7", "some jobs of a sweep failed"),

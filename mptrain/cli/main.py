@@ -243,7 +243,9 @@ def _doctor(words: list[str]) -> int:
     if plain := [word for word in flags.overrides if "=" not in word and not word.startswith("~")]:
         raise UsageError(f"doctor takes KEY=VALUE, but there is '{plain[0]}'", "write mptrain doctor model=resnet18")
     if flags.multirun or flags.show:
-        raise UsageError(f"doctor knows no {flags.given[0]}", "it looks at one configuration: mptrain doctor KEY=VALUE ...")
+        raise UsageError(
+            f"doctor knows no {flags.given[0]}", "it looks at one configuration: mptrain doctor KEY=VALUE ..."
+        )
     from mptrain.config.compose import compose
 
     config = compose(flags.overrides, config_dirs=flags.config_dirs, config_name=flags.config_name)

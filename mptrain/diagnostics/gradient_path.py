@@ -24,7 +24,7 @@ class _Place(NamedTuple):
     module: str
     call: int
     side: str
-    index: int
+    place: int
 
 
 class GradientPath:

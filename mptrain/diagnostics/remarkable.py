@@ -64,6 +64,18 @@ def underflows(seen: Observation) -> list[Operation]:
     return [operation for _, operation in sorted(found, key=lambda pair: -pair[0])]
 
 
+def small_gradients(seen: Observation) -> tuple[float, float] | None:
+    """Whether most FP16 gradients are below 2^-14, and there is room above them.
+
+    Returns:
+        Their share of the nonzero ones, and the power of two that the scale can be multiplied by; None where it is not so.
+    """
+    counts = merged(one for operation in seen.of("backward") for one in operation.outputs if one.dtype == "float16")
+    share = _tiny(counts)
+    room = 2.0 ** math.floor(headroom(counts.largest)) if counts.largest else 1.0
+    return (share, room) if share > MUCH and seen.finite and room >= 2 else None
+
+
 def rows_of(seen: Observation) -> tuple[ModuleRow, ...]:
     """The modules that have operators of their own, in the order of the forward pass, and the loss."""
     cause = cause_of(seen)
@@ -147,11 +159,10 @@ def _underflow(seen: Observation) -> list[str]:
 
 
 def _gradients(seen: Observation) -> list[str]:
-    counts = merged(one for operation in seen.of("backward") for one in operation.outputs if one.dtype == "float16")
-    share = _tiny(counts)
-    room = 2.0 ** math.floor(headroom(counts.largest)) if counts.largest else 1.0
-    if share <= MUCH or not seen.finite or room < 2:
+    small = small_gradients(seen)
+    if small is None:
         return []
+    share, room = small
     return [
         f"{_percent(share)} of the nonzero FP16 gradients are below 2^-14 at loss scale {scale_in_words(seen.loss_scale)}, "
         f"and the scale may grow by {scale_in_words(room)} before the largest overflows: a higher one loses fewer"

@@ -71,12 +71,12 @@ class Distances:
         """Those of several gradients as of one."""
         exponents = parts[0].errors
         return cls(
-            name,
-            sum(part.elements for part in parts),
-            *(
-                math.hypot(*(getattr(part, key) for part in parts))
-                for key in ("reference", "fp32", "expected", "fp32_shift")
-            ),
+            name=name,
+            elements=sum(part.elements for part in parts),
+            reference=math.hypot(*(part.reference for part in parts)),
+            fp32=math.hypot(*(part.fp32 for part in parts)),
+            expected=math.hypot(*(part.expected for part in parts)),
+            fp32_shift=math.hypot(*(part.fp32_shift for part in parts)),
             errors={one: math.hypot(*(part.errors[one] for part in parts)) for one in exponents},
             shifts={one: math.hypot(*(part.shifts[one] for part in parts)) for one in exponents},
         )

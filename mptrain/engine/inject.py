@@ -109,7 +109,9 @@ class Injection:
 
     def _in_output(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         first = next((leaf for leaf in tree_leaves(output) if _is_float(leaf)), None)
-        return tree_map(lambda leaf: self._poisoned(leaf) if leaf is first and _is_float(leaf) else leaf, output)
+        if first is None:
+            return output
+        return tree_map(lambda leaf: self._poisoned(first) if leaf is first else leaf, output)
 
     def _in_gradient(self, module: nn.Module, inputs: Any, output: Any) -> None:
         first = next((leaf for leaf in tree_leaves(output) if _is_float(leaf) and leaf.requires_grad), None)

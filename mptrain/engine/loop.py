@@ -216,8 +216,7 @@ class Loop:
                 train_step(learner, self.parts.model, batch, self.parts.plan, ring, watch)
                 for seen in watch.records():
                     self._sink.take(seen)
-        progress.step += 1
-        progress.batch += 1
+        progress.step, progress.batch = step, progress.batch + 1
         self._ledger.note(progress.step, progress.epoch)
         account = self._ledger.hopeless(self.options.train.patience)
         if account is not None:
@@ -304,7 +303,8 @@ class Loop:
             self._sink.take(EventRecord("samples", self.progress.step, {"files": files}))
         self.progress.last[split] = metrics
         if split == "val" and self.parts.task.metric is not None:
-            value, best, sign = metrics[self.parts.task.metric], self.progress.best, self._sign
+            value, best = metrics[self.parts.task.metric], self.progress.best
+            sign = 1.0 if self.parts.task.higher_is_better else -1.0
             if not math.isnan(value) and (best is None or sign * value > sign * best):
                 self.progress.best = value
         return metrics
@@ -313,10 +313,6 @@ class Loop:
         if "test" in self.parts.loaders:
             self._evaluate("test", self.progress.epoch)
             self._name_unusable()
-
-    @property
-    def _sign(self) -> float:
-        return 1.0 if self.parts.task.higher_is_better else -1.0
 
     def _validation_metric(self) -> float | None:
         """The metric of exactly the present weights, if they were validated."""

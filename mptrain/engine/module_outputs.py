@@ -6,6 +6,7 @@ Only modules without children are looked at. Nothing is left behind on the model
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -95,9 +96,9 @@ def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """
     if len(said) != len(right) or any(one.shape != other.shape for one, other in zip(said, right, strict=True)):
         return 0.0
-    size = sum(norm(tensor) ** 2 for tensor in right) ** 0.5
-    off = sum(distance(one.double(), other.double()) ** 2 for one, other in zip(said, right, strict=True)) ** 0.5
-    return off / size if size else 0.0
+    size = math.hypot(*(norm(tensor) for tensor in right))
+    off = math.hypot(*(distance(one.double(), other.double()) for one, other in zip(said, right, strict=True)))
+    return float(off / size) if size else 0.0
 
 
 def norm(tensor: Tensor) -> float:

@@ -67,6 +67,20 @@ SUMS = frozenset(
     }
 )
 
+#: Products that torch refuses of operands of several dtypes. Widened they would be computed, and refused on other devices.
+_OF_ONE_DTYPE = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.mv.default,
+        aten.addmv.default,
+        aten.dot.default,
+        aten.convolution.default,
+    }
+)
+
 #: Places of results that are FP32 whatever the operands are, in torch's own kernels: statistics, and gradients that
 #: autograd rounds.
 _STAY_WIDE: Mapping[Any, frozenset[int]] = {
@@ -91,7 +105,7 @@ class Widened(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         half = next((a.dtype for a in args if _is_half(a)), None) if func in self.operators else None
-        if half is None:
+        if half is None or (func in _OF_ONE_DTYPE and any(_is_float(a) and a.dtype != half for a in args)):
             return func(*args, **(kwargs or {}))
         result = func(*map(_widen, args), **{name: _widen(value) for name, value in (kwargs or {}).items()})
         if isinstance(result, torch.Tensor):

@@ -182,12 +182,25 @@ def test_flags_are_those_that_the_help_of_the_command_names():
     assert "--multirun" not in offered("eval last --")
 
 
+def test_a_command_that_takes_a_run_or_a_configuration_offers_both_and_then_goes_on_with_what_was_chosen(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    made_run("mine", "train:\n  epochs: 3\n")
+    assert {"outputs/mine", "last", "model=", "precision="} <= set(offered("diagnose "))
+    assert "precision=fp16_static" in offered("diagnose model=mlp precision=fp16")
+    assert offered("diagnose outputs/mine train.ep") == ["train.epochs="]
+    assert {"--step", "--all"} <= set(offered("diagnose -"))
+    assert offered("diagnose --step ") == []
+
+
 def test_words_of_other_commands_and_flags():
     assert offered("list sch") == ["schedule"]
     assert offered("list schedule ") == []
     assert offered("completion ") == ["bash", "zsh", "fish"]
     assert set(offered("help ")) == set(COMMANDS)
-    assert offered("doctor ") == []
+    assert "model=" in offered("doctor ")
+    assert offered("doctor model=res") == ["model=resnet18", "model=resnet50", "model=resnext50_32x4d"]
     assert offered("--cfg ") == ["job", "hydra", "all"]
     assert offered("--cfg=j") == ["--cfg=job"]
     assert "train" in offered("--config-name ")

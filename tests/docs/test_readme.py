@@ -40,6 +40,15 @@ def test_the_run_that_is_shown_looks_like_a_run(tmp_path):
     assert shape(done.stdout) == shape(output)
 
 
+def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
+    shown = next(block for block in BLOCKS if block.startswith("$ mptrain doctor"))
+    first, _, output = shown.partition("\n")
+    done = run_command(*first.removeprefix("$ mptrain ").split(), cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    said, expected = (re.sub(r"[\d.]+(e-\d+)?", "#", text).split() for text in (done.stdout, output))
+    assert said == expected
+
+
 COMMANDS = [
     line.split("#")[0].split()[2:] for block in BLOCKS for line in block.splitlines() if line.startswith("$ mptrain")
 ]

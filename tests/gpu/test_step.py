@@ -74,6 +74,24 @@ def test_no_step_of_another_shape_of_training_waits_for_the_device(precision, wo
     assert all(value.isfinite().all() for value in parts.full_precision().values())
 
 
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_pure"])
+@pytest.mark.parametrize("scaler", ["als", "logmax", "smooth"])
+def test_no_step_under_a_rule_that_looks_at_more_than_overflows_waits_for_the_device(precision, scaler):
+    parts, _ = parts_of(*TINY, f"device={DEVICE}", f"precision={precision}", f"scaler={scaler}")
+    learner = parts.learners[0]
+    ring = Ring(4, len(learner.weights.names), parts.device)
+    parts.model.train()
+    for count, batch in enumerate(batches(parts, 4)):
+        torch.cuda.set_sync_debug_mode("error" if count else "default")  # the first step may set libraries up
+        try:
+            train_step(learner, parts.model, batch, parts.plan, ring)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    rows = ring.take(wait=True)
+    assert rows[0].loss_scale == 1.0
+    assert rows[-1].next_scale > 1.0
+
+
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "bf16"])
 def test_a_run_goes_on_bit_for_bit_on_the_device(tmp_path, precision):
     words = (*TINY, f"device={DEVICE}", f"precision={precision}", "train.max_steps=12")

@@ -11,6 +11,7 @@ from planted import ALLOWED, SHORT, plant
 from small_runs import TINY
 
 from mptrain.campaign.diagnosing import diagnose_config, diagnose_run
+from mptrain.cli.diagnose import diagnose
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError, UsageError
@@ -225,16 +226,32 @@ def test_an_injected_fault_is_there_when_its_step_is_looked_at():
     assert diagnose_config(compose([*words, "inject.tensor=input"]), 1).found.cause == "none"
 
 
-def test_words_that_mean_nothing_are_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for words, what in {
-        ("--step", "0", "model=mlp"): "--step 0: must be a whole number",
-        ("--steps=3",): "'--steps=3' means nothing to diagnose",
-        ("--step",): "--step needs a value",
-    }.items():
-        with pytest.raises(UsageError, match=what):
-            from mptrain.cli.diagnose import diagnose
+def test_gradients_without_a_scale_are_given_one_that_was_tried():
+    found = diagnose_config(compose(("model=transformer", "precision=fp16_noscale", "train.batch_size=4"))).found
+    assert "of the nonzero FP16 gradients are below 2^-14 at loss scale 1" in found.notes[0]
+    [remedy] = found.remedies
+    assert remedy.helped
+    assert remedy.words[0] == "scaler=static"
+    scale = int(remedy.words[1].removeprefix("scaler.scale="))
+    assert 2**12 <= scale <= 2**22
+    assert scale & (scale - 1) == 0
 
-            diagnose(words)
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--step", "0", "model=mlp"), "--step 0: must be a whole number"),
+        (("--steps=3",), "'--steps=3' means nothing to diagnose"),
+        (("--step",), "--step needs a value"),
+        (("outputs/run", "seven"), "'seven' is not of the form KEY=VALUE"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words, what):
+    with pytest.raises(UsageError, match=what):
+        diagnose(words)
+
+
+def test_a_step_behind_the_end_is_refused():
+    config = compose(TINY)
     with pytest.raises(ConfigError, match="the training ends at step 18"):
-        diagnose_config(compose(TINY), 19)
+        diagnose_config(config, 19)

@@ -351,3 +351,23 @@ def test_the_gradient_of_a_bag_of_embeddings_is_summed_in_fp32():
     with Widened():
         bag(torch.zeros(8192, 1, dtype=torch.long)).float().sum().backward()
     assert bag.weight.grad[0].tolist() == [8192.0] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda half: half @ half.float(),
+        lambda half: torch.addmm(half.float()[0], half, half),
+        lambda half: torch.bmm(half[None].float(), half[None]),
+        lambda half: torch.mv(half, half[0].float()),
+        lambda half: torch.nn.functional.conv2d(half[None, None], half[None, None].float()),
+    ],
+)
+def test_operands_of_two_dtypes_are_refused_as_they_are_without_widening(dtype, product):
+    half = torch.ones(4, 4, dtype=dtype)
+    with pytest.raises(RuntimeError) as plain:
+        product(half)
+    with Widened(), pytest.raises(RuntimeError) as widened:
+        product(half)
+    assert str(widened.value).splitlines()[0] == str(plain.value).splitlines()[0]

@@ -4,7 +4,8 @@ from report.folders import make_run, warning
 
 from mptrain.records import EventRecord
 from mptrain.report.history import MOST_MARKS, MOST_ROWS, read_history
-from mptrain.runlog import read_run
+from mptrain.report.run_page import run_page
+from mptrain.runlog import RunPaths, read_run
 
 
 def history_of(path, **options):
@@ -66,6 +67,22 @@ def test_only_unusual_events_are_told(tmp_path):
     ]
     occurrences = history_of(make_run(tmp_path / "run", events=events)).occurrences.kept()
     assert occurrences == [(7, "warning", "mind the gap"), (9, "unusable", "split: val; samples: a.png empty")]
+
+
+def test_the_newest_operators_are_kept_and_damaged_ones_left_out(tmp_path):
+    row = {"phase": "forward", "operator": "mm", "inputs": "float16", "outputs": "float16", "calls": 2}
+    events = [
+        EventRecord("operators", 0, {"operators": [{**row, "calls": 1}], "casts": []}),
+        EventRecord("operators", 4, {"operators": [row], "casts": []}),
+        EventRecord("operators", 6, {"operators": [{"phase": "forward"}], "casts": []}),
+    ]
+    path = make_run(tmp_path / "run", events=events)
+    history = history_of(path)
+    assert history.operators == {"operators": [row], "casts": []}
+    assert len(history.notes) == 1
+    assert not history.occurrences.count
+    shown = next(section for section in run_page(RunPaths(path)).sections if section.title.startswith("Operators"))
+    assert shown.blocks[0].text == "Of 2 operators in one step, 2 gave float16; no casts between dtypes."
 
 
 def test_an_unscaled_run_is_known_as_such(tmp_path):

@@ -1,0 +1,172 @@
+"""From measured distances to modules, scales and findings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from mptrain.diagnostics.scaling import Distances, Evidence, OutputErrors, by_module, scales_of
+from mptrain.diagnostics.scaling_findings import findings
+from mptrain.numerics.formats import BFLOAT16, FLOAT16
+
+HEALTHY = Distances(
+    "layer.weight",
+    elements=4,
+    reference=2.0,
+    fp32=1e-6,
+    expected=1e-3,
+    fp32_shift=0.0,
+    errors={0: 0.5, 1: 2e-3, 2: 2e-3, 3: math.inf},
+    shifts={0: 0.5, 1: 0.0, 2: 0.0, 3: math.inf},
+)
+
+
+def modules(*parameters, order=()):
+    return by_module(parameters, FLOAT16, order)
+
+
+def evidence(*parameters, **more):
+    return Evidence("float16", modules(*parameters), **more)
+
+
+def kinds(found):
+    return [(finding.kind, finding.where) for finding in found]
+
+
+def test_the_parameters_of_a_module_are_one_gradient():
+    other = replace(HEALTHY, name="layer.bias", reference=1.5, elements=5, errors=dict.fromkeys(range(4), 0.0))
+    [module] = modules(HEALTHY, other)
+    assert (module.name, module.distances.elements, module.distances.reference) == ("layer", 9, 2.5)
+    assert module.errors == {0: 0.2, 1: 8e-4, 2: 8e-4, 3: math.inf}
+    assert module.fp32 == pytest.approx(math.sqrt(2) * 1e-6 / 2.5)
+
+
+def test_modules_come_in_the_order_of_their_calls():
+    names = ["b.weight", "a.weight", "never.weight"]
+    found = modules(*(replace(HEALTHY, name=name) for name in names), order=["", "a", "b"])
+    assert [module.name for module in found] == ["a", "b", "never"]
+
+
+def test_good_scales_are_finite_and_lose_next_to_nothing():
+    [module] = modules(HEALTHY)
+    assert module.good == [1, 2]
+    assert module.tolerance == 2**-7
+    assert module.best == 1e-3
+    assert by_module([HEALTHY], BFLOAT16)[0].tolerance == 2**-4
+
+
+def test_underflow_may_change_no_more_than_twice_what_the_forward_pass_does():
+    [module] = modules(replace(HEALTHY, expected=0.25))
+    assert module.allowed == 0.25
+    assert module.good == [0, 1, 2]
+    [module] = modules(replace(HEALTHY, expected=math.inf))
+    assert module.good == [1, 2]
+
+
+def test_the_good_scales_of_a_network_are_those_of_all_modules():
+    later = replace(HEALTHY, name="later.weight", shifts={0: 0.0, 1: 0.0, 2: math.inf, 3: math.inf})
+    scales = scales_of(modules(HEALTHY, replace(later, errors={0: 0.0, 1: 0.0, 2: math.inf, 3: math.inf})))
+    assert (scales.tried, scales.good, scales.overflows, scales.best) == ((0, 1, 2, 3), (1,), 2, 1)
+    assert [scales.suits(scale) for scale in (0.5, 1.0, 2.0, 3.0, 8.0, 16.0)] == [None, False, True, False, False, None]
+
+
+def test_a_scale_between_two_good_ones_suits():
+    assert scales_of(modules(HEALTHY)).suits(3.0) is True
+
+
+def test_nothing_is_found_in_what_is_sound():
+    assert findings(evidence(HEALTHY)) == []
+
+
+def test_a_gradient_that_is_zero_but_for_rounding_is_not_judged():
+    """As that of a bias before a norm, which takes it away again."""
+    bias = replace(HEALTHY, name="other.bias", reference=1e-15, fp32=1e-8, errors=dict.fromkeys(range(4), 1e-3))
+    found = evidence(HEALTHY, bias)
+    assert [module.nothing for module in found.modules] == [False, True]
+    assert findings(found) == []
+
+
+def test_a_gradient_that_is_zero_is_not_judged():
+    zero = replace(
+        HEALTHY, name="zero.bias", reference=0.0, fp32=0.0, expected=0.0, errors=dict.fromkeys(range(4), 0.0)
+    )
+    assert findings(evidence(HEALTHY, zero)) == []
+
+
+def test_a_small_gradient_that_fp32_gets_right_is_judged():
+    small = replace(HEALTHY, name="small.weight", reference=1e-12, fp32=1e-19)
+    assert [module.nothing for module in modules(HEALTHY, small)] == [False, False]
+
+
+def test_an_error_at_every_scale_names_the_module_nearest_to_the_loss():
+    wrong = replace(HEALTHY, errors={0: 0.5, 1: 0.1, 2: 0.1, 3: math.inf})
+    found = findings(evidence(wrong, replace(wrong, name="later.weight"), replace(HEALTHY, name="last.weight")))
+    assert kinds(found) == [("error", ("later",))]
+    assert "by 5 % at the best scale, where rounding explains 0.78 %, and 1 module before it" in found[0].what
+
+
+def test_an_error_that_grows_with_a_scale_while_all_is_finite_is_one_of_scaling():
+    drifting = replace(HEALTHY, errors={0: 2e-3, 1: 2e-3, 2: 1.0, 3: 1.9})
+    assert kinds(findings(evidence(drifting))) == [("drift", ("layer",))]
+    assert kinds(findings(evidence(drifting, breaks=("odd",)))) == [("drift", ("odd",))]
+
+
+def test_fp32_gradients_that_change_with_the_scale_hide_what_half_makes_of_them():
+    bent = replace(HEALTHY, fp32_shift=0.3, errors=dict.fromkeys(range(4), 1.0))
+    found = findings(evidence(bent, replace(HEALTHY, name="last.weight"), breaks=("odd",)))
+    assert kinds(found) == [("proportion", ("odd",))]
+    assert "1 module (layer) change by up to 15 %" in found[0].what
+
+
+def test_what_is_wrong_in_fp32_is_no_matter_of_half():
+    found = findings(evidence(replace(HEALTHY, fp32=0.4, errors=dict.fromkeys(range(4), 1.0))))
+    assert kinds(found) == [("fp32", ("layer",))]
+    assert "by 20 % already" in found[0].what
+
+
+def test_the_first_output_that_rounding_does_not_explain_is_named():
+    outputs = {
+        "a": OutputErrors(half=0.03, explained=0.02, fp32=1e-6),
+        "b": OutputErrors(half=0.05, explained=0.02, fp32=1e-6),
+        "c": OutputErrors(half=0.9, explained=0.02, fp32=1e-6),
+    }
+    found = findings(evidence(HEALTHY, outputs=outputs))
+    assert kinds(found) == [("output", ("b",))]
+    assert "5 % off FP64, where rounding explains 2 %" in found[0].what
+    outputs["a"] = OutputErrors(half=0.5, explained=0.02, fp32=0.4)
+    assert kinds(findings(evidence(HEALTHY, outputs=outputs))) == [("fp32", ("a",))]
+
+
+def test_gradients_that_are_finite_nowhere_are_named():
+    never = replace(HEALTHY, errors=dict.fromkeys(range(4), math.inf))
+    assert kinds(findings(evidence(never))) == [("overflow", ("layer",))]
+
+
+def test_causes_are_said_and_what_follows_from_them_is_not():
+    never = replace(HEALTHY, errors=dict.fromkeys(range(4), math.inf))
+    found = findings(evidence(never, constants=[("norm", "add", 1e-8, "zero")], epsilons={"norm": ("eps", 1e-8)}))
+    assert kinds(found) == [("constant", ("norm",))]
+    assert found[0].what == "eps=1e-08 vanishes in FP16, whose smallest number is 6e-08 (add)"
+
+
+def test_scales_that_exclude_each_other_are_named_with_their_modules():
+    high = replace(HEALTHY, name="high.weight", shifts={0: 1.0, 1: 1.0, 2: 0.0, 3: math.inf})
+    low = replace(HEALTHY, name="low.weight", errors={0: 0.0, 1: 0.0, 2: math.inf, 3: math.inf})
+    found = findings(evidence(high, replace(low, shifts={0: 0.0, 1: 0.0, 2: math.inf, 3: math.inf})))
+    assert kinds(found) == [("range", ("high", "low"))]
+    assert "high needs 2^2 or more, low 2^1 or less" in found[0].what
+
+
+@pytest.mark.parametrize(("scale", "constant", "wrong"), [(1.0, True, True), (2.0, True, False), (1.0, False, False)])
+def test_a_constant_scale_has_to_be_a_good_one(scale, constant, wrong):
+    found = findings(evidence(HEALTHY, scales={"main": (scale, constant)}))
+    assert bool(found) is wrong
+    if wrong:
+        assert "scale 1 is outside of 2^1 to 2^2: gradients underflow, first in layer, by 25 %" in found[0].what
+
+
+def test_a_learner_of_several_is_named():
+    found = findings(evidence(HEALTHY, scales={"generator": (8.0, True)}))
+    assert kinds(found) == [("scale", ("learners.generator.scaler",))]
