@@ -98,12 +98,12 @@ def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
         return 0.0
     size = math.hypot(*(norm(tensor) for tensor in right))
     off = math.hypot(*(distance(one.double(), other.double()) for one, other in zip(said, right, strict=True)))
-    return float(off / size) if size else 0.0
+    return off / size if size else 0.0
 
 
 def norm(tensor: Tensor) -> float:
     """L2 norm, added up in FP64."""
-    return torch.linalg.vector_norm(tensor, dtype=torch.float64).item()
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
 def distance(one: Tensor, other: Tensor) -> float:
