@@ -26,7 +26,7 @@ def check(*words):
 
 
 def planted(fault, *words):
-    own = ("model._target_=planted_faults.network", "extensions.allow=[planted_faults]", "~model.widths")
+    own = ("model._target_=faulty_networks.network", "extensions.allow=[faulty_networks]", "~model.widths")
     return check(*own, f"+model.fault={fault}", "dataset.image_size=8", *SMALL, *words)
 
 
@@ -78,7 +78,7 @@ def test_what_is_no_fault_under_autocast_is_not_called_one(fault):
 
 @pytest.mark.parametrize("precision", ["amp_static", "fp16_static"])
 def test_a_loss_in_fp16_is_found(precision):
-    report = planted("none", f"precision={precision}", "task._target_=planted_faults.LossInLogitsDtype")
+    report = planted("none", f"precision={precision}", "task._target_=faulty_networks.LossInLogitsDtype")
     assert found(report) == {("narrow", (LOSS,))}
     [finding] = report.findings
     assert "log_softmax, nll_loss computed in FP16" in finding.what
