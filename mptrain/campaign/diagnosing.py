@@ -18,7 +18,7 @@ from mptrain.config.compose import reload
 from mptrain.dataset.batch import Batch
 from mptrain.diagnostics.findings import cause_of
 from mptrain.diagnostics.remarkable import notes_of, rows_of
-from mptrain.engine.replay import Moment, look, moment_at, stand_at
+from mptrain.engine.revisit import Moment, look, moment_at, stand_at
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.report.diagnosis_page import write_diagnosis

@@ -23,7 +23,7 @@ from mptrain.config.compose import reload
 from mptrain.diagnostics.findings import Cause, cause_of, first_break
 from mptrain.diagnostics.remarkable import small_gradients, underflows
 from mptrain.diagnostics.trail import LOSS
-from mptrain.engine.replay import look, stand_at
+from mptrain.engine.revisit import look, stand_at
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.numerics.exponents import lost_share, merged
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
     from mptrain.diagnostics.observation import Observation
     from mptrain.engine.job import Parts
-    from mptrain.engine.replay import Moment
+    from mptrain.engine.revisit import Moment
     from mptrain.records import ExponentCounts
     from mptrain.scaler.base import Scaler
 

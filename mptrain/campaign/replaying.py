@@ -55,7 +55,8 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     text = directory.paths.config.read_text(encoding="utf-8")
     own, config = reload(text), reload(text, overrides)
     recorded = read_run(directory.root)
-    traces = read_traces(recorded)
+    # A run's own rule saw the verdicts of its own format; another rule is asked about in FP16.
+    traces = read_traces(recorded, half=own.precision.compute == "float16" or not overrides)
     walks: dict[str, _Walk] = {}
     for record in recorded.steps():
         if record.learner not in walks:
@@ -63,6 +64,8 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
         walks[record.learner].take(record)
     if not walks:
         raise DataError(f"{directory.root} has no step on record", "train it for some steps first")
+    if unknown := [name for name in config.learners if name not in walks]:
+        raise UsageError(f"the run has no learner '{unknown[0]}'", f"it has {', '.join(walks)}")
     learners = tuple(walk.done() for walk in walks.values())
     notes = _notes(own, recorded)
     if any(one.estimated or one.assumed for one in learners) and not any(
@@ -88,8 +91,8 @@ def _notes(own: Config, run: Run) -> list[str]:
     notes = []
     if own.precision.compute != "float16":
         notes.append(
-            f"the run computed in {own.precision.compute}, which no loss scale makes overflow: what FP16 would have done is "
-            "not on its record"
+            f"the run computed in {own.precision.compute}, whose range is wider: what FP16 would have done is at best "
+            "estimated from its gradients"
         )
     for attempt in run.state.attempts:
         changes = [change for change in attempt.changes if re.match(r"(learners\.[^.]+\.)?scaler", change)]

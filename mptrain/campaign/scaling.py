@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mptrain.config.build import build
-from mptrain.diagnostics.scaling import Evidence, Finding, ModuleScaling, by_module
+from mptrain.diagnostics.scaling import ScalingEvidence, Finding, ModuleScaling, by_module
 from mptrain.diagnostics.scaling_findings import findings
 from mptrain.engine.scaling_check import Reference, compare_scales, compute_reference, find_breaks
 from mptrain.engine.scaling_inspection import Inspection, inspect_step
@@ -42,7 +42,7 @@ class ScalingReport:
         notes: What was done differently from training, one sentence each.
     """
 
-    evidence: Evidence
+    evidence: ScalingEvidence
     findings: Sequence[Finding]
     modules: Sequence[ModuleScaling]
     reference: str
@@ -67,6 +67,11 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         raise ConfigError(
             f"precision={policy.name} computes nothing in half precision: there is nothing to check",
             "choose another one, for example precision=amp_dynamic or precision=fp16_dynamic",
+        )
+    if config.inject.step is not None:
+        raise ConfigError(
+            f"inject.step={config.inject.step}: the doctor looks at a model as it is",
+            "leave inject out, or look at the step that has the fault with mptrain diagnose",
         )
     require_support(policy, resolve_device(config.device))
     form = FORMATS[policy.compute]
@@ -119,11 +124,12 @@ def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]
     return find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)
 
 
-def _inspected(compute: str, inspection: Inspection) -> Evidence:
-    return Evidence(
+def _inspected(compute: str, inspection: Inspection) -> ScalingEvidence:
+    return ScalingEvidence(
         compute=compute,
         constants=inspection.constants,
         narrow=inspection.narrow,
+        casts=inspection.casts,
         half_norms=inspection.half_norms,
         no_gradient=inspection.no_gradient,
         scales=inspection.scales,

@@ -1,9 +1,10 @@
 """What the records of a run tell about gradients at loss scales that it did not use.
 
-A step that was clean at one scale is clean at every lower one; one that overflowed does so at every higher one, and at
-all of them where its loss was not finite. For everything else the run has to have looked: histograms know the largest
-gradient of a step, and so the scale at which it leaves FP16. Steps between two looks are taken like the nearest one. A
-run without histograms leaves the verdicts of neighbouring steps at other scales.
+A step of FP16 that was clean at one scale is clean at every lower one; one that overflowed does so at every higher one, and
+at all of them where its loss was not finite. For everything else the run has to have looked: histograms know the largest
+gradient of a step, and so the scale at which it leaves FP16. That of a step between two looks follows from them and from
+the norm of its gradients, as a forecast takes it (`mptrain.numerics.looked_at`). A run without histograms leaves the verdicts
+of neighbouring steps at other scales. What a run in a wider format says of FP16 is never known, only estimated.
 """
 
 from __future__ import annotations
@@ -13,37 +14,41 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mptrain.numerics.exponents import INFINITE_FROM, TINIEST, total
+from mptrain.numerics.exponents import INFINITE_FROM, total
+from mptrain.numerics.looked_at import Anchor, Largest, anchor, between, gradients_of, largest_of
 from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
 
 if TYPE_CHECKING:
     from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
     from mptrain.runlog.reader import Run
 
-#: Where an answer comes from: the step's own records; those of a step nearby; neither, so that the recorded verdict is
+#: Where an answer comes from: the step's own records; those of steps nearby, or of another format; neither, so that the recorded verdict is
 #: taken over to the other scale.
 Basis = Literal["known", "estimated", "assumed"]
 
 
 @dataclass(frozen=True)
-class Look:
+class CleanStep:
     """The gradients of one clean step that was looked at.
 
     Attributes:
         step: Which.
         loss_scale: The scale that they carried.
-        limit: The scale from which on some gradient leaves FP16; inf where there is none.
+        extreme: The largest of all that FP16 judges.
         weights: The exponents of the parameters' gradients, scaled; one for each parameter.
     """
 
     step: int
     loss_scale: float
-    limit: float
+    extreme: Largest
     weights: tuple[ExponentCounts, ...]
 
-    def overflows(self, scale: float) -> bool:
-        """Whether a gradient would leave FP16 at that scale."""
-        return scale > self.loss_scale and scale >= self.limit
+    def overflows(self, scale: float) -> tuple[bool, Basis]:
+        """Whether a gradient would leave FP16 at that scale; known where it does not depend on what came through FP16."""
+        certain, all_in_all = (
+            largest * scale >= INFINITE_FROM for largest in (self.extreme.certain, self.extreme.value)
+        )
+        return certain or all_in_all, "known" if certain or not all_in_all else "estimated"
 
     def largest(self, scale: float) -> float:
         """The largest |g| of the parameters' gradients at that scale."""
@@ -58,17 +63,26 @@ class Look:
 
 
 class Trace:
-    """What is on record of one learner's steps; they are added in order."""
+    """What is on record of one learner's steps; they are added in order, and what was looked at before all steps.
 
-    def __init__(self) -> None:
+    Args:
+        half: Whether the run computed in FP16, so that its own verdicts are those of FP16.
+    """
+
+    def __init__(self, half: bool = True) -> None:
         self.looked_at = 0
+        self._half = half
         self._looks = _Nearest()
+        self._anchors: list[Anchor] = []
         self._clean = _Nearest()
         self._overflowed = _Nearest()
 
     def add(self, record: StepRecord) -> None:
         """Take in a step."""
         if not record.overflow:
+            look: CleanStep | None = self._looks.at(record.step)
+            if look and (found := anchor(record.step, look.extreme.value, record.grad_norm)):
+                self._anchors.append(found)
             self._clean.add(record.step, record.loss_scale)
         elif math.isfinite(record.loss) and record.loss_scale > 0:
             self._overflowed.add(record.step, record.loss_scale)
@@ -76,33 +90,54 @@ class Trace:
     def look(self, record: HistogramRecord) -> None:
         """Take in what histograms say of a step; where inf or NaN is among them, nothing about the largest gradient."""
         self.looked_at += 1
-        look = _look(record)
+        look = _clean_step(record)
         if look is not None:
             self._looks.add(record.step, look)
 
     def would_overflow(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
         """Whether a step would have overflowed at some scale, and how that is known."""
-        if scale == record.loss_scale:
-            return record.overflow, "known"
         if scale == 0 or (record.overflow and not math.isfinite(record.loss)):
             return True, "known"
+        if not self._half:
+            return self._in_half(record, scale)
+        if scale == record.loss_scale:
+            return record.overflow, "known"
         if record.loss_scale > 0 and record.overflow == (scale > record.loss_scale):
             return record.overflow, "known"
-        look: Look | None = self._looks.to(record.step)
+        look: CleanStep | None = self._looks.at(record.step)
         if look is not None:
-            return look.overflows(scale), "known" if look.step == record.step else "estimated"
+            return look.overflows(scale)
+        largest = self._between(record)
+        if largest is not None:
+            return largest * scale >= INFINITE_FROM, "estimated"
         # Clean at a lower scale, or overflowed at a higher one, and asked about what lies between: its neighbours know.
         neighbour: float | None = (self._clean if record.overflow else self._overflowed).to(record.step)
         if neighbour is not None and (scale <= neighbour if record.overflow else scale >= neighbour):
             return not record.overflow, "estimated"
         return record.overflow, "assumed"
 
+    def _in_half(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
+        """What FP16 would have made of a step in a wider format, whose own verdict says little of that."""
+        if record.overflow and 0 < record.loss_scale <= scale:
+            return True, "estimated"
+        look: CleanStep | None = self._looks.at(record.step)
+        largest = look.extreme.value if look else self._between(record)
+        return (record.overflow, "assumed") if largest is None else (largest * scale >= INFINITE_FROM, "estimated")
+
+    def _between(self, record: StepRecord) -> float | None:
+        """The largest gradient of a step that was not looked at, without its scale; None where no step was."""
+        if not self._anchors:
+            return None
+        at = bisect_left(self._anchors, record.step, key=lambda one: one.step)
+        before, after = (self._anchors[min(max(place, 0), len(self._anchors) - 1)] for place in (at - 1, at))
+        return between(before, after, record.step, record.grad_norm)
+
     def measured(self, measure: Measure, step: int, scale: float) -> tuple[float, Basis] | None:
-        """What a rule would have measured at a clean step; None where the records cannot tell."""
-        look: Look | None = self._looks.to(step)
+        """What a rule would have measured at a clean step, by the nearest look; None where the records cannot tell."""
+        look: CleanStep | None = self._looks.to(step)
         if look is None:
             return None
-        basis: Basis = "known" if look.step == step else "estimated"
+        basis: Basis = "known" if look.step == step and self._half else "estimated"
         if isinstance(measure, LargestMagnitude):
             return look.largest(scale), basis
         if isinstance(measure, ShareAbove):
@@ -125,6 +160,11 @@ class _Nearest:
         self._steps.append(step)
         self._values.append(value)
 
+    def at(self, step: int) -> Any:
+        """The value of a step; None where it has none."""
+        place = bisect_left(self._steps, step)
+        return self._values[place] if place < len(self._steps) and self._steps[place] == step else None
+
     def to(self, step: int) -> Any:
         """The value of the step closest to one, the earlier of two; None where there is none."""
         at = bisect_left(self._steps, step)
@@ -132,37 +172,31 @@ class _Nearest:
         return self._values[min(around, key=lambda place: abs(self._steps[place] - step))] if around else None
 
 
-def read_traces(run: Run) -> dict[str, Trace]:
+def read_traces(run: Run, half: bool) -> dict[str, Trace]:
     """What the records of a run tell about each of its learners.
+
+    Args:
+        run: The run.
+        half: Whether it computed in FP16.
 
     Raises:
         StorageError: A record is damaged.
     """
     found: dict[str, Trace] = {}
-    for record in run.steps():
-        found.setdefault(record.learner, Trace()).add(record)
     for histogram in run.histograms():
-        found.setdefault(histogram.learner, Trace()).look(histogram)
+        found.setdefault(histogram.learner, Trace(half)).look(histogram)
+    for record in run.steps():
+        found.setdefault(record.learner, Trace(half)).add(record)
     return found
 
 
-def _look(record: HistogramRecord) -> Look | None:
+def _clean_step(record: HistogramRecord) -> CleanStep | None:
     weights = tuple(record.tensors.get("weight_gradients", {}).values())
     gradients = [*record.tensors.get("activation_gradients", {}).values(), *weights]
-    if record.overflow or record.loss_scale <= 0 or any(counts.inf or counts.nan for counts in gradients):
+    usable = 0 < record.loss_scale < math.inf
+    if record.overflow or not usable or any(counts.inf or counts.nan for counts in gradients):
         return None
-    largest = max((counts.largest for counts in gradients if _was_half(counts)), default=0.0)
-    limit = INFINITE_FROM * record.loss_scale / largest if largest else math.inf
-    return Look(record.step, record.loss_scale, limit, weights)
-
-
-def _was_half(counts: ExponentCounts) -> bool:
-    """Whether the values were FP16 numbers on their way.
-
-    Gradients of FP32 parameters under autocast, and FP32 sums of half gradients, are kept as FP32; what came through FP16
-    has nothing below its smallest number.
-    """
-    return counts.dtype == "float16" or (counts.dtype == "float32" and bool(counts.counts) and counts.lowest >= TINIEST)
+    return CleanStep(record.step, record.loss_scale, largest_of(gradients_of(record), record.loss_scale), weights)
 
 
 def _count_above(counts: ExponentCounts, edge: float) -> float:

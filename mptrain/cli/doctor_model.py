@@ -133,6 +133,10 @@ def _about_scales(report: ScalingReport) -> list[str]:
     if not report.modules:
         return []
     scales = scales_of(report.modules)
+    if scales.overflows == scales.tried[0]:
+        return [
+            "no gradient is finite at any scale: the forward pass overflows; mptrain diagnose with the same words says where"
+        ]
     sentences = [_configured(scales, name, *scale) for name, scale in report.evidence.scales.items()]
     if scales.overflows is not None:
         sentences.insert(0, f"from 2^{scales.overflows} on gradients overflow")
@@ -143,7 +147,9 @@ def _configured(scales: Scales, learner: str, scale: float, constant: bool) -> s
     whose = "" if learner == "main" else f" of the {learner}"
     words = f"{'the constant scale' if constant else 'the first scale'}{whose}, {scale_in_words(scale)},"
     suits = scales.suits(scale)
-    if suits is None or not scales.good:
+    if not scales.good:
+        return ""
+    if suits is None:
         return "" if constant else f"{words} is beyond those that were tried"
     if suits:
         return f"{words} is right"

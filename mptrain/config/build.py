@@ -56,23 +56,7 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
         CheckpointError: ``model.weights`` cannot be used.
         ConfigError: Parts do not fit each other.
     """
-    import torch._dynamo  # the first dispatch mode would: its time and memory are not training's
-
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    policy, device = config.precision, resolve_device(config.device)
-    require_support(policy, device)
-    if config.train.compile and widens(policy, device):
-        raise EnvironmentRefused(
-            f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and products "
-            "that compute in FP32 and round once cannot be compiled",
-            "write train.compile=false, choose precision=fp32, or add precision.cpu_kernels=native",
-        )
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # page-locked memory, streams and compiled kernels belong to the current one
-    else:
-        keep_freed_memory()
-    set_products(policy)
+    policy, device = config.precision, _ready(config)
     memory_before = memory_in_use(device)
     dataset = build_dataset(config)
     task = build_task(config, dataset)
@@ -116,6 +100,32 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     _require_copies(config, model)
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
+
+
+def _ready(config: Config) -> torch.device:
+    """The device, once this process is set to what the configuration asks of it.
+
+    Raises:
+        EnvironmentRefused: The device cannot do what the precision asks for.
+    """
+    import torch._dynamo  # the first dispatch mode would: its time and memory are not training's
+
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    policy, device = config.precision, resolve_device(config.device)
+    require_support(policy, device)
+    if config.train.compile and widens(policy, device):
+        raise EnvironmentRefused(
+            f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and products "
+            "that compute in FP32 and round once cannot be compiled",
+            "write train.compile=false, choose precision=fp32, or add precision.cpu_kernels=native",
+        )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # page-locked memory, streams and compiled kernels belong to the current one
+    else:
+        keep_freed_memory()
+    set_products(policy)
+    return device
 
 
 def build_model(config: Config, dataset: Dataset) -> nn.Module:

@@ -132,17 +132,19 @@ def _not_finite_backward(seen: Observation) -> Cause:
             broken.module,
             broken.operator,
             "backward",
-            f"only gradients overflow: {_sentence(seen, broken)}",
+            f"only gradients {_how(broken)}: {_sentence(seen, broken)}",
         )
     if first is not None:
-        sentence = (
-            f"only gradients overflow, first in the backward pass of {place(seen, first.module)}, in {first.operator}"
-        )
+        sentence = f"only gradients are not finite, first in the backward pass of {place(seen, first.module)}, in {named(first)}"
         return Cause("backward", first.module, first.operator, "backward", sentence)
     name, kind = seen.gradients[0]
     module = name.rpartition(".")[0]
     sentence = f"only the gradient of {name} is {kind}: something behind the backward pass made it so"
     return Cause("backward", module, "", "backward", sentence)
+
+
+def _how(operation: Operation) -> str:
+    return "overflow" if any(counts.inf for counts in operation.outputs) else "are not finite"
 
 
 def _sentence(seen: Observation, operation: Operation) -> str:

@@ -46,34 +46,34 @@ class GradientPath:
     @contextlib.contextmanager
     def followed(self, model: nn.Module) -> Iterator[None]:
         """While this lasts, gradients are kept as they come by; they are not changed."""
-        handles = []
-        for name, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                handles.append(module.register_forward_pre_hook(self._before(name), with_kwargs=True))
-                handles.append(module.register_forward_hook(self._after(name)))
-        try:
+        with contextlib.ExitStack() as hooks:
+            for name, module in model.named_modules():
+                if not isinstance(module, torch.jit.ScriptModule):
+                    before, after = self._before(name, hooks), self._after(name, hooks)
+                    hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+                    hooks.callback(module.register_forward_hook(after).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
-    def _before(self, name: str) -> Any:
+    def _before(self, name: str, hooks: contextlib.ExitStack) -> Any:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             self._calls[name] = self._calls.get(name, -1) + 1
-            self._keep(name, "input", (args, kwargs))
+            self._keep(name, "input", (args, kwargs), hooks)
 
         return hook
 
-    def _after(self, name: str) -> Any:
+    def _after(self, name: str, hooks: contextlib.ExitStack) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._keep(name, "output", output)
+            self._keep(name, "output", output, hooks)
 
         return hook
 
-    def _keep(self, name: str, side: str, values: Any) -> None:
+    def _keep(self, name: str, side: str, values: Any, hooks: contextlib.ExitStack) -> None:
         for index, value in enumerate(tree_leaves(values)):
             if isinstance(value, torch.Tensor) and value.requires_grad:
-                value.register_hook(self._keeper(_Place(name, self._calls.get(name, 0), side, index)))
+                keeper = self._keeper(_Place(name, self._calls.get(name, 0), side, index))
+                hooks.callback(
+                    value.register_hook(keeper).remove
+                )  # it may be a parameter, which would keep it for good
 
     def _keeper(self, place: _Place) -> Any:
         def hook(gradient: Tensor) -> None:

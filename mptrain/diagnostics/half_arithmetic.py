@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.diagnostics.trail import Trail
 from mptrain.numerics.formats import FORMATS
-from mptrain.precision.census import current_pass, dtype_name, floating_in, in_front
+from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in, in_front
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,6 +69,7 @@ class HalfArithmetic(TorchDispatchMode):
 
     Attributes:
         constants: How often each constant was met that the format does not hold.
+        casts: How often tensors were cast to each half-precision dtype, forward and backward, by module.
         narrow: How often each operator that autocast would have computed in FP32 was computed in half, by module.
     """
 
@@ -76,6 +77,7 @@ class HalfArithmetic(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.trail = trail
         self.constants: Counter[Constant] = Counter()
+        self.casts: Counter[tuple[str, str]] = Counter()
         self.narrow: Counter[tuple[str, str]] = Counter()
 
     def inside(self, products: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
@@ -91,6 +93,8 @@ class HalfArithmetic(TorchDispatchMode):
             for value in _numbers(args, kwargs):
                 self._note(name, value, half)  # before the call, which torch may refuse
         result = func(*args, **(kwargs or {}))
+        if (cast := cast_of(func, args, result)) is not None and cast[1] in _HALVES:
+            self.casts[self.trail.module(), cast[1]] += 1
         if forward and name in _WIDE_IN_AUTOCAST and any(dtype_name(one) in _HALVES for one in floating_in(result)):
             self.narrow[self.trail.module(), name.strip("_").removesuffix("_forward")] += 1
         return result

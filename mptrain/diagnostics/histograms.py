@@ -1,7 +1,9 @@
 """Histograms of exponents of everything that a step computes with: how much of it FP16 can hold, at which scale.
 
 Activations and their gradients are those at the outputs of modules that have no parts, or parameters of their own; what
-happens between them inside a module is not seen. Counting happens where the tensors are; the host reads once a step.
+happens between them inside a module is not seen. What a module computes again in the backward pass (reentrant
+checkpointing) is counted again. Counting happens where the tensors are, one tensor at a time, which on a GPU takes
+eight bytes for each value of it for a moment; the host reads once a step.
 """
 
 from __future__ import annotations
@@ -73,16 +75,11 @@ class HistogramWatch:
     @contextlib.contextmanager
     def passes(self, model: nn.Module) -> Iterator[None]:
         """See `Watch`."""
-        handles = [
-            module.register_forward_hook(self._hook(name))
-            for name, module in model.named_modules()
-            if _is_looked_at(module)
-        ]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for name, module in model.named_modules():
+                if _is_looked_at(module):
+                    hooks.callback(module.register_forward_hook(self._hook(name, hooks)).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
         """See `Watch`."""
@@ -133,13 +130,17 @@ class HistogramWatch:
             ),
         )
 
-    def _hook(self, name: str) -> Any:
+    def _hook(self, name: str, hooks: contextlib.ExitStack) -> Any:
+        def look_back(gradient: Tensor) -> None:
+            self._count("activation_gradients", name, gradient)
+
         def look(module: nn.Module, inputs: Any, output: Any) -> None:
-            for tensor in tree_leaves(output):
-                if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            found = {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)}
+            for tensor in found.values():  # each once, however often the module gives it
+                if tensor.is_floating_point():
                     self._count("activations", name, tensor)
-                    if tensor.requires_grad:
-                        tensor.register_hook(lambda gradient: self._count("activation_gradients", name, gradient))
+                    if tensor.requires_grad:  # it may be a parameter, which would keep the hook for good
+                        hooks.callback(tensor.register_hook(look_back).remove)
 
         return look
 
@@ -152,6 +153,6 @@ class HistogramWatch:
 
 def _is_looked_at(module: nn.Module) -> bool:
     """Whether a module's output is counted: one without parts, or with parameters of its own."""
-    if isinstance(module, _SAME_VALUES):
+    if isinstance(module, (*_SAME_VALUES, torch.jit.ScriptModule)):
         return False
     return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))

@@ -41,6 +41,7 @@ class Operation:
         outputs: What came out: one for each floating tensor.
         finite_inputs: Neither a tensor nor a number that went in was infinite or NaN.
         largest_input: The largest finite magnitude that went in.
+        zero_inputs: How many of the values that went in were zero.
     """
 
     phase: Pass
@@ -51,6 +52,7 @@ class Operation:
     outputs: tuple[ExponentCounts, ...]
     finite_inputs: bool
     largest_input: float
+    zero_inputs: int = 0
 
     @property
     def finite(self) -> bool:
@@ -133,7 +135,9 @@ class Observer(TorchDispatchMode):
         phase, function = current_pass(), self._function()
         given = list(floating_in((args, kwargs)))
         wanted = (computes(func) or func.overloadpacket.__name__ == "_to_copy") and bool(given)
-        finite, largest = _reach(given, args, kwargs) if wanted else (True, 0.0)  # before it is changed in place
+        finite, largest, zeros = (
+            _operands(given, args, kwargs) if wanted else (True, 0.0, 0)
+        )  # before it is changed in place
         inputs = dtype_names(given)
         try:
             result = func(*args, **(kwargs or {}))
@@ -148,7 +152,9 @@ class Observer(TorchDispatchMode):
             outputs = tuple(read_counts(count_exponents(t).tolist(), t.dtype) for t in floating_in(result))
             if outputs:
                 name = func.overloadpacket.__name__
-                self.operations.append(Operation(phase, module, function, name, inputs, outputs, finite, largest))
+                self.operations.append(
+                    Operation(phase, module, function, name, inputs, outputs, finite, largest, zeros)
+                )
         return result
 
     def _function(self) -> str:
@@ -183,22 +189,23 @@ def _names(dtypes: list[torch.dtype]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
-def _reach(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float]:
-    """Whether all that goes into an operator is finite, plain numbers included, and the largest magnitude of it.
+def _operands(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float, int]:
+    """Whether all that goes into an operator is finite, plain numbers included; its largest magnitude; how much is zero.
 
     So filling with -inf, as a mask of attention does, does not count as making it.
     """
-    finite, largest = all(math.isfinite(number) for number in _numbers(arguments)), 0.0
+    finite, largest, zeros = all(math.isfinite(number) for number in _numbers(arguments)), 0.0, 0
     for tensor in tensors:
         if not tensor.numel():
             continue
+        zeros += tensor.numel() - int(tensor.count_nonzero())
         low, high = (abs(value.item()) for value in tensor.detach().float().aminmax())  # waits for the device
         if math.isfinite(low) and math.isfinite(high):
             largest = max(largest, low, high)
         else:
             finite = False
             largest = max(largest, read_counts(count_exponents(tensor).tolist(), tensor.dtype).largest)
-    return finite, largest
+    return finite, largest, zeros
 
 
 def _numbers(values: Any) -> Iterator[float]:

@@ -267,7 +267,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ScalingEvidence:
     """Everything that findings are made of.
 
     Attributes:
@@ -275,6 +275,7 @@ class Evidence:
         modules: Gradients by module, in the order of their call.
         constants: Module, operator, value and ``zero`` or ``infinite``, of each constant that the format does not hold.
         narrow: Module and operator of what was computed in half and is FP32 in torch's autocast.
+        casts: Module and dtype of casts to half-precision dtypes.
         half_norms: Norm layers whose parameters, statistics and arithmetic are half.
         lost_values: Parameters and buffers with values that are infinite in half, and the largest of them.
         no_gradient: Parameters without gradient.
@@ -289,6 +290,7 @@ class Evidence:
     modules: Sequence[ModuleScaling] = ()
     constants: Sequence[tuple[str, str, float, str]] = ()
     narrow: Sequence[tuple[str, str]] = ()
+    casts: Sequence[tuple[str, str]] = ()
     half_norms: Sequence[str] = ()
     lost_values: Mapping[str, float] = field(default_factory=dict)
     no_gradient: Sequence[str] = ()

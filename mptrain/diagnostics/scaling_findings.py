@@ -15,7 +15,7 @@ from mptrain.numerics.formats import FORMATS, scale_in_words
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mptrain.diagnostics.scaling import Evidence
+    from mptrain.diagnostics.scaling import ScalingEvidence
 
 #: What a module says is right up to so many times the error that rounding explains (measured: see `mptrain.diagnostics.scaling`).
 TIMES_ROUNDED = 2.0
@@ -25,13 +25,13 @@ _LINEAR = "its backward must be linear in what it is given: look there for a cla
 _NAMES = {"float16": "FP16", "bfloat16": "BF16"}
 
 
-def findings(evidence: Evidence) -> list[Finding]:
+def findings(evidence: ScalingEvidence) -> list[Finding]:
     """All that is wrong, causes before consequences.
 
-    Kinds: ``constant``, ``value``, ``norm``, ``narrow``, ``no_gradient``, ``proportion``, ``fp32``; and where none of the first
-    four explains it ``overflow``, ``output``, ``error``, ``drift``, ``range``, ``scale``.
+    Kinds: ``constant``, ``value``, ``norm``, ``narrow``, ``cast``, ``no_gradient``, ``proportion``, ``fp32``; and where none of the
+    first five explains it ``overflow``, ``output``, ``error``, ``drift``, ``range``, ``scale``.
     """
-    explained = [*_constants(evidence), *_values(evidence), *_norms(evidence), *_narrow(evidence)]
+    explained = [*_constants(evidence), *_values(evidence), *_norms(evidence), *_narrow(evidence), *_casts(evidence)]
     found = [*explained, *_no_gradient(evidence), *_proportion(evidence), *_ill_conditioned(evidence)]
     symptoms: list[Finding] = []
     if evidence.modules and not explained:
@@ -44,7 +44,7 @@ def findings(evidence: Evidence) -> list[Finding]:
     return found
 
 
-def _constants(evidence: Evidence) -> Iterator[Finding]:
+def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
     form, name = FORMATS[evidence.compute], _NAMES[evidence.compute]
     groups: dict[tuple[float, str, str], list[str]] = {}
     for module, operator, value, becomes in evidence.constants:
@@ -70,7 +70,7 @@ def _constants(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _values(evidence: Evidence) -> Iterator[Finding]:
+def _values(evidence: ScalingEvidence) -> Iterator[Finding]:
     form, name = FORMATS[evidence.compute], _NAMES[evidence.compute]
     for tensor, largest in evidence.lost_values.items():
         yield Finding(
@@ -81,7 +81,7 @@ def _values(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _norms(evidence: Evidence) -> Iterator[Finding]:
+def _norms(evidence: ScalingEvidence) -> Iterator[Finding]:
     if evidence.half_norms:
         yield Finding(
             "norm",
@@ -91,7 +91,7 @@ def _norms(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _narrow(evidence: Evidence) -> Iterator[Finding]:
+def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
     groups: dict[str, list[str]] = {}
     for module, operator in evidence.narrow:
         groups.setdefault(module, []).append(operator)
@@ -100,14 +100,28 @@ def _narrow(evidence: Evidence) -> Iterator[Finding]:
         yield Finding(
             "narrow",
             (module,),
-            f"{', '.join(sorted(set(operators)))} computed in {_NAMES[evidence.compute]}, where torch's autocast has FP32",
+            f"{', '.join(sorted(set(operators)))} computed in {_NAMES[evidence.compute]}, which torch's autocast on CUDA has in FP32",
             "compute the loss in FP32: logits.float() before it"
             if in_loss
             else "call .float() on what goes in, or name the module in precision.keep_fp32",
         )
 
 
-def _no_gradient(evidence: Evidence) -> Iterator[Finding]:
+def _casts(evidence: ScalingEvidence) -> Iterator[Finding]:
+    """Casts to the half-precision dtype that the mode does not have, which loses bits or range on the way there."""
+    modules = tuple(dict.fromkeys(module for module, dtype in evidence.casts if dtype != evidence.compute))
+    if modules:
+        other = next(dtype for dtype in _NAMES if dtype != evidence.compute)
+        loses = "three bits of each value" if other == "bfloat16" else "what lies outside of FP16's range"
+        yield Finding(
+            "cast",
+            modules,
+            f"casts to {_NAMES[other]} in a network that computes in {_NAMES[evidence.compute]}, which loses {loses}",
+            "cast to the dtype of what comes in (x.dtype), or to FP32",
+        )
+
+
+def _no_gradient(evidence: ScalingEvidence) -> Iterator[Finding]:
     if evidence.no_gradient:
         yield Finding(
             "no_gradient",
@@ -117,7 +131,7 @@ def _no_gradient(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _proportion(evidence: Evidence) -> Iterator[Finding]:
+def _proportion(evidence: ScalingEvidence) -> Iterator[Finding]:
     behind = [module for module in evidence.modules if not module.in_proportion]
     if not behind:
         return
@@ -131,7 +145,7 @@ def _proportion(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _ill_conditioned(evidence: Evidence) -> Iterator[Finding]:
+def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
     form = _NAMES[evidence.compute]
     hint = "look for differences of large numbers, or random numbers that depend on the dtype"
     for name, errors in evidence.outputs.items():
@@ -145,7 +159,7 @@ def _ill_conditioned(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("fp32", _names(wrong[::-1]), what, hint)
 
 
-def _overflows(evidence: Evidence) -> list[Finding]:
+def _overflows(evidence: ScalingEvidence) -> list[Finding]:
     never = [module for module in evidence.modules if module.judged and not module.finite]
     if not never:
         return []
@@ -159,7 +173,7 @@ def _overflows(evidence: Evidence) -> list[Finding]:
     ]
 
 
-def _outputs(evidence: Evidence) -> list[Finding]:
+def _outputs(evidence: ScalingEvidence) -> list[Finding]:
     form, tolerance = _NAMES[evidence.compute], EPSILONS * FORMATS[evidence.compute].epsilon
     for name, errors in evidence.outputs.items():  # the first one alone: those that follow are fed with it
         if errors.fp32 > ILL_CONDITIONED_OUTPUT:
@@ -177,7 +191,7 @@ def _outputs(evidence: Evidence) -> list[Finding]:
     return []
 
 
-def _errors(evidence: Evidence) -> Iterator[Finding]:
+def _errors(evidence: ScalingEvidence) -> Iterator[Finding]:
     if wrong := [module for module in evidence.modules if module.wrong]:
         last = wrong[-1]  # gradients come from behind
         others = f", and {_count(wrong[:-1], 'module')} before it" if wrong[:-1] else ""
@@ -190,7 +204,7 @@ def _errors(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _drifts(evidence: Evidence) -> Iterator[Finding]:
+def _drifts(evidence: ScalingEvidence) -> Iterator[Finding]:
     if wrong := [module for module in evidence.modules if module.drifts]:
         last = wrong[-1]
         top = max(last.finite)
@@ -204,7 +218,7 @@ def _drifts(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _range(evidence: Evidence) -> list[Finding]:
+def _range(evidence: ScalingEvidence) -> list[Finding]:
     judged = [module for module in evidence.modules if module.judged and module.good]
     if scales_of(evidence.modules).good or not judged:
         return []
@@ -220,7 +234,7 @@ def _range(evidence: Evidence) -> list[Finding]:
     ]
 
 
-def _configured(evidence: Evidence) -> Iterator[Finding]:
+def _configured(evidence: ScalingEvidence) -> Iterator[Finding]:
     scales = scales_of(evidence.modules)
     for learner, (scale, constant) in evidence.scales.items():
         if not constant or not scales.good or scales.suits(scale) is not False:
@@ -239,7 +253,8 @@ def _configured(evidence: Evidence) -> Iterator[Finding]:
             "scale",
             (f"{whose}scaler",),
             f"the configured scale {scale_in_words(scale)} is outside of 2^{low} to 2^{high}: {why}",
-            f"write {whose}scaler=static {whose}scaler.scale={2 ** (scales.best or 0)}, or use a dynamic scaler"
+            f"write {whose}scaler=static {whose}scaler.scale={2 ** (scales.best or 0)}, or use a dynamic scaler; "
+            "mptrain recommend knows more steps than the first"
             if not whose
             else f"give the learner a scale of {2 ** (scales.best or 0)} ({whose}scaler), or a dynamic scaler",
         )

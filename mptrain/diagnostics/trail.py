@@ -1,12 +1,17 @@
 """Which module is at work: in the forward pass by hooks, in the backward pass by the numbers that autograd gives its nodes.
 
 Hooks are on the model while the trail is followed, and off it afterwards. They read and change nothing.
+
+A thread numbers its own nodes. Where a piece of the forward pass is computed again in the backward pass
+(`torch.utils.checkpoint`), that is on autograd's thread if the device is a GPU, and its numbers mean nothing here: they are
+left out. So of a reentrant checkpoint on a GPU the backward operators may be said to be another module's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +45,7 @@ class Trail:
     """The module at work, by its qualified name; the model itself has the empty name.
 
     Attributes:
-        calls: Modules in the order of their first call: name to how often they were called.
+        calls: Modules in the order of their first call: name to how often they were called, in the forward pass.
         ended: Their calls in the order in which they ended.
         raised_in: The innermost module that an exception came out of, and that exception; None if none did.
     """
@@ -53,6 +58,7 @@ class Trail:
         self._spans: list[tuple[int, int, str]] = []  # inner ones before those around them
         self._known: dict[int, str] = {}
         self._latest = LOSS
+        self._thread = threading.get_ident()
 
     @contextlib.contextmanager
     def followed(self, model: nn.Module) -> Iterator[None]:
@@ -61,7 +67,7 @@ class Trail:
         for name, module in model.named_modules():
             if not isinstance(module, torch.jit.ScriptModule):
                 handles.append(module.register_forward_pre_hook(self._entering(name), prepend=True))
-                handles.append(module.register_forward_hook(self._leaving, always_call=True))
+                handles.append(module.register_forward_hook(self._leaving, with_kwargs=True, always_call=True))
         try:
             yield
         finally:
@@ -93,19 +99,21 @@ class Trail:
 
     def _entering(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
-            self.calls[name] = self.calls.get(name, 0) + 1
+            again = torch._C._current_autograd_node() is not None  # type: ignore[attr-defined]
+            self.calls[name] = self.calls.get(name, 0) + (not again)
             self._stack.append((name, torch._C._autograd._get_sequence_nr()))
 
         return hook
 
-    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _leaving(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._stack:  # its call was refused before it was noticed
             return
         name, first = self._stack.pop()
-        self._spans.append((first, torch._C._autograd._get_sequence_nr(), name))
+        if threading.get_ident() == self._thread:
+            self._spans.append((first, torch._C._autograd._get_sequence_nr(), name))
         error = sys.exc_info()[1]
         if error is None:
-            self.ended.append(Call(name, _are_finite(args), _are_finite(output)))
+            self.ended.append(Call(name, _are_finite((args, kwargs)), _are_finite(output)))
         elif self.raised_in is None or self.raised_in[1] is not error:
             self.raised_in = (name, error)
 

@@ -54,11 +54,40 @@ class Injection:
         self._kind, _, self._name = (options.tensor or "").partition(":")
         if options.step is not None:
             self._require_tensor()
+        elif options.tensor is not None:
+            raise ConfigError(
+                f"inject.tensor={options.tensor} needs an inject.step", "add inject.step=1, or leave it out"
+            )
 
     @property
     def in_modules(self) -> bool:
         """Whether it needs the modules of the model in one piece each."""
         return self._options.step is not None and self._kind.startswith("activation")
+
+    def check(self, batch: Batch, planned: int) -> list[str]:
+        """What can only be said once there is a batch.
+
+        Args:
+            batch: Prepared.
+            planned: How many steps will be attempted.
+
+        Returns:
+            A warning where no step will have the fault.
+
+        Raises:
+            ConfigError: The inputs are whole numbers, such as tokens, and none of them can be infinite.
+        """
+        if self._options.step is None:
+            return []
+        if self._kind == "input" and not batch.inputs.is_floating_point():
+            raise ConfigError(
+                "inject.tensor=input: the inputs are whole numbers (tokens)",
+                "write inject.tensor=activation:MODULE, with the module that embeds them",
+            )
+        late = self._options.step > planned
+        return (
+            [f"inject.step={self._options.step} is never reached: the training ends at step {planned}"] if late else []
+        )
 
     def records(self, step: int) -> tuple[EventRecord, ...]:
         """What is to be put on record before a step: that it is a poisoned one."""
@@ -83,29 +112,27 @@ class Injection:
         if self._kind == "input":
             yield replace(batch, inputs=self._poisoned(batch.inputs))
             return
-        handle = self._install()
-        try:
+        with contextlib.ExitStack() as hooks:
+            self._install(hooks)
             yield batch
-        finally:
-            if handle is not None:
-                handle.remove()
 
     def _is_at(self, step: int) -> bool:
         first, count = self._options.step, self._options.count
         return first is not None and first <= step and (count is None or step < first + count)
 
-    def _install(self) -> Any:
-        """Hooks the fault in; its handle, where it has to be taken out again."""
+    def _install(self, hooks: contextlib.ExitStack) -> None:
+        """Put the fault into the weights, or hook it in for as long as the stack lasts."""
         if self._kind == "weight":
             for learner in self._learners:
                 if self._name in learner.weights.names:
                     values = learner.weights.full_precision()
                     learner.weights.load_full_precision({**values, self._name: self._poisoned(values[self._name])})
-            return None
-        if self._kind == "gradient":
-            return self._model.get_parameter(self._name).register_hook(self._poisoned)
-        module = self._model.get_submodule(self._name)
-        return module.register_forward_hook(self._in_output if self._kind == "activation" else self._in_gradient)
+        elif self._kind == "gradient":
+            hooks.callback(self._model.get_parameter(self._name).register_hook(self._poisoned).remove)
+        else:
+            module = self._model.get_submodule(self._name)
+            change = self._in_output if self._kind == "activation" else self._before_gradient(hooks)
+            hooks.callback(module.register_forward_hook(change).remove)
 
     def _in_output(self, module: nn.Module, inputs: Any, output: Any) -> Any:
         first = next((leaf for leaf in tree_leaves(output) if _is_float(leaf)), None)
@@ -113,10 +140,13 @@ class Injection:
             return output
         return tree_map(lambda leaf: self._poisoned(first) if leaf is first else leaf, output)
 
-    def _in_gradient(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        first = next((leaf for leaf in tree_leaves(output) if _is_float(leaf) and leaf.requires_grad), None)
-        if first is not None:
-            first.register_hook(self._poisoned)
+    def _before_gradient(self, hooks: contextlib.ExitStack) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            first = next((leaf for leaf in tree_leaves(output) if _is_float(leaf) and leaf.requires_grad), None)
+            if first is not None:
+                hooks.callback(first.register_hook(self._poisoned).remove)
+
+        return hook
 
     def _poisoned(self, tensor: Tensor) -> Tensor:
         """A tensor with another first element; a value that its dtype cannot hold becomes infinite."""

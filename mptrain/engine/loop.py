@@ -229,7 +229,7 @@ class Loop:
         self._sink.take(EventRecord("operators", self.progress.step, found.operators))
         if any(found.untrained.values()):
             self._sink.take(EventRecord("untrained", self.progress.step, found.untrained))
-        for sentence in warnings_about(found.untrained):
+        for sentence in (*warnings_about(found.untrained), *self.parts.fault.check(batch, self.planned)):
             self._warn(sentence)
         if self.options.train.compile:
             self.parts.compile()

@@ -26,8 +26,9 @@ class Inspection:
     """What is known of a run in its own precision without any numbers of its gradients.
 
     Attributes:
-        constants: See `mptrain.diagnostics.scaling.Evidence`, as for all that follow.
+        constants: See `mptrain.diagnostics.scaling.ScalingEvidence`, as for all that follow.
         narrow: Likewise.
+        casts: Likewise.
         half_norms: Likewise.
         no_gradient: Likewise.
         scales: Likewise.
@@ -40,6 +41,7 @@ class Inspection:
 
     constants: tuple[tuple[str, str, float, str], ...]
     narrow: tuple[tuple[str, str], ...]
+    casts: tuple[tuple[str, str], ...]
     half_norms: tuple[str, ...]
     no_gradient: tuple[str, ...]
     scales: dict[str, tuple[float, bool]]
@@ -79,6 +81,7 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> Inspection:
     return Inspection(
         constants=tuple(half.constants),
         narrow=tuple(half.narrow),
+        casts=tuple(half.casts),
         half_norms=_half_norms(parts),
         no_gradient=(*untrained.get("no_gradient", ()), *untrained.get("no_learner", ())),
         scales=scales,

@@ -68,10 +68,35 @@ def unscaled(counts: ExponentCounts, loss_scale: float) -> ExponentCounts:
     return replace(counts, lowest=counts.lowest - shift, largest=counts.largest / loss_scale)
 
 
+def ties_below(counts: ExponentCounts) -> ExponentCounts:
+    """The counts of FP16 numbers with the powers of two among them counted below themselves, as if a little smaller.
+
+    At a smaller scale a value of exactly 2^-25 is a tie, and rounded to zero. Of the numbers that FP16 has with one exponent
+    one is a power of two: with exponent -24 there is no other, with -23 each second one is it, in the normal range one of
+    1024; all are taken as equally likely.
+
+    Args:
+        counts: Of numbers that FP16 can hold, before `unscaled`.
+    """
+    if not counts.counts:
+        return counts
+    ties = [_powers(exponent, count) for exponent, count in enumerate(counts.counts, counts.lowest)]
+    moved = [count - out + into for count, out, into in zip(counts.counts, ties, [*ties[1:], 0], strict=True)]
+    places = [ties[0], *moved]
+    filled = [at for at, count in enumerate(places) if count]
+    return replace(counts, lowest=counts.lowest - 1 + filled[0], counts=tuple(places[filled[0] : filled[-1] + 1]))
+
+
+def _powers(exponent: int, count: int) -> int:
+    """How many of the FP16 numbers with an exponent are expected to be the power of two itself."""
+    return round(count / 2.0 ** min(max(exponent - TINIEST, 0), NORMAL - TINIEST))
+
+
 def lost_share(counts: ExponentCounts, exponent: float = 0) -> float:
     """The share of the nonzero values that FP16 rounds to zero after a multiplication by 2^exponent.
 
-    Those are the ones below 2^-25. One of exactly 2^-25 is rounded to zero too, and is not counted.
+    Those are the ones below 2^-25. One of exactly 2^-25 is rounded to zero too, and is not counted: next to none is in FP32,
+    but FP16's smallest numbers all are at half their scale. `ties_below` puts them where they are counted.
 
     Args:
         counts: Of a tensor.

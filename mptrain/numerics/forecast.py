@@ -4,8 +4,8 @@ Nothing here imports torch, and nothing is tuned to a workload. The rule, from w
 section 3.2: scales from 8 to 32 K worked, and any is right as long as nothing overflows and nothing that matters is lost):
 
 - *The upper edge.* A scale overflows a step where the largest gradient times the scale is 65520 or more. That is known of
-  the steps that were looked at. For each step between them the largest gradient is taken as the norm of all gradients,
-  which is on record of every step, times the ratio of the two at the looks before and after (interpolated in logarithms).
+  the steps that were looked at. For each step between them the largest gradient follows from the norm of all gradients,
+  which is on record of every step, and from the looks before and after (`mptrain.numerics.looked_at`).
   The upper edge is the largest power of two at which no step overflows.
 - *The lower edge.* How many values are lost says little: half of a tensor can be lost and hold nothing. Nor does the size
   of the rounding error: a word LSTM that fell behind at scale 1 had one of 1 % (root of squares). What is rounded to zero
@@ -18,7 +18,7 @@ section 3.2: scales from 8 to 32 K worked, and any is right as long as nothing o
   scale loses the smallest values first, too large a one whole updates; so it lies high in the range, and never below it.
 
 What is assumed: that FP16 would compute what was looked at, but for tensors that the run itself keeps in a wider format
-beside others in FP16; that nothing between the modules is larger than at their outputs; and that training goes as it went.
+beside others in FP16 and that never were FP16 numbers; that nothing between the modules is larger than at their outputs; and that training goes as it went.
 Where many updates are skipped it does not, and a run can stay where gradients are large: far above the upper edge more
 steps overflow than foretold. Gradients of FP16 lack what they lost already (`Forecast.smallest_seen`).
 """
@@ -30,7 +30,18 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from mptrain.numerics.exponents import INFINITE_FROM, NORMAL, TINIEST, Tails, merged, nonzero, total, unscaled
+from mptrain.numerics.exponents import (
+    INFINITE_FROM,
+    NORMAL,
+    TINIEST,
+    Tails,
+    merged,
+    nonzero,
+    ties_below,
+    total,
+    unscaled,
+)
+from mptrain.numerics.looked_at import Anchor, anchor, between, gradients_of, largest_of
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -130,6 +141,7 @@ class Forecast:
             could be seen. 0 where none were.
         at_smallest: The largest share of a module's nonzero gradients that were that number: where it is not next to
             nothing, more lie below.
+        unusable: How many looks say nothing: their loss scale was 0 or not finite, or there was no gradient.
     """
 
     looks: tuple[Look, ...]
@@ -141,6 +153,7 @@ class Forecast:
     recommended: int | None
     smallest_seen: float
     at_smallest: float
+    unusable: int
 
     @property
     def has_range(self) -> bool:
@@ -149,7 +162,7 @@ class Forecast:
 
 
 @dataclass
-class Evidence:
+class GradientHistory:
     """Collects the histograms of one learner, in bounded memory for each look.
 
     Attributes:
@@ -163,29 +176,27 @@ class Evidence:
     weights: dict[str, ExponentCounts] = field(default_factory=dict)
     _smallest_seen: float = 0.0
     _at_smallest: float = 0.0
+    _unusable: int = 0
 
     def add(self, record: HistogramRecord) -> None:
         """Take in one look; one without a usable scale says nothing."""
-        if not (record.loss_scale > 0 and math.isfinite(record.loss_scale)):
+        gradients, loss_scale = gradients_of(record), record.loss_scale
+        usable = loss_scale > 0 and math.isfinite(loss_scale)
+        if not usable or not any(total(counts) for counts in gradients.named.values()):
+            self._unusable += 1
             return
-        modules = _computed_in_half(record.tensors.get("activation_gradients", {}))
-        parameters = _computed_in_half(record.tensors.get("weight_gradients", {}))
-        gradients = {**modules, **parameters}
-        if not any(total(counts) for counts in gradients.values()):
+        if record.overflow or any(counts.inf or counts.nan for counts in gradients.named.values()):
+            self.looks.append(Look(record.step, loss_scale, math.inf, _first_lost(gradients.named), ()))
             return
-        if record.overflow or any(counts.inf or counts.nan for counts in gradients.values()):
-            self.looks.append(Look(record.step, record.loss_scale, math.inf, _first_lost(gradients), ()))
-            return
-        self._look_for_an_edge(modules, record.loss_scale)
-        plain = {name: unscaled(counts, record.loss_scale) for name, counts in modules.items()}
-        plain_weights = {name: unscaled(counts, record.loss_scale) for name, counts in parameters.items()}
-        _merge_into(self.activations, plain)
-        _merge_into(self.weights, plain_weights)
-        where, largest = max(
-            ((name, counts.largest) for part in (plain, plain_weights) for name, counts in part.items()),
-            key=lambda pair: pair[1],
+        self._look_for_an_edge(gradients.modules, loss_scale)
+        modules, parameters = (
+            {name: _plain(counts, loss_scale, gradients.half) for name, counts in named.items()}
+            for named in (gradients.modules, gradients.parameters)
         )
-        self.looks.append(Look(record.step, record.loss_scale, largest, where, _taken(plain, record.step)))
+        _merge_into(self.activations, modules)
+        _merge_into(self.weights, parameters)
+        largest = largest_of(gradients, loss_scale)
+        self.looks.append(Look(record.step, loss_scale, largest.value, largest.where, _taken(modules, record.step)))
 
     def forecast(self, steps: Iterable[StepRecord] = ()) -> Forecast:
         """What follows.
@@ -197,7 +208,8 @@ class Evidence:
         sound = [look for look in looks if math.isfinite(look.largest)]
         limits = _limits(looks, steps)
         largest = max(sound, key=lambda look: look.largest, default=None)
-        empty = Forecast(looks, limits.total(), (), largest, None, None, None, self._smallest_seen, self._at_smallest)
+        seen = (self._smallest_seen, self._at_smallest, self._unusable)
+        empty = Forecast(looks, limits.total(), (), largest, None, None, None, *seen)
         if largest is None or largest.largest == 0:
             return empty
         scales = self._scales(limits)
@@ -244,10 +256,9 @@ class Evidence:
             self._at_smallest = max(self._at_smallest, *shares)
 
 
-def _computed_in_half(named: Mapping[str, ExponentCounts]) -> dict[str, ExponentCounts]:
-    """The tensors that are FP16 where some are: the others are kept wider. All of them where none is."""
-    halves = {name: counts for name, counts in named.items() if counts.dtype == "float16"}
-    return halves or dict(named)
+def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCounts:
+    """Without the scale; FP16 numbers so that those which become 2^-25 count as lost."""
+    return unscaled(ties_below(counts) if half else counts, loss_scale)
 
 
 def _first_lost(gradients: Mapping[str, ExponentCounts]) -> str:
@@ -301,34 +312,38 @@ def _limits(looks: Sequence[Look], steps: Iterable[StepRecord]) -> Counter[int]:
     """How many steps begin to overflow at which exponent; steps whose loss is not finite are no matter of the scale."""
     left = {look.step: look for look in looks}
     found: Counter[int] = Counter()
-    waiting: list[tuple[int, float]] = []
-    before: tuple[int, float] | None = None  # the last look: its step, and log2 of its largest gradient over the norm
+    waiting: list[tuple[int, float, int]] = []
+    before: Anchor | None = None
     for step in steps:
         look = left.pop(step.step, None)
-        if step.overflow:
-            if math.isfinite(step.loss) and 0 < step.loss_scale < math.inf:
-                found[math.ceil(math.log2(step.loss_scale))] += 1
-        elif not 0 < step.grad_norm < math.inf:
-            continue
-        elif look is not None and 0 < look.largest < math.inf:
-            after = (step.step, math.log2(look.largest / step.grad_norm))
+        after = anchor(step.step, look.largest, step.grad_norm) if look and not step.overflow else None
+        if look and after:
             found.update(_between(before or after, after, waiting))
             found[_limit_of(look)] += 1
             waiting, before = [], after
-        else:
-            waiting.append((step.step, step.grad_norm))
-            if before and not left:  # no look is to come
-                found.update(_between(before, before, waiting))
-                waiting = []
+        elif step.overflow:
+            if math.isfinite(step.loss) and 0 < step.loss_scale < math.inf:
+                waiting.append((step.step, math.inf, math.ceil(math.log2(step.loss_scale))))
+        elif 0 < step.grad_norm < math.inf:
+            waiting.append((step.step, step.grad_norm, _NEVER))
+        if before and not left:  # no look is to come
+            found.update(_between(before, before, waiting))
+            waiting = []
     if before:
         found.update(_between(before, before, waiting))
+    else:
+        found.update(known for _, _, known in waiting if known < _NEVER)
     found.update(_limit_of(look) for look in left.values())
     return found
 
 
-def _between(before: tuple[int, float], after: tuple[int, float], norms: Iterable[tuple[int, float]]) -> Iterator[int]:
-    """The smallest exponents at which steps between two looks overflow, by the norms of their gradients."""
-    span = after[0] - before[0]
-    for step, norm in norms:
-        share = (step - before[0]) / span if span else 0.0
-        yield _first_overflowing(norm * 2.0 ** (before[1] + share * (after[1] - before[1])))
+def _between(before: Anchor, after: Anchor, steps: Iterable[tuple[int, float, int]]) -> Iterator[int]:
+    """The smallest exponents at which steps between two looks overflow, by the norms of their gradients.
+
+    Args:
+        before: The look before them.
+        after: The look after them.
+        steps: Step, norm, and the exponent from which on it is known to overflow.
+    """
+    for step, norm, known in steps:
+        yield min(_first_overflowing(between(before, after, step, norm)), known)

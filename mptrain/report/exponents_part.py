@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mptrain.numerics.exponents import headroom, lost_share, nonzero, subnormal_share, zero_share
 from mptrain.report.exponent_figures import exponents_figure, looks_figure
 from mptrain.report.forecast_part import forecast_plot, reasons, recommendation
-from mptrain.report.looks import KINDS, Histograms, forecasts, read_histograms, worst_first
+from mptrain.report.looks import KINDS, LearnerHistograms, forecasts, read_histograms, worst_first
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
 from mptrain.report.run_parts import OpenedRun
 from mptrain.report.wording import MINUS, UNKNOWN, counted, elided, number, share
@@ -42,7 +42,7 @@ def exponent_blocks(opened: OpenedRun) -> list[Block | None]:
     return blocks
 
 
-def _learner(opened: OpenedRun, name: str, found: Histograms, forecast: Forecast) -> list[Block | None]:
+def _learner(opened: OpenedRun, name: str, found: LearnerHistograms, forecast: Forecast) -> list[Block | None]:
     tail, whose = (f"-{_ids(name)}", f", {name}") if name else ("", "")
     return [
         Text(f"{name}: {recommendation(forecast)}" if name else recommendation(forecast)),
@@ -69,14 +69,14 @@ def _ids(name: str) -> str:
     return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
 
 
-def _looked(found: Histograms) -> str:
+def _looked(found: LearnerHistograms) -> str:
     steps = sorted([*(each.step for each in found.seen), *found.overflowed])
     shown = ", ".join(f"{step:,}" for step in steps[:6]) + (f", … {steps[-1]:,}" if len(steps) > 6 else "")
     overflowed = f"; gradients of {counted(len(found.overflowed), 'step')} that overflowed are left out" if found.overflowed else ""  # fmt: skip
     return f"{counted(len(steps), 'step')} looked at: {shown}{overflowed}."
 
 
-def _gradients_plot(name: str, found: Histograms, whose: str) -> Plot | None:
+def _gradients_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None:
     scaled, plain = found.together("activation_gradients"), found.unscaled_gradients()
     if not nonzero(scaled):
         return None
@@ -92,7 +92,7 @@ def _gradients_plot(name: str, found: Histograms, whose: str) -> Plot | None:
     return Plot(name, caption, exponents_figure(name, histograms))
 
 
-def _others_plot(name: str, found: Histograms, whose: str) -> Plot | None:
+def _others_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None:
     histograms: dict[str, ExponentCounts] = {KINDS[kind]: found.together(kind) for kind in _OTHERS}
     if not any(nonzero(counts) for counts in histograms.values()):
         return None
@@ -103,7 +103,7 @@ def _others_plot(name: str, found: Histograms, whose: str) -> Plot | None:
     return Plot(name, caption, exponents_figure(name, histograms))
 
 
-def _looks_plot(name: str, found: Histograms, steps: int, whose: str) -> Plot | None:
+def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> Plot | None:
     if len(found.seen) < 2:
         return None
     caption = (
@@ -150,7 +150,7 @@ def _room_tone(room: float) -> Tone:
     return "bad" if room < 0 else "warn" if room < _NEAR else ""
 
 
-def _unchanged(found: Histograms) -> Text | None:
+def _unchanged(found: LearnerHistograms) -> Text | None:
     """How many updates an FP16 weight without a master copy would not notice."""
     moved, same = (sum(pair[at] for pair in found.unchanged.values()) for at in (0, 1))
     if not moved:

@@ -103,10 +103,11 @@ def _measured(above: Axes, below: Axes, measured: Measured) -> list[Line2D]:
             handle = _dots(axes, values, colour, line)
         handles.append(handle)
         failed = sorted({run.exponent for run in runs if run.failed})
-        above.plot(
-            failed, [0.06] * len(failed), transform=above.get_xaxis_transform(), linestyle="none", marker="X",
-            markersize=7, markeredgewidth=0, color=VERMILLION, clip_on=False,
-        )  # fmt: skip
+        if failed:  # a line without points beyond the axes would make the layout collapse
+            above.plot(
+                failed, [0.06] * len(failed), transform=above.get_xaxis_transform(), linestyle="none", marker="X",
+                markersize=7, markeredgewidth=0, color=VERMILLION, clip_on=False,
+            )  # fmt: skip
     numbers_up(above)
     above.yaxis.set_major_locator(MaxNLocator(4))
     above.set_ylabel(elided(measured.metric, 18))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from mptrain.errors import StorageError
 from mptrain.numerics.exponents import Tails, headroom, lost_share, merged, nonzero, subnormal_share, zero_share
-from mptrain.numerics.forecast import Evidence, Forecast
+from mptrain.numerics.forecast import Forecast, GradientHistory
 
 if TYPE_CHECKING:
     from mptrain.records import ExponentCounts, HistogramRecord, StepRecord, TensorKind
@@ -51,11 +51,11 @@ class Seen:
 
 
 @dataclass
-class Histograms:
+class LearnerHistograms:
     """One learner's histograms.
 
     Attributes:
-        evidence: What a forecast needs.
+        gradients: What a forecast needs.
         kinds: By kind and name, over all looks, as the device saw them; gradients of looks that overflowed left out.
         seen: Every look that did not overflow.
         overflowed: Steps of those that did.
@@ -63,7 +63,7 @@ class Histograms:
         dtypes: By kind: what its tensors were kept in.
     """
 
-    evidence: Evidence = field(default_factory=Evidence)
+    gradients: GradientHistory = field(default_factory=GradientHistory)
     kinds: dict[TensorKind, dict[str, ExponentCounts]] = field(default_factory=dict)
     seen: list[Seen] = field(default_factory=list)
     overflowed: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Histograms:
 
     def add(self, record: HistogramRecord) -> None:
         """Take in one look."""
-        self.evidence.add(record)
+        self.gradients.add(record)
         for kind, named in record.tensors.items():
             self.dtypes.setdefault(kind, set()).update(counts.dtype for counts in named.values())
             if record.overflow and kind in _GRADIENTS:
@@ -99,7 +99,7 @@ class Histograms:
 
     def unscaled_gradients(self) -> ExponentCounts:
         """All activation gradients without the loss scale."""
-        return merged(self.evidence.activations.values())
+        return merged(self.gradients.activations.values())
 
 
 def _seen(record: HistogramRecord) -> Seen:
@@ -118,25 +118,25 @@ def _seen(record: HistogramRecord) -> Seen:
     )
 
 
-def read_histograms(run: Run, notes: list[str]) -> dict[str, Histograms]:
+def read_histograms(run: Run, notes: list[str]) -> dict[str, LearnerHistograms]:
     """The histograms of a run by learner, as far as they can be read; empty where it has none.
 
     Args:
         run: The run.
         notes: Gets a sentence on what could not be read.
     """
-    found: dict[str, Histograms] = {}
+    found: dict[str, LearnerHistograms] = {}
     try:
         for record in run.histograms():
-            found.setdefault(record.learner, Histograms()).add(record)
+            found.setdefault(record.learner, LearnerHistograms()).add(record)
     except StorageError as error:
         notes.append(f"{error}; what follows of the histograms is not in this report")
     return found
 
 
-def forecasts(run: Run, histograms: dict[str, Histograms]) -> dict[str, Forecast]:
+def forecasts(run: Run, histograms: dict[str, LearnerHistograms]) -> dict[str, Forecast]:
     """What follows from the histograms, by learner; damaged steps end what is known of the steps between."""
-    return {name: one.evidence.forecast(_steps_of(run, name)) for name, one in histograms.items()}
+    return {name: one.gradients.forecast(_steps_of(run, name)) for name, one in histograms.items()}
 
 
 def _steps_of(run: Run, learner: str) -> Iterator[StepRecord]:

@@ -151,7 +151,7 @@ def read_examination(path: Path) -> Examination:
     try:
         fields = restore_nonfinite(fields)
         modules = tuple(
-            ModuleRow(**{**row, "forward": _reach(row["forward"]), "backward": _reach(row["backward"])})
+            ModuleRow(**{**row, "forward": _read_reach(row["forward"]), "backward": _read_reach(row["backward"])})
             for row in fields["modules"]
         )
         remedies = tuple(Remedy(**{**one, "words": tuple(one["words"])}) for one in fields["remedies"])
@@ -161,5 +161,5 @@ def read_examination(path: Path) -> Examination:
         raise StorageError(f"{path} is damaged: it holds no diagnosis", "write mptrain diagnose again") from error
 
 
-def _reach(fields: dict[str, Any] | None) -> Reach | None:
+def _read_reach(fields: dict[str, Any] | None) -> Reach | None:
     return None if fields is None else Reach(**fields)

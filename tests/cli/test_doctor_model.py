@@ -50,6 +50,7 @@ def test_where_a_dynamic_scale_begins_is_said(terminal):
         (("x",), "doctor takes KEY=VALUE, but there is 'x'"),
         (("model=mlp", "-m"), "doctor knows no -m"),
         (("model=mlp", "precision=fp32"), "computes nothing in half precision"),
+        (("model=mlp", "inject.step=1", "inject.tensor=input"), "the doctor looks at a model as it is"),
         (("model=mpl",), "no option 'mpl' in model"),
     ],
 )

@@ -91,3 +91,8 @@ def test_the_backward_pass_is_left_alone():
     with observer:
         output.backward()
     assert not observer.narrow
+
+
+def test_casts_to_half_precision_are_counted_by_dtype():
+    assert dict(seen(lambda x: x.bfloat16().to(x.dtype)).casts) == {(LOSS, "bfloat16"): 1, (LOSS, "float16"): 1}
+    assert dict(seen(lambda x: x.float()).casts) == {}

@@ -205,3 +205,38 @@ def test_lstm_outputs_and_states_are_counted_together(tmp_path):
     (record,) = kept.of(HistogramRecord)
     assert all(math.isfinite(counts.largest) for named in record.tensors.values() for counts in named.values())
     assert any("lstm" in name.lower() or "rnn" in name.lower() for name in record.tensors["activations"])
+
+
+class GivesItsOwnParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(3))
+
+    def forward(self, inputs):
+        return self.token
+
+
+def test_a_parameter_that_is_given_as_output_keeps_no_hook():
+    model = nn.ModuleDict({"token": GivesItsOwnParameter()})
+    watch = HistogramWatch("main", 1)
+    inputs = torch.randn(4, 3)
+    with watch.passes(model):
+        (inputs + model["token"](inputs)).sum().backward()
+    token = model["token"].token
+    assert not token._backward_hooks
+    count = int(watch._counts["activation_gradients", "token"][0].sum())
+    (inputs + token).sum().backward()
+    assert int(watch._counts["activation_gradients", "token"][0].sum()) == count
+
+
+def test_a_tensor_that_is_given_twice_counts_once():
+    class Same(nn.Module):
+        def forward(self, inputs):
+            found = inputs * 2
+            return found, [found, None, found.argmax()]
+
+    watch = HistogramWatch("main", 1)
+    with watch.passes(model := Same()):
+        model(torch.ones(5, requires_grad=True))[0].sum().backward()
+    for kind in ("activations", "activation_gradients"):
+        assert total(read_counts(watch._counts[kind, ""][0].tolist(), torch.float32)) == 5

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mptrain.diagnostics.observer import Observer
 from mptrain.diagnostics.trail import LOSS, Trail
-from mptrain.engine.replay import look, moment_at
+from mptrain.engine.revisit import look, moment_at
 from mptrain.engine.step import accumulate_gradients
 
 

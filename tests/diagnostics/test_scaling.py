@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mptrain.diagnostics.scaling import Distances, Evidence, OutputErrors, by_module, scales_of
+from mptrain.diagnostics.scaling import Distances, OutputErrors, ScalingEvidence, by_module, scales_of
 from mptrain.diagnostics.scaling_findings import findings
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
 
@@ -28,7 +28,7 @@ def modules(*parameters, order=()):
 
 
 def evidence(*parameters, **more):
-    return Evidence("float16", modules(*parameters), **more)
+    return ScalingEvidence("float16", modules(*parameters), **more)
 
 
 def kinds(found):
@@ -170,3 +170,19 @@ def test_a_constant_scale_has_to_be_a_good_one(scale, constant, wrong):
 def test_a_learner_of_several_is_named():
     found = findings(evidence(HEALTHY, scales={"generator": (8.0, True)}))
     assert kinds(found) == [("scale", ("learners.generator.scaler",))]
+
+
+def test_a_cast_to_the_other_half_precision_is_named_with_what_it_loses():
+    def cast(compute):
+        (finding,) = findings(ScalingEvidence(compute, casts=(("a", "float16"), ("b", "bfloat16"), ("b", "bfloat16"))))
+        return finding.kind, finding.where, finding.what
+
+    assert cast("float16") == (
+        "cast",
+        ("b",),
+        "casts to BF16 in a network that computes in FP16, which loses three bits of each value",
+    )
+    assert cast("bfloat16")[1:] == (
+        ("a",),
+        "casts to FP16 in a network that computes in BF16, which loses what lies outside of FP16's range",
+    )

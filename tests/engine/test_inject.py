@@ -116,6 +116,7 @@ def test_a_resumed_run_has_the_fault_in_the_same_step(tmp_path):
     ("words", "says"),
     [
         (["inject.step=1"], "needs an inject.tensor"),
+        (["inject.tensor=input"], "needs an inject.step"),
         (["inject.step=1", "inject.tensor=loss"], "no such kind"),
         (["inject.step=1", "inject.tensor=input:x"], "the input has no name"),
         (["inject.step=1", "inject.tensor=activation:"], "there is no module ''"),
@@ -134,8 +135,20 @@ def test_what_cannot_be_put_in_is_refused(words, says):
         parts_of(*TINY, *words)
 
 
+def test_a_step_that_is_never_reached_is_warned_of(tmp_path):
+    _, kept = run(tmp_path, "inject.step=99", "inject.tensor=input")
+    (warning,) = [record for record in kept.of(EventRecord) if record.kind == "warning"]
+    assert warning.fields["message"] == "inject.step=99 is never reached: the training ends at step 6"
+
+
+def test_tokens_cannot_be_infinite(tmp_path):
+    loop = loop_of(tmp_path, "model=char_lstm", "inject.step=2", "inject.tensor=input", "train.max_steps=2")
+    with pytest.raises(ConfigError, match="the inputs are whole numbers"):
+        loop.run()
+
+
 def test_without_a_step_nothing_is_put_in():
-    parts, _ = parts_of(*TINY, "inject.tensor=input")
+    parts, _ = parts_of(*TINY)
     batch = parts.prepare(next(parts.loaders["train"].batches(0, start=0)))
     with parts.fault.at(1, batch) as given:
         assert given is batch

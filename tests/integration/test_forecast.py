@@ -8,7 +8,7 @@ from small_runs import parts_of
 from mptrain.diagnostics.histograms import HistogramWatch
 from mptrain.engine.step import train_step
 from mptrain.numerics.exponents import merged, zero_share
-from mptrain.numerics.forecast import Evidence
+from mptrain.numerics.forecast import GradientHistory
 
 
 class _NoRing:
@@ -27,9 +27,9 @@ def first_step(*overrides):
 
 @pytest.fixture(scope="module")
 def foretold():
-    evidence = Evidence()
-    evidence.add(first_step("precision=fp32"))
-    return evidence.forecast()
+    history = GradientHistory()
+    history.add(first_step("precision=fp32"))
+    return history.forecast()
 
 
 @pytest.mark.parametrize("exponent", [0, 3, 7, 10, 15])

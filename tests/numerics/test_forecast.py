@@ -8,15 +8,15 @@ from histograms_by_hand import counted, look
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptrain.numerics.forecast import EXPONENTS, MARGIN, MOST_TAKEN, Evidence
+from mptrain.numerics.forecast import EXPONENTS, MARGIN, MOST_TAKEN, GradientHistory
 from mptrain.records import StepRecord
 
 
 def forecast_of(*records, steps=()):
-    evidence = Evidence()
+    history = GradientHistory()
     for record in records:
-        evidence.add(record)
-    return evidence.forecast(steps)
+        history.add(record)
+    return history.forecast(steps)
 
 
 def step(number, norm, overflow=False, scale=1.0, loss=1.0):

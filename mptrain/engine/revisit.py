@@ -1,17 +1,20 @@
-"""A step done again, or done before its time: forward and backward pass under the observer, and no update.
+"""A step done again, or done before its time: forward and backward pass under the observer.
 
-It writes nothing, and leaves weights, buffers and scales as they were. To stand before a certain step it can train up to
-there, in memory alone.
+Of several learners each is seen as training has it: behind the updates of those before it. Afterwards weights, buffers,
+optimizers and scales are put back; nothing is written. To stand before a certain step it can train up to there, in memory
+alone. (`mptrain replay`, which runs a scaler over recorded steps, has nothing to do with it.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from mptrain.diagnostics.observation import Faulty, Observation
 from mptrain.diagnostics.observer import Observer, Refusal, in_one_line
@@ -49,6 +52,7 @@ class Moment:
         wide: ``batch`` is as the data set prepares it, before it is cast to what the model takes.
         scales: The loss scale of each learner.
         random: The random state.
+        done: ``state`` is from behind that step, and holds whatever updates the learners made in it.
     """
 
     step: int
@@ -57,6 +61,7 @@ class Moment:
     wide: bool
     scales: Mapping[str, float]
     random: Mapping[str, Any]
+    done: bool = False
 
 
 def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> Moment | None:
@@ -83,7 +88,7 @@ def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, s
             ledger.flush()
             return Moment(
                 step=step,
-                state=take_snapshot(parts, ledger, progress),
+                state=_copied(take_snapshot(parts, ledger, progress)),
                 batch=parts.prepare_float32(host_batch),
                 wide=True,
                 scales={learner.name: float(learner.scale) for learner in parts.learners},
@@ -98,8 +103,10 @@ def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, s
 
 
 def stand_at(parts: Parts, moment: Moment) -> None:
-    """Bring parts that were just built, perhaps in another precision, to a moment's weights and carried state."""
+    """Bring parts that were just built, perhaps in another precision, to a moment's weights, optimizers and carried state."""
     load_weights(parts, moment.state)
+    for learner in parts.learners:
+        learner.load_state_dict(moment.state["learners"][learner.name])
     for name, buffer in parts.carried().items():
         buffer.copy_(moment.state["carried"][name])
 
@@ -108,31 +115,46 @@ def look(parts: Parts, moment: Moment, scales: Mapping[str, float] | None = None
     """Do the passes of a step, and see everything.
 
     Args:
-        parts: Brought to that moment.
+        parts: Brought to that moment; they are left as they were.
         moment: Which step.
         scales: Loss scales by learner, in place of the moment's.
 
     Returns:
         What was seen of each learner's passes, in their order.
     """
-    guard = parts.plan.guard
     parts.model.train()
     set_random_state(moment.random, parts.device)
     seen = []
     prepared = _cast(moment.batch, input_dtype(parts.policy))
-    with parts.fault.at(moment.step, prepared) as batch:
-        guard.snapshot()
+    with _put_back(parts, moment), parts.fault.at(moment.step, prepared) as batch:
         for learner in parts.learners:
             chosen = (scales or moment.scales)[learner.name]
-            before, learner.scale_state = learner.scale_state, _scaled(learner, chosen)
-            try:
-                seen.append(_look(parts, learner, moment, batch, chosen))
-            finally:
-                learner.scale_state = before
-                learner.weights.clear()
-                guard.recapture()
-                guard.restore(torch.ones(1, device=parts.device))
+            learner.scale_state = _scaled(learner, chosen)
+            random = random_state(parts.device)
+            seen.append(_look(parts, learner, moment, batch, chosen))
+            if learner is not parts.learners[-1] and seen[-1].refusal is None and not moment.done:
+                set_random_state(random, parts.device)
+                ring = Ring(1, len(learner.weights.names), parts.device)
+                train_step(learner, parts.model, batch, parts.plan, ring)  # the next learner's step comes behind it
     return tuple(seen)
+
+
+@contextlib.contextmanager
+def _put_back(parts: Parts, moment: Moment) -> Iterator[None]:
+    """Whatever moves meanwhile, a weight that is poisoned on purpose included, is afterwards as it is at that moment."""
+    scales = [learner.scale_state for learner in parts.learners]
+    learners = _copied({learner.name: learner.state_dict() for learner in parts.learners})
+    carried = _copied(parts.carried())
+    try:
+        yield
+    finally:
+        load_weights(parts, {**moment.state, "learners": learners})
+        for learner, scale_state in zip(parts.learners, scales, strict=True):
+            learner.load_state_dict(learners[learner.name])
+            learner.scale_state = scale_state
+            learner.weights.clear()
+        for name, buffer in parts.carried().items():
+            buffer.copy_(carried[name])
 
 
 def _look(parts: Parts, learner: Learner, moment: Moment, batch: Batch, scale: float) -> Observation:
@@ -142,6 +164,7 @@ def _look(parts: Parts, learner: Learner, moment: Moment, batch: Batch, scale: f
     faulty_inputs, faulty_weights = _faulty_inputs(batch, moment), _faulty_weights(parts)
     loss, refusal = math.nan, None
     learner.weights.clear()
+    parts.plan.guard.snapshot()
     try:
         with trail.followed(parts.model):
             loss = accumulate_gradients(learner, parts.model, batch, plan).item()
@@ -154,6 +177,9 @@ def _look(parts: Parts, learner: Learner, moment: Moment, batch: Batch, scale: f
     norms = learner.judge().norms.tolist()
     types = {name: type(module).__name__ for name, module in parts.model.named_modules()}
     missing = learner.weights.without_gradient() if refusal is None else []
+    learner.weights.clear()
+    parts.plan.guard.recapture()
+    parts.plan.guard.restore(torch.ones(1, device=parts.device))
     return Observation(
         learner=learner.name,
         step=moment.step,
@@ -186,6 +212,11 @@ def _batches(parts: Parts, progress: Progress) -> Iterator[Batch]:
         if not found and progress.batch == 0:  # every sample is unusable
             return
         progress.epoch, progress.batch = progress.epoch + 1, 0
+
+
+def _copied(values: Any) -> Any:
+    """Plain values with the tensors among them copied: a snapshot refers to those that training moves."""
+    return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
 def _scaled(learner: Learner, scale: float) -> dict[str, Tensor]:
