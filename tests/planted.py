@@ -31,6 +31,22 @@ FILES = {
             def forward(self, x):
                 return self.inner(x.repeat(1, 4096)).view(len(x), 4096, -1).sum(1) * self.gain
 
+        class Divides(nn.Module):
+            def forward(self, x):
+                return x / (x * 0)
+
+        class Sparse(nn.Module):
+            def forward(self, x):
+                return torch.relu(x - 0.9 * x.amax()) / 2 + x
+
+        class Masked(nn.Module):
+            def forward(self, x):
+                return torch.softmax(torch.cat([x, x.new_full((len(x), 120), -1e4)], 1), 1)[:, :8]
+
+        class Faint(nn.Module):
+            def forward(self, x):
+                return torch.exp(x - 20)
+
         class Square(torch.autograd.Function):
             @staticmethod
             def forward(ctx, x):
@@ -93,6 +109,11 @@ FILES = {
                 "frozen": lambda: ([conv()], []),
                 "softmax": lambda: ([], [Spread(nn.Softmax(1), 1.0)]),
                 "by_hand": lambda: ([], [Spread(HandWritten(), 1.0)]),
+                "divides": lambda: ([], [Divides()]),
+                "large": lambda: ([], [Scale(1e30), Scale(1e30)]),
+                "sparse": lambda: ([], [Sparse()]),
+                "masked": lambda: ([], [Masked()]),
+                "faint": lambda: ([], [nn.Sequential(Faint(), Scale(2.0**20))]),
                 "square": lambda: ([], [Calls(Square)]),
                 "mixes": lambda: ([], [Calls(Mixes)]),
             }[kind]()

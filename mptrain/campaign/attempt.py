@@ -258,7 +258,8 @@ def _attempt(
     changed: tuple[str, ...] = (),
 ) -> Outcome:
     parts, options = built
-    truncate_records(directory.paths, loaded.manifest.records if loaded else {})
+    lost = truncate_records(directory.paths, loaded.manifest.records if loaded else {})
+    warnings = (*warnings, *lost)
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")

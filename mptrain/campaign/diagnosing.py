@@ -5,19 +5,19 @@ Of the run directory nothing is changed but what is written into its folder ``di
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mptrain.campaign.attempt import find_run
-from mptrain.campaign.remedies import Case, remedies
+from mptrain.campaign.case import Case
+from mptrain.campaign.ending import read_ending
+from mptrain.campaign.remedies import remedies
 from mptrain.config.build import build
 from mptrain.config.compose import reload
-from mptrain.dataset.batch import Batch
 from mptrain.diagnostics.findings import cause_of
-from mptrain.diagnostics.remarkable import notes_of, rows_of
+from mptrain.diagnostics.remarkable import notes_of, rows_of, underflows
 from mptrain.engine.revisit import Moment, look, moment_at, stand_at
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
@@ -25,16 +25,18 @@ from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.diagnosis import FOLDER, Examination
 from mptrain.runlog.manifest import manifests_in, step_of
-from mptrain.runlog.storage import storing
-from mptrain.runlog.strict_json import parse_strict
+from mptrain.runlog.reader import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from mptrain.campaign.ending import Ending
     from mptrain.config.schema import Config
     from mptrain.diagnostics.observation import Observation
     from mptrain.engine.job import Options, Parts
+    from mptrain.records import StepRecord
     from mptrain.runlog import RunDirectory
+    from mptrain.runlog.checkpoints import Loaded
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,23 @@ class Diagnosed:
 
 @dataclass(frozen=True)
 class _Place:
-    """A step that can be looked at: what is built, the moment, the learner that is asked about, and how it was come by."""
+    """A step that can be looked at, and how it was come by.
+
+    Attributes:
+        parts: What is built.
+        moment: The step.
+        learner: That which ended the run; None where none did.
+        remarks: How the step was come by, one sentence each.
+        losses: Those of that step on record, by learner.
+        because: Why a loss may be another one now.
+    """
 
     parts: Parts
     moment: Moment
     learner: str | None
     remarks: tuple[str, ...]
+    losses: Mapping[str, float] = field(default_factory=dict)
+    because: str = "another device, number of threads or version of a library computes other bits"
 
 
 def diagnose_run(run: str, overrides: Sequence[str] = (), step: int | None = None) -> Diagnosed:
@@ -74,14 +87,11 @@ def diagnose_run(run: str, overrides: Sequence[str] = (), step: int | None = Non
     directory = find_run(run)
     text = directory.paths.config.read_text(encoding="utf-8")
     config = reload(text, overrides)
-    failed = directory.paths.failure / "step.pt"
-    state = directory.read_state()
-    if step is None and failed.exists() and (state is None or state.status != "done"):
-        place = _failed(directory, config)
-    else:
-        place = _standing(directory, config, step)
-    changed = (f"under {' '.join(overrides)}, unlike the run itself",) if overrides else ()
-    found = _examine(str(directory.root), config, replace(place, remarks=(*place.remarks, *changed)))
+    place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
+    if overrides:
+        changed = f"under {' '.join(overrides)}, unlike the run itself"
+        place = replace(place, remarks=(*place.remarks, changed), because="it is under other keys")
+    found = _examine(str(directory.root), config, place)
     return Diagnosed(found, write_diagnosis(directory.root / FOLDER, found))
 
 
@@ -105,6 +115,8 @@ def _examine(subject: str, config: Config, place: _Place) -> Examination:
     several = look(parts, moment)
     seen = _asked_about(several, place.learner)
     cause = cause_of(seen)
+    case = Case(config, parts, moment, seen, cause, ended=place.learner is not None)
+    exact = case.exact if underflows(seen) else None
     injected = tuple(f"a fault is put in on purpose: {one.fields['tensor']}" for one in parts.fault.records(seen.step))
     return Examination(
         subject=subject,
@@ -118,10 +130,10 @@ def _examine(subject: str, config: Config, place: _Place) -> Examination:
         module=cause.module,
         operator=cause.operator,
         verdict=cause.sentence,
-        notes=notes_of(seen),
-        remarks=(*place.remarks, *injected),
+        notes=notes_of(seen, exact),
+        remarks=(*place.remarks, *_on_record(place, seen), *injected),
         modules=rows_of(seen),
-        remedies=remedies(Case(config, parts, moment, seen, cause)),
+        remedies=remedies(case),
         operators=dict(seen.census),
     )
 
@@ -134,37 +146,80 @@ def _asked_about(several: tuple[Observation, ...], learner: str | None) -> Obser
     return several[0]
 
 
-def _failed(directory: RunDirectory, config: Config) -> _Place:
-    """The step that ended a run, as it was kept."""
-    recorded = _recorded(directory)
-    with storing(directory.paths.failure, "read"):
-        kept: dict[str, Any] = torch.load(directory.paths.failure / "step.pt", weights_only=True, map_location="cpu")
-    step, learner = int(kept["step"]), str(recorded["learner"])
-    store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
-    same = next((path for path in manifests_in(store.folder) if step_of(path) == step), None)
+def _on_record(place: _Place, seen: Observation) -> tuple[str, ...]:
+    """Whether the loss is the one that the run had."""
+    before = place.losses.get(seen.learner)
+    if before is None:
+        return ()
+    if before == seen.loss or (math.isnan(before) and math.isnan(seen.loss)):
+        return ("its loss is the one on record",)
+    return (f"its loss was {before:.9g} on record and is {seen.loss:.9g} now, because {place.because}",)
+
+
+def _failed(directory: RunDirectory, config: Config) -> _Place | None:
+    """The step that ended a run, as it was kept; None where none did, or the run went on from there."""
+    paths = directory.paths
+    state = directory.read_state()
+    if not paths.failure.exists() or (state is not None and state.status == "done"):
+        return None
+    ending = read_ending(directory)
+    store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)
+    saved = manifests_in(store.folder)
+    if saved and step_of(saved[0]) > ending.step:
+        return None
+    same = next((path for path in saved if step_of(path) == ending.step), None)
     loaded = store.load(same) if same else store.load_latest()
     if loaded is None:
         raise CheckpointError(
             f"{directory.root} has no checkpoint: its weights were not finite when it ended, and none was kept before",
-            f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, step - 1)}",
+            f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, ending.step - 1)}",
         )
-    remarks = [f"the step that ended the run, {step:,}, done again: {recorded['cause']} was the cause on record"]
-    if loaded.manifest.step != step:
-        remarks.append(f"the weights of that step were not kept: these are those of step {loaded.manifest.step:,}")
     parts, _ = build(config, weights=False)
-    tensors = kept["batch"]
-    more = {name: tensor.to(parts.device) for name, tensor in tensors.items() if name not in ("inputs", "targets")}
-    counts = tuple(kept["counts"]) if kept["counts"] else None
-    batch = Batch(tensors["inputs"].to(parts.device), tensors["targets"].to(parts.device), counts, more)
+    _require_fit(parts, loaded.state)
+    place = replace(_ended(parts, ending, loaded), losses=_losses(directory, ending.step))
+    stand_at(parts, place.moment)
+    moved = _moved(directory, parts, ending) if place.moment.done else []
+    if moved:
+        remark = f"the weights hold what {' and '.join(moved)} did in that step: they were saved behind it"
+        place = replace(place, remarks=(*place.remarks, remark), because="the weights moved in between")
+    return place
+
+
+def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> _Place:
+    """The step that ended a run, with the weights of a checkpoint."""
+    remarks = [f"the step that ended the run, {ending.step:,}, done again: {ending.cause} was the cause on record"]
+    same, because = loaded.manifest.step == ending.step, _Place.because
+    if not same:
+        remarks.append(f"the weights of that step were not kept: these are those of step {loaded.manifest.step:,}")
+        because = "the weights are older"
     accounts = loaded.state["accounts"]
     scales = {
         one.name: float((accounts[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners
     }
-    scales[learner] = float(recorded["loss_scale"])
-    moment = Moment(step, loaded.state, batch, False, scales, kept["random"] or loaded.state["random"])
-    _require_fit(parts, loaded.state)
-    stand_at(parts, moment)
-    return _Place(parts, moment, learner, tuple(remarks))
+    scales[ending.learner] = ending.loss_scale
+    random = ending.random or loaded.state["random"]
+    moment = Moment(ending.step, loaded.state, ending.batch.to(parts.device), False, scales, random, done=same)
+    return _Place(parts, moment, ending.learner, tuple(remarks), because=because)
+
+
+def _moved(directory: RunDirectory, parts: Parts, ending: Ending) -> list[str]:
+    """The learners whose updates of the last step were applied after the one that ended the run took its own."""
+    names = [learner.name for learner in parts.learners]
+    later = names[names.index(ending.learner) :] if ending.learner in names else names
+    applied = {one.learner for one in _steps(directory, ending.step) if not one.skipped}
+    return [f"the {name}" for name in later if name in applied]
+
+
+def _losses(directory: RunDirectory, step: int) -> dict[str, float]:
+    return {one.learner: one.loss for one in _steps(directory, step)}
+
+
+def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
+    """A step on record, of each learner; nothing where it is not there, or the record is damaged."""
+    try:
+        return [one for one in read_run(directory.root).steps() if one.step == step]
+    except StorageError:
+        return []
 
 
 def _standing(directory: RunDirectory, config: Config, step: int | None) -> _Place:
@@ -176,11 +231,13 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> _Pla
     before = loaded.manifest.step if loaded else 0
     wanted = before + 1 if step is None else step
     begins = f"the checkpoint of step {before:,}" if loaded else "the start"
-    trained = f", and {wanted - 1 - before:,} steps trained in memory" if wanted - 1 > before else ""
+    more = wanted - 1 - before
+    trained = f", and {more:,} step{'s' if more > 1 else ''} trained in memory" if more else ""
     if loaded is not None:
         _require_fit(parts, loaded.state)
     moment = _moment(parts, options, loaded.state if loaded else None, wanted)
-    return _Place(parts, moment, None, (f"step {wanted:,}, from {begins}{trained}",))
+    remark = f"step {wanted:,}, from {begins}{trained}"
+    return _Place(parts, moment, None, (remark,), _losses(directory, wanted))
 
 
 def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> Moment:
@@ -196,16 +253,3 @@ def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, ste
 def _require_fit(parts: Parts, state: Mapping[str, Any]) -> None:
     require_same_schema(state)
     require_same_labels(parts, state)
-
-
-def _recorded(directory: RunDirectory) -> dict[str, Any]:
-    path = directory.paths.failure / "diagnosis.json"
-    with storing(path, "read"):
-        text = path.read_text(encoding="utf-8")
-    try:
-        recorded: dict[str, Any] = parse_strict(text)
-        return {name: recorded[name] for name in ("learner", "loss_scale", "cause")}
-    except (ValueError, KeyError, TypeError) as error:
-        raise StorageError(
-            f"{path} is damaged", f"look at a step by number: mptrain diagnose {directory.root} --step N"
-        ) from error

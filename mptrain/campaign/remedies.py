@@ -6,111 +6,98 @@ loss        bfloat16; then FP32
 input       the same step without the samples that are not finite
 none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
 
-A lower learning rate is advised only where FP32 itself is not finite with these weights.
+A lower learning rate is advised only where FP32 itself is not finite because weights or operands are large.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
-from mptrain.config.build import build
-from mptrain.config.compose import reload
-from mptrain.diagnostics.findings import Cause, cause_of, first_break
+from mptrain.campaign.case import Case, of_learner
+from mptrain.campaign.scale_remedies import higher_scale, lower_scale
+from mptrain.diagnostics.findings import cause_of, first_break, named, place
 from mptrain.diagnostics.remarkable import small_gradients, underflows
 from mptrain.diagnostics.trail import LOSS
-from mptrain.engine.revisit import look, stand_at
+from mptrain.engine.revisit import look
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.numerics.exponents import lost_share, merged
-from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
-from mptrain.precision.apply import set_products
+from mptrain.numerics.exponents import merged
+from mptrain.numerics.formats import FLOAT16
 from mptrain.runlog.diagnosis import Remedy
 
 if TYPE_CHECKING:
-    from mptrain.config.schema import Config
     from mptrain.dataset.batch import Batch
+    from mptrain.diagnostics.findings import Cause
     from mptrain.diagnostics.observation import Observation
-    from mptrain.engine.job import Parts
-    from mptrain.engine.revisit import Moment
     from mptrain.records import ExponentCounts
-    from mptrain.scaler.base import Scaler
-
-#: A scale at which more of the gradients than this are rounded to zero is no remedy.
-LOSES = 0.1
 
 #: Modules that are kept in FP32 at most before another precision is the simpler remedy.
 MOST_KEPT = 6
 
-#: What is still wrong with a step, as far as a remedy is concerned: a module, or None where nothing is.
-Complaint = Callable[["Observation"], str | None]
+#: Weights, or operands of what breaks, are large from here on: FP16 could not hold them.
+LARGE = FLOAT16.max
 
 
 @dataclass(frozen=True)
-class Case:
-    """A step that something is wrong with.
+class Complaint:
+    """What is wrong with a step, as far as a remedy is concerned: values that are not finite, and perhaps lost ones.
 
     Attributes:
-        config: It was done under.
-        parts: Built from that, and brought to the moment.
-        moment: The step.
-        seen: What was seen of it.
-        cause: What is wrong.
+        underflow: Values lost to underflow count too.
+        exact: The step in FP32, for what is lost there as well.
     """
 
-    config: Config
-    parts: Parts
-    moment: Moment
-    seen: Observation
-    cause: Cause
+    underflow: bool = False
+    exact: Observation | None = None
 
-    def again(self, *words: str) -> Observation:
-        """The same step under other words.
+    def about(self, seen: Observation) -> str | None:
+        """The module in which a step is wrong; None where it is in order."""
+        if self.underflow and (lost := underflows(seen, self.exact)):
+            return lost[0].module
+        cause = cause_of(seen)
+        if cause.kind != "none":
+            return cause.module if cause.module is not None else ""
+        hidden = first_break(seen, "forward")
+        return hidden.module if hidden is not None else None
 
-        Raises:
-            EnvironmentRefused: This device cannot do that.
-            ConfigError: The words do not fit the configuration.
-        """
-        parts, _ = build(reload(self.config.yaml, words), weights=False)
-        stand_at(parts, self.moment)
-        scales = None
-        if any(word.startswith("precision=") for word in words):  # which brings its own scaler
-            scales = {learner.name: float(learner.scale) for learner in parts.learners}
-        return _of(look(parts, self.moment, scales), self.seen.learner)
 
-    def at_scale(self, scale: float) -> Observation:
-        """The same step at another loss scale."""
-        set_products(
-            self.config.precision
-        )  # what was built in between may have chosen otherwise, for the whole process
-        scales = {**self.moment.scales, self.seen.learner: scale}
-        return _of(look(self.parts, self.moment, scales), self.seen.learner)
-
-    @property
-    def scaler(self) -> Scaler:
-        """That of the learner whose step it is."""
-        return next(learner.scaler for learner in self.parts.learners if learner.name == self.seen.learner)
+_BREAKS = Complaint()
 
 
 def remedies(case: Case) -> tuple[Remedy, ...]:
     """What was tried, in order, up to the first that helped; nothing where nothing is wrong."""
+    purposeful = _on_purpose(case)
+    if purposeful is not None:
+        return (purposeful,)
     match case.cause.kind:
         case "input":
             return tuple(_without_samples(case))
         case "backward":
             found = list(_for_gradients(case))
         case "forward" | "refused":
-            found = list(_until_it_helps(_keeping(case, case.cause.module, _breaks), _other_precisions(case, _breaks)))
+            found = list(_until_it_helps(_keeping(case, case.cause.module, _BREAKS), _other_precisions(case, _BREAKS)))
         case "loss":
-            found = list(_until_it_helps(_other_precisions(case, _breaks)))
+            found = list(_until_it_helps(_other_precisions(case, _BREAKS)))
         case "weights":
             return (_EARLIER,)
         case _:
             found = list(_for_values(case))
     return tuple(found)
+
+
+def _on_purpose(case: Case) -> Remedy | None:
+    """Where a fault was put into the step, and the step is in order without it, nothing is to be mended."""
+    records = case.parts.fault.records(case.moment.step)
+    if not records or case.cause.kind == "none":
+        return None
+    words = ("inject.step=null", "inject.tensor=null")
+    if _BREAKS.about(case.again(*words)) is not None:
+        return None
+    text = f"no remedy is asked for: the fault is the one put in on purpose, {records[0].fields['tensor']}"
+    return Remedy(words, text, True, "finite on this batch without it")
 
 
 _EARLIER = Remedy(
@@ -125,92 +112,40 @@ def _for_values(case: Case) -> Iterator[Remedy]:
     """For a step that is finite and loses values all the same: to an infinite sum that nothing shows, or to underflow."""
     hidden = first_break(case.seen, "forward")
     if hidden is not None:
-        yield from _until_it_helps(_keeping(case, hidden.module, _breaks), _other_precisions(case, _breaks))
-    elif found := underflows(case.seen):
-        yield from _until_it_helps(_keeping(case, found[0].module, _underflows), _other_precisions(case, _underflows))
+        yield from _until_it_helps(_keeping(case, hidden.module, _BREAKS), _other_precisions(case, _BREAKS))
+    elif case.lost:
+        lost = Complaint(underflow=True, exact=case.exact)
+        yield from _until_it_helps(_keeping(case, case.lost[0].module, lost), _other_precisions(case, lost))
     elif (small := small_gradients(case.seen)) is not None:
-        yield _higher_scale(case, *small)
+        yield higher_scale(case, *small)
 
 
 def _for_gradients(case: Case) -> Iterator[Remedy]:
     """For a step of which only gradients overflow."""
-    words = _in_fp32(case)
-    exact = case.again(*words) if words else case.at_scale(1.0)
-    if not exact.finite:
+    exact = case.exact
+    if exact is not None and not exact.finite:
         yield from _blown_up(exact)
         return
-    gradients = merged(_half_gradients(case.seen, exact))
-    exponent = math.floor(math.log2(FLOAT16.max / gradients.largest)) if gradients.largest else 0
-    scale = 2.0**exponent
-    if scale < case.seen.loss_scale and scale >= FLOAT32.smallest_normal:
-        remedy = _lower_scale(case, scale, lost_share(gradients, exponent))
-        yield remedy
-        if remedy.helped:
+    lower = lower_scale(case, merged(_half_gradients(case.seen, exact))) if exact is not None else None
+    if lower is not None:
+        yield lower
+        if lower.helped:
             return
-    yield from _until_it_helps(_keeping(case, case.cause.module, _breaks), _other_precisions(case, _breaks))
+    yield from _until_it_helps(_keeping(case, case.cause.module, _BREAKS), _other_precisions(case, _BREAKS))
 
 
 def _half_gradients(seen: Observation, exact: Observation) -> Iterator[ExponentCounts]:
     """What FP16 gradients are without its limits: the results in FP32 of those operators whose results were FP16."""
     half = {
-        (operation.module, operation.operator, place)
+        (operation.module, operation.operator, at)
         for operation in seen.of("backward")
-        for place, counts in enumerate(operation.outputs)
+        for at, counts in enumerate(operation.outputs)
         if counts.dtype == "float16"
     }
     for operation in exact.of("backward"):
-        for place, counts in enumerate(operation.outputs):
-            if (operation.module, operation.operator, place) in half:
+        for at, counts in enumerate(operation.outputs):
+            if (operation.module, operation.operator, at) in half:
                 yield counts
-
-
-def _lower_scale(case: Case, scale: float, lost: float) -> Remedy:
-    seen, shown = case.at_scale(scale), scale_in_words(scale)
-    words, text = _scale_words(case, scale), f"a loss scale of {shown}"
-    if not seen.finite:
-        return Remedy(words, text, False, f"at loss scale {shown} the step still overflows")
-    cost = f"{100 * lost:.2g} % of the nonzero gradients are rounded to zero"
-    if scale < 1:
-        return Remedy(
-            words, text, False, "finite on this batch, but gradients that need a scale below 1 are too large for FP16"
-        )
-    if lost > LOSES:
-        return Remedy(words, text, False, f"finite on this batch, but {cost} there")
-    if not words:
-        text = f"nothing is needed: the scaler comes down to {shown} by itself"
-    return Remedy(words, text, True, f"finite on this batch at {shown}; {cost}")
-
-
-def _higher_scale(case: Case, share: float, room: float) -> Remedy:
-    """For gradients that are small for FP16.
-
-    Args:
-        case: The step.
-        share: Which part of them is below 2^-14.
-        room: What the scale can be multiplied by.
-    """
-    scale = case.seen.loss_scale * room
-    seen, shown = case.at_scale(scale), scale_in_words(scale)
-    key = "scale" if hasattr(case.scaler, "scale") else "init_scale" if hasattr(case.scaler, "init_scale") else ""
-    words = (f"scaler.{key}={int(scale)}",) if key else ("scaler=static", f"scaler.scale={int(scale)}")
-    small = small_gradients(seen)
-    helped = seen.finite and (small is None or small[0] < share / 2)
-    outcome = "finite on this batch, and few gradients are below 2^-14" if helped else cause_of(seen).sentence
-    return Remedy(words, f"a loss scale of {shown}", helped, outcome)
-
-
-def _scale_words(case: Case, scale: float) -> tuple[str, ...]:
-    """How to write a lower scale for the scaler in force; nothing where it gets there by itself."""
-    own = case.seen.learner in case.config.learners
-    prefix = f"learners.{case.seen.learner}.scaler" if own else "scaler"
-    value = int(scale) if scale == int(scale) else scale
-    if hasattr(case.scaler, "scale"):
-        return (f"{prefix}.scale={value}",)
-    if case.scaler.floor <= scale and case.scaler.floor < case.seen.loss_scale:
-        return ()
-    if hasattr(case.scaler, "min_scale"):
-        return (f"{prefix}.min_scale={value}",)
-    return ("scaler=static", f"scaler.scale={value}")
 
 
 def _keeping(case: Case, module: str | None, complaint: Complaint) -> Iterator[Remedy]:
@@ -227,7 +162,7 @@ def _keeping(case: Case, module: str | None, complaint: Complaint) -> Iterator[R
         remedy, seen = _tried(case, (word,), f"keep {', '.join(kept)} in FP32", complaint)
         if remedy.helped or seen is None:
             break
-        module = complaint(seen)
+        module = complaint.about(seen)
     if remedy is not None:
         yield remedy
 
@@ -273,13 +208,31 @@ def _blown_up(seen: Observation) -> Iterator[Remedy]:
         outcome = "FP32 gives the same: neither a precision nor a scale mends a loss that is not finite by its formula"
         yield Remedy((), "another formula for the loss", None, outcome)
         return
+    yield _large(seen, cause) or _same_in_fp32(seen, cause)
+
+
+def _large(seen: Observation, cause: Cause) -> Remedy | None:
+    """A lower learning rate, where large weights or operands speak for it."""
     size, name = seen.largest_weight
-    yield Remedy(
-        (),
-        "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint",
-        None,
-        f"even FP32 is not finite with these weights, the largest of which is {size:.3g} in {name}: {cause.sentence}",
-    )
+    broken = first_break(seen, cause.phase)
+    if size >= LARGE:
+        evidence = f"weights reach {size:.3g} in {name}"
+    elif broken is not None and broken.largest_input >= LARGE and any(counts.inf for counts in broken.outputs):
+        evidence = f"what goes into {named(broken)} reaches {broken.largest_input:.3g}"
+    else:
+        return None
+    text = "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint"
+    return Remedy((), text, None, f"even FP32 is not finite, where {evidence}: {cause.sentence}")
+
+
+def _same_in_fp32(seen: Observation, cause: Cause) -> Remedy:
+    """Where nothing is large, it is the arithmetic itself."""
+    broken = first_break(seen, cause.phase)
+    where = place(seen, cause.module or "")
+    text = f"look at {named(broken)} in {where}" if broken is not None else f"look at {where}"
+    size, name = seen.largest_weight
+    outcome = f"FP32 gives the same, and no weight is large (up to {size:.3g} in {name}): {cause.sentence}"
+    return Remedy((), text, None, outcome)
 
 
 def _without_samples(case: Case) -> Iterator[Remedy]:
@@ -287,13 +240,13 @@ def _without_samples(case: Case) -> Iterator[Remedy]:
     good = [place for place in range(case.seen.samples) if place not in bad]
     text = "clean data, or dataset.on_error=skip where the data set can tell"
     if any(one.widely_finite for one in case.seen.inputs):
-        yield from _until_it_helps(_other_precisions(case, _breaks))
+        yield from _until_it_helps(_other_precisions(case, _BREAKS))
         return
     if not good:
         yield Remedy((), text, None, "no sample of the batch is finite")
         return
     moment = replace(case.moment, batch=_chosen(case.moment.batch, good))
-    seen = _of(look(case.parts, moment), case.seen.learner)
+    seen = of_learner(look(case.parts, moment), case.seen.learner)
     without = f"without the {len(bad)} samples" if len(bad) > 1 else "without the one sample"
     outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + cause_of(seen).sentence}"
     yield Remedy((), text, seen.finite, outcome)
@@ -304,31 +257,16 @@ def _tried(case: Case, words: tuple[str, ...], text: str, complaint: Complaint) 
         seen = case.again(*words)
     except (EnvironmentRefused, ConfigError) as error:
         return Remedy(words, text, None, f"not tried: {error}"), None
-    if complaint(seen) is None:
+    if complaint.about(seen) is None:
         return Remedy(
-            words, text, True, "finite on this batch" if complaint is _breaks else "not lost on this batch"
+            words, text, True, "not lost on this batch" if complaint.underflow else "finite on this batch"
         ), seen
     what = cause_of(seen).sentence
-    if complaint is _underflows:
-        what = f"values of {complaint(seen)} are lost"
+    if complaint.underflow:
+        what = f"values of {complaint.about(seen)} are lost"
     elif what == case.cause.sentence:
         what = "the same happens"
     return Remedy(words, text, False, what), seen
-
-
-def _breaks(seen: Observation) -> str | None:
-    """Where values stop being finite."""
-    cause = cause_of(seen)
-    if cause.kind != "none":
-        return cause.module if cause.module is not None else ""
-    hidden = first_break(seen, "forward")
-    return hidden.module if hidden is not None else None
-
-
-def _underflows(seen: Observation) -> str | None:
-    """Where values are lost to underflow."""
-    found = underflows(seen)
-    return found[0].module if found else _breaks(seen)
 
 
 def _until_it_helps(*several: Iterator[Remedy]) -> Iterator[Remedy]:
@@ -337,14 +275,6 @@ def _until_it_helps(*several: Iterator[Remedy]) -> Iterator[Remedy]:
             yield remedy
             if remedy.helped:
                 return
-
-
-def _in_fp32(case: Case) -> tuple[str, ...]:
-    return ("precision=fp32",) if case.config.precision.half else ()
-
-
-def _of(seen: tuple[Observation, ...], learner: str) -> Observation:
-    return next(one for one in seen if one.learner == learner)
 
 
 def _chosen(batch: Batch, places: list[int]) -> Batch:

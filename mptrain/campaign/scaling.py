@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mptrain.config.build import build
-from mptrain.diagnostics.scaling import ScalingEvidence, Finding, ModuleScaling, by_module
+from mptrain.diagnostics.scaling import Finding, ModuleScaling, ScalingEvidence, by_module
 from mptrain.diagnostics.scaling_findings import findings
 from mptrain.engine.scaling_check import Reference, compare_scales, compute_reference, find_breaks
 from mptrain.engine.scaling_inspection import Inspection, inspect_step

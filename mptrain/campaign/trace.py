@@ -126,6 +126,8 @@ class Trace:
 
     def _between(self, record: StepRecord) -> float | None:
         """The largest gradient of a step that was not looked at, without its scale; None where no step was."""
+        if not record.grad_norm:
+            return 0.0
         if not self._anchors:
             return None
         at = bisect_left(self._anchors, record.step, key=lambda one: one.step)

@@ -68,9 +68,11 @@ def _read(words: Sequence[str]) -> tuple[str, str]:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         if flag == "--sweep":
-            if not equals and (not rest or rest[0].startswith("-")):
+            if not equals:
+                value = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+            if not value:
                 raise UsageError("--sweep needs the folder of a sweep", "write --sweep outputs/sweeps/NAME")
-            sweep = value if equals else rest.pop(0)
+            sweep = value
         elif word.startswith("-"):
             raise UsageError(f"unknown option '{word}'", "recommend takes a run, and --sweep SWEEP")
         else:

@@ -79,6 +79,7 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
         guard=BufferGuard(model),
     )
     learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch)
+    fault = Injection(config.inject, model, learners)
     parts = Parts(
         model=model,
         kept=kept,
@@ -92,8 +93,8 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
         loaders=loaders,
         origin=origin,
         probe=config.diagnostics.build(),
-        fault=Injection(config.inject, model, learners),
-        notes=notes,
+        fault=fault,
+        notes=(*notes, *fault.in_words()),
     )
     _refuse_hooks_in_compiled(config, parts)
     _refuse_single_samples(config, parts)

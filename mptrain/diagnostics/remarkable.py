@@ -6,6 +6,7 @@ Pure: reads an observation only. Also makes the rows of the table of modules.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from mptrain.diagnostics.findings import cause_of, first_break, named, place
@@ -16,6 +17,8 @@ from mptrain.precision.policy import NORMS
 from mptrain.runlog.diagnosis import ModuleRow, Reach
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mptrain.diagnostics.observation import Observation
     from mptrain.diagnostics.observer import CustomFunction, Operation
     from mptrain.records import ExponentCounts
@@ -33,11 +36,16 @@ _NEVER_ZERO = frozenset({"_softmax", "_safe_softmax", "exp", "sigmoid", "div", "
 _MOST = 3
 
 
-def notes_of(seen: Observation) -> tuple[str, ...]:
-    """What is worth knowing, one sentence each."""
+def notes_of(seen: Observation, exact: Observation | None = None) -> tuple[str, ...]:
+    """What is worth knowing, one sentence each.
+
+    Args:
+        seen: A step.
+        exact: As in `underflows`.
+    """
     return (
         *_functions(seen),
-        *_underflow(seen),
+        *_underflow(seen, exact),
         *_gradients(seen),
         *_silent(rows_of(seen)),
         *_close(seen),
@@ -45,23 +53,46 @@ def notes_of(seen: Observation) -> tuple[str, ...]:
     )
 
 
-def underflows(seen: Observation) -> list[Operation]:
+def underflows(seen: Observation, exact: Observation | None = None) -> list[Operation]:
     """The operators of the forward pass that lose values to FP16's underflow, the worst first.
 
     Those most of whose nonzero results are below 2^-14, and those whose results are zero although an exact one never is.
+
+    Args:
+        seen: A step.
+        exact: The same step in FP32: what is zero there as well, as behind a mask of -1e4 in a softmax, is not lost. Without
+            it only zeros that a cast or a division was given are known not to be.
     """
+    zeros = _zeros(exact) if exact is not None else {}
     found = []
-    for operation in seen.of("forward"):
+    for key, operation in _places(seen):
         counts = merged(one for one in operation.outputs if one.dtype == "float16")
-        count = total(counts)
-        if operation.module == LOSS or count < 2 or not operation.finite_inputs or not operation.largest_input:
+        if operation.module == LOSS or total(counts) < 2 or not operation.finite_inputs or not operation.largest_input:
             continue
-        lost = counts.zeros if operation.operator in _NEVER_ZERO else 0
+        lost = 0
+        if operation.operator == "_to_copy":
+            lost = max(counts.zeros - operation.zero_inputs, 0)
+        elif operation.operator in _NEVER_ZERO:
+            given = operation.zero_inputs if operation.operator == "div" else 0
+            lost = max(counts.zeros - zeros.get(key, given), 0)
         small = _tiny(counts) * nonzero(counts)
-        of = count if lost else nonzero(counts)
+        of = nonzero(counts) + lost
         if of and (lost + small) / of > MUCH:
             found.append(((lost + small) / of, operation))
     return [operation for _, operation in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _places(seen: Observation) -> Iterator[tuple[tuple[str, str, int], Operation]]:
+    """The operators of the forward pass, each with its module, its name, and which of those it is."""
+    met: Counter[tuple[str, str]] = Counter()
+    for operation in seen.of("forward"):
+        name = (operation.module, operation.operator)
+        yield (*name, met[name]), operation
+        met[name] += 1
+
+
+def _zeros(exact: Observation) -> dict[tuple[str, str, int], int]:
+    return {key: sum(counts.zeros for counts in operation.outputs) for key, operation in _places(exact)}
 
 
 def small_gradients(seen: Observation) -> tuple[float, float] | None:
@@ -145,9 +176,9 @@ def _differ(function: CustomFunction) -> bool:
     return bool(function.takes and function.gives) and not set(function.gives) <= set(function.takes)
 
 
-def _underflow(seen: Observation) -> list[str]:
+def _underflow(seen: Observation, exact: Observation | None) -> list[str]:
     sentences = []
-    for operation in underflows(seen):
+    for operation in underflows(seen, exact):
         counts = merged(operation.outputs)
         operator = named(operation)
         sentences.append(

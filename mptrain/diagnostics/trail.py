@@ -99,7 +99,7 @@ class Trail:
 
     def _entering(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
-            again = torch._C._current_autograd_node() is not None  # type: ignore[attr-defined]
+            again = torch._C._current_autograd_node() is not None
             self.calls[name] = self.calls.get(name, 0) + (not again)
             self._stack.append((name, torch._C._autograd._get_sequence_nr()))
 

@@ -64,6 +64,16 @@ class Injection:
         """Whether it needs the modules of the model in one piece each."""
         return self._options.step is not None and self._kind.startswith("activation")
 
+    def in_words(self) -> tuple[str, ...]:
+        """One sentence that says which fault the run has; none where it has none."""
+        options = self._options
+        if options.step is None:
+            return ()
+        steps = {1: f"in step {options.step}", None: f"from step {options.step} on"}.get(
+            options.count, f"in {options.count} steps from {options.step} on"
+        )
+        return (f"a fault is put in on purpose: {options.value} into {options.tensor}, {steps}",)
+
     def check(self, batch: Batch, planned: int) -> list[str]:
         """What can only be said once there is a batch.
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptrain.numerics.exponents import (
     INFINITE_FROM,
@@ -167,16 +167,19 @@ class GradientHistory:
 
     Attributes:
         looks: Those taken in.
-        activations: By module: its gradients without the scale, over all looks that did not overflow.
+        activations: By module: its gradients without the scale, over all looks that did not overflow, ties as in `ties_below`.
         weights: The same by parameter.
+        together: The gradients of all modules without the scale, as they were.
     """
 
     looks: list[Look] = field(default_factory=list)
     activations: dict[str, ExponentCounts] = field(default_factory=dict)
     weights: dict[str, ExponentCounts] = field(default_factory=dict)
+    together: ExponentCounts = field(default_factory=lambda: merged([]))
     _smallest_seen: float = 0.0
     _at_smallest: float = 0.0
     _unusable: int = 0
+    _half: bool = False
 
     def add(self, record: HistogramRecord) -> None:
         """Take in one look; one without a usable scale says nothing."""
@@ -188,11 +191,14 @@ class GradientHistory:
         if record.overflow or any(counts.inf or counts.nan for counts in gradients.named.values()):
             self.looks.append(Look(record.step, loss_scale, math.inf, _first_lost(gradients.named), ()))
             return
+        self._half = self._half or gradients.half
         self._look_for_an_edge(gradients.modules, loss_scale)
         modules, parameters = (
             {name: _plain(counts, loss_scale, gradients.half) for name, counts in named.items()}
             for named in (gradients.modules, gradients.parameters)
         )
+        seen = merged(unscaled(counts, loss_scale) for counts in gradients.modules.values())
+        self.together = merged([self.together, seen]) if self.activations else seen
         _merge_into(self.activations, modules)
         _merge_into(self.weights, parameters)
         largest = largest_of(gradients, loss_scale)
@@ -206,7 +212,7 @@ class GradientHistory:
         """
         looks = tuple(self.looks)
         sound = [look for look in looks if math.isfinite(look.largest)]
-        limits = _limits(looks, steps)
+        limits = _limits(looks, steps, self._half)
         largest = max(sound, key=lambda look: look.largest, default=None)
         seen = (self._smallest_seen, self._at_smallest, self._unusable)
         empty = Forecast(looks, limits.total(), (), largest, None, None, None, *seen)
@@ -308,11 +314,17 @@ def _limit_of(look: Look) -> int:
     return _first_overflowing(look.largest) if look.largest else _NEVER
 
 
-def _limits(looks: Sequence[Look], steps: Iterable[StepRecord]) -> Counter[int]:
-    """How many steps begin to overflow at which exponent; steps whose loss is not finite are no matter of the scale."""
+def _limits(looks: Sequence[Look], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
+    """How many steps begin to overflow at which exponent; steps whose loss is not finite are no matter of the scale.
+
+    Args:
+        looks: Those of a learner.
+        steps: Its steps, in order.
+        half: Whether they were computed in FP16: then one that was clean at its scale is so below it.
+    """
     left = {look.step: look for look in looks}
     found: Counter[int] = Counter()
-    waiting: list[tuple[int, float, int]] = []
+    waiting: list[_Between] = []
     before: Anchor | None = None
     for step in steps:
         look = left.pop(step.step, None)
@@ -323,27 +335,32 @@ def _limits(looks: Sequence[Look], steps: Iterable[StepRecord]) -> Counter[int]:
             waiting, before = [], after
         elif step.overflow:
             if math.isfinite(step.loss) and 0 < step.loss_scale < math.inf:
-                waiting.append((step.step, math.inf, math.ceil(math.log2(step.loss_scale))))
+                waiting.append(_Between(step.step, math.inf, -_NEVER, math.ceil(math.log2(step.loss_scale))))
         elif 0 < step.grad_norm < math.inf:
-            waiting.append((step.step, step.grad_norm, _NEVER))
+            clean = math.floor(math.log2(step.loss_scale)) if half and 0 < step.loss_scale < math.inf else -_NEVER
+            waiting.append(_Between(step.step, step.grad_norm, clean + 1, _NEVER))
         if before and not left:  # no look is to come
             found.update(_between(before, before, waiting))
             waiting = []
     if before:
         found.update(_between(before, before, waiting))
     else:
-        found.update(known for _, _, known in waiting if known < _NEVER)
+        found.update(one.overflowed for one in waiting if one.overflowed < _NEVER)
     found.update(_limit_of(look) for look in left.values())
     return found
 
 
-def _between(before: Anchor, after: Anchor, steps: Iterable[tuple[int, float, int]]) -> Iterator[int]:
-    """The smallest exponents at which steps between two looks overflow, by the norms of their gradients.
+class _Between(NamedTuple):
+    """A step that was not looked at: its norm, the least exponent at which it may overflow, the one at which it did."""
 
-    Args:
-        before: The look before them.
-        after: The look after them.
-        steps: Step, norm, and the exponent from which on it is known to overflow.
-    """
-    for step, norm, known in steps:
-        yield min(_first_overflowing(between(before, after, step, norm)), known)
+    step: int
+    norm: float
+    least: int
+    overflowed: int
+
+
+def _between(before: Anchor, after: Anchor, steps: Iterable[_Between]) -> Iterator[int]:
+    """The smallest exponents at which steps between two looks overflow, by the norms of their gradients."""
+    for one in steps:
+        found = _first_overflowing(between(before, after, one.step, one.norm))
+        yield min(max(found, one.least), one.overflowed)

@@ -23,11 +23,11 @@ class Measure(Protocol):
         """The measurement.
 
         Args:
-            grads: At least one tensor, of any float dtypes and shapes on one device, as the verdict judges them: summed
+            grads: Tensors of any float dtypes and shapes on one device, as the verdict judges them: summed
                 over the micro-batches, carrying the loss scale, perhaps not finite.
 
         Returns:
-            float64, shape (1,).
+            float64, shape (1,); 0 where there is no element, in host memory where there is no tensor either.
         """
 
 
@@ -38,6 +38,8 @@ class LargestMagnitude:
     def __call__(self, grads: list[Tensor]) -> Tensor:
         """See `Measure`."""
         filled = [grad for grad in grads if grad.numel()]  # an empty tensor has no maximum
+        if not filled:
+            return _nothing(grads)
         return torch.stack(torch._foreach_norm(filled, math.inf, dtype=torch.float64)).amax().view(1)
 
 
@@ -53,6 +55,12 @@ class ShareAbove:
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
         """See `Measure`."""
+        if not any(grad.numel() for grad in grads):
+            return _nothing(grads)
         within = torch.stack([torch.count_nonzero(grad.abs() <= self.edge) for grad in grads]).sum()
         elements = math.fsum(grad.numel() for grad in grads)  # of their shapes, which the host knows
         return ((elements - within.double()) / elements).view(1)
+
+
+def _nothing(grads: list[Tensor]) -> Tensor:
+    return torch.zeros(1, dtype=torch.float64, device=grads[0].device if grads else None)

@@ -63,6 +63,8 @@ def judge(norms: Tensor, scale: Tensor, refuse: Tensor, measured: Tensor | None 
     grad_norm = total / scale
     overflow = grad_norm.isfinite().logical_not_()  # also where a scale has fallen to 0: nothing can be unscaled by it
     skip = overflow * refuse
+    if measured is not None:
+        measured = measured.to(norms.device)  # it is elsewhere only where there was no gradient to measure
     return Verdict(overflow=overflow, skip=skip, grad_norm=grad_norm, norms=norms, measured=measured)
 
 

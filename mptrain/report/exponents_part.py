@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.numerics.exponents import headroom, lost_share, nonzero, subnormal_share, zero_share
 from mptrain.report.exponent_figures import exponents_figure, looks_figure
-from mptrain.report.forecast_part import forecast_plot, reasons, recommendation
+from mptrain.report.forecast_part import forecast_plot, reasons, recommendation, scale_words
 from mptrain.report.looks import KINDS, LearnerHistograms, forecasts, read_histograms, worst_first
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
 from mptrain.report.run_parts import OpenedRun
@@ -45,7 +45,7 @@ def exponent_blocks(opened: OpenedRun) -> list[Block | None]:
 def _learner(opened: OpenedRun, name: str, found: LearnerHistograms, forecast: Forecast) -> list[Block | None]:
     tail, whose = (f"-{_ids(name)}", f", {name}") if name else ("", "")
     return [
-        Text(f"{name}: {recommendation(forecast)}" if name else recommendation(forecast)),
+        Text(f"{f'{name}: ' if name else ''}{recommendation(forecast, scale_words(opened.settings, name))}"),
         Text(_looked(found)),
         Bullets(tuple(reasons(forecast))),
         plots(
@@ -82,7 +82,7 @@ def _gradients_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | N
         return None
     apart = scaled.lowest != plain.lowest
     histograms = {"as the run scaled them": scaled, "unscaled": plain} if apart else {"unscaled": plain}
-    lost = f"FP16 rounds {share(lost_share(plain))} of the nonzero ones to zero where the loss is not scaled"
+    lost = f"FP16 rounds {share(found.lost_unscaled())} of the nonzero ones to zero where the loss is not scaled"
     kept = f", {share(lost_share(scaled))} as this run scaled it" if apart else ""
     zeros = "" if scaled.dtype == "float32" else "; those that were zero already are not drawn"
     caption = (

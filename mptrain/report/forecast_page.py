@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.errors import StorageError
 from mptrain.report.curves import MOST_BUCKETS
-from mptrain.report.forecast_part import forecast_plot, forecast_table, reasons, recommendation
+from mptrain.report.forecast_part import forecast_plot, forecast_table, reasons, recommendation, scale_words
 from mptrain.report.looks import forecasts, read_histograms
 from mptrain.report.measured import Measured, read_measured
 from mptrain.report.page import Bullets, Page, Section, Table, plots, section
@@ -38,9 +38,11 @@ class Recommendation:
 
     def sentences(self) -> list[str]:
         """One for each learner, with its name where there are several."""
-        several = len(self.forecasts) > 1
+        settings = self.opened.settings
+        if len(self.forecasts) == 1:
+            return [recommendation(forecast, scale_words(settings)) for forecast in self.forecasts.values()]
         return [
-            f"{name}: {recommendation(forecast)}" if several else recommendation(forecast)
+            f"{name}: {recommendation(forecast, scale_words(settings, name))}"
             for name, forecast in self.forecasts.items()
         ]
 
@@ -69,8 +71,9 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
     notes: list[str] = []
     found = read_histograms(opened.run, notes)
     if not found:
+        again = "restore the file from a copy, or train again" if notes else "train it"
         raise StorageError(
-            f"{path} has no histograms{': ' + notes[0] if notes else ''}", "train it with diagnostics=histograms"
+            f"{path} has no histograms{': ' + notes[0] if notes else ''}", f"{again} with diagnostics=histograms"
         )
     return Recommendation(opened, forecasts(opened.run, found), measured, sweep, tuple(notes))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from mptrain.numerics.forecast import EXPONENTS, MARGIN, MOST_TAKEN, Forecast
 from mptrain.report.forecast_figure import forecast_figure
@@ -11,10 +11,15 @@ from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.wording import counted, elided, number, share
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mptrain.report.measured import Measured, MeasuredRun
 
 #: Letters of a module's name.
 _NAME = 36
+
+#: The rule of a constant scale.
+_STATIC: Final = "mptrain.scaler.StaticScaler"
 
 #: What is lost below this share is not worth a name.
 _LITTLE = 1e-4
@@ -25,15 +30,41 @@ def power(exponent: int) -> str:
     return f"2^{exponent}" if exponent > 13 else f"2^{exponent} ({2**exponent:,})"
 
 
-def recommendation(forecast: Forecast) -> str:
-    """The one sentence to read."""
+def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
+    """What gives a run like this one a static scale, up to the number: ``precision=fp16_static scaler.scale=``.
+
+    Args:
+        settings: The configuration of the run, dotted key to value.
+        learner: Whose scale it is; empty where the run has only one learner.
+    """
+    own = f"learners.{learner}.scaler" if learner else "scaler"
+    if settings.get("precision.compute") != "float16":
+        first = "precision=fp16_static "
+    else:
+        rule = settings.get(f"{own}._target_") or settings.get("scaler._target_")
+        first = "" if rule == _STATIC else "scaler=static "
+    return f"{first}{own}.scale="
+
+
+def recommendation(forecast: Forecast, words: str) -> str:
+    """The one sentence to read.
+
+    Args:
+        forecast: Of a learner.
+        words: Those that choose its scale; see `scale_words`.
+    """
+    if not forecast.looks:
+        return (
+            "Nothing is known of any scale: the looks at this run have no gradients, or carry a loss scale that is 0 or not "
+            "finite."
+        )
     if forecast.largest is None:
         return "Every step that was looked at overflowed, so nothing is known of smaller scales."
     if not forecast.scales:
         return "No gradient was seen that is not zero, so any static scale is right."
     if forecast.recommended is None:
         return "Gradients overflow FP16 even without a loss scale: no static scale from 1 on is right."
-    word = f"scaler.scale={2**forecast.recommended}"
+    word = f"{words}{2**forecast.recommended}"
     if not forecast.has_range:
         return (
             f"No static scale is right at every step: dynamic scaling follows them. The largest that overflows nowhere "
@@ -52,6 +83,12 @@ def reasons(forecast: Forecast) -> list[str]:
     said = []
     if forecast.scales:
         said += [*_below(forecast), *_above(forecast)]
+    if forecast.unusable:
+        said.append(
+            f"{counted(forecast.unusable, 'look')} left out: at a loss scale that is 0 or not finite, or without gradients."
+        )
+    if not forecast.looks:
+        return said
     overflowed = sum(math.isinf(look.largest) for look in forecast.looks)
     looked = f"{counted(len(forecast.looks), 'step')} looked at"
     between = (

@@ -99,7 +99,11 @@ class LearnerHistograms:
 
     def unscaled_gradients(self) -> ExponentCounts:
         """All activation gradients without the loss scale."""
-        return merged(self.gradients.activations.values())
+        return self.gradients.together
+
+    def lost_unscaled(self) -> float:
+        """The share of the nonzero ones that FP16 rounds to zero without a loss scale."""
+        return lost_share(merged(self.gradients.activations.values()))
 
 
 def _seen(record: HistogramRecord) -> Seen:

@@ -68,7 +68,7 @@ class ReplayedLearner:
         recorded: What is on record.
         replayed: What the rule would have done.
         known: Steps whose verdict follows from the records of that very step.
-        estimated: Steps that were taken like a step nearby.
+        estimated: Steps whose verdict follows from steps nearby, or from a format that is not FP16.
         assumed: Steps whose recorded verdict was taken over to another scale.
         same: Steps with the recorded scale.
         parted: The first step with another one; None where there is none.
@@ -217,8 +217,10 @@ def _basis(replay: Replay) -> list[Block | None]:
             (
                 "Known: the step's own records tell. A step that was clean at one scale is clean at every lower one, one that "
                 "overflowed does so at every higher one, and histograms of that step have its largest gradient.",
-                "Estimated: the nearest step with histograms is taken for this one; where the run has none, the nearest step "
-                "that was clean at a scale as high, or overflowed at one as low.",
+                "Estimated: the steps with histograms before and after it, and the norm of its own gradients, tell; or its own "
+                "histograms do, where only a gradient that was kept in FP32 would overflow, or where the run did not compute in "
+                "FP16. Where the run has no histograms, the nearest step that was clean at a scale as high, or overflowed at "
+                "one as low.",
                 "Taken over: nothing tells, and the recorded verdict is kept.",
             )
         ),

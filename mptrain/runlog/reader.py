@@ -7,6 +7,7 @@ names the file and the line.
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
     from mptrain.runlog.layout import RunPaths
     from mptrain.runlog.state import RunState
+
+#: No exponent of FP64 is farther from 0.
+_FARTHEST = 1100
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
 _STEP_FIELDS = frozenset(StepRecord.__dataclass_fields__)
@@ -166,11 +170,42 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 def _histogram(fields: dict[str, Any]) -> HistogramRecord:
     tensors = {
-        kind: {name: ExponentCounts(**{**counts, "counts": tuple(counts["counts"])}) for name, counts in named.items()}
-        for kind, named in fields["tensors"].items()
+        kind: {name: _exponents(counts) for name, counts in named.items()} for kind, named in fields["tensors"].items()
     }
-    unchanged = {name: (int(updates), int(same)) for name, (updates, same) in fields["unchanged"].items()}
+    unchanged = {name: (_count(updates), _count(same)) for name, (updates, same) in fields["unchanged"].items()}
+    _require(isinstance(fields["learner"], str) and isinstance(fields["overflow"], bool))
+    _require(_count(fields["step"]) > 0 and _is_number(fields["loss_scale"]))
     return HistogramRecord(**{**fields, "tensors": tensors, "unchanged": unchanged})
+
+
+def _exponents(fields: dict[str, Any]) -> ExponentCounts:
+    found = ExponentCounts(**{**fields, "counts": tuple(_count(each) for each in fields["counts"])})
+    for count in (found.zeros, found.inf, found.nan):
+        _count(count)
+    _require(isinstance(found.dtype, str) and isinstance(found.lowest, int) and not isinstance(found.lowest, bool))
+    _require(-_FARTHEST <= found.lowest <= _FARTHEST and len(found.counts) <= 2 * _FARTHEST)
+    _require(_is_number(found.largest) and 0 <= found.largest < math.inf)
+    _require(any(found.counts) == (found.largest > 0))
+    return found
+
+
+def _count(value: Any) -> int:
+    """A number of elements or steps as it is.
+
+    Raises:
+        ValueError: It is none.
+    """
+    _require(isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+    return int(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError
 
 
 def _check_header(path: Path, header: list[str]) -> None:

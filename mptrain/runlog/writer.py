@@ -136,32 +136,45 @@ def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord
             return {"event": record.kind, "step": record.step, **record.fields}
 
 
-def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> None:
+def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
     """Cut every record file back to a length that `RecordWriter.sync` returned, after checking all of them.
+
+    Histograms are no part of what a run goes on with: where their file is gone, or is no longer the one that the checkpoint knew,
+    they begin anew.
 
     Args:
         paths: The run directory.
         lengths: Byte length by file name. A file without a length becomes empty; a missing file of length 0
             stays missing.
 
+    Returns:
+        What was lost, one sentence each.
+
     Raises:
-        StorageError: A file is shorter than its length or has no line end there (the record is damaged), or
+        StorageError: Another file than the histograms is shorter than its length or has no line end there (the record is damaged), or
             it cannot be read or cut.
     """
     files = paths.records()
     if unknown := set(lengths) - set(files):
         raise StorageError(f"{paths.root} has no record file {sorted(unknown)}", "use the mptrain that wrote it")
+    kept, notes = {name: lengths.get(name, 0) for name in files}, []
     for name, path in files.items():
-        _check_length(path, lengths.get(name, 0))
+        fault = _fault(path, kept[name])
+        if fault and name != HISTOGRAMS:
+            raise StorageError(fault, "the record is damaged: restore it from a copy, or start the run again")
+        if fault:
+            notes.append(f"{fault}: histograms of the steps so far are lost")
+            kept[name] = 0
     for name, path in files.items():
         with storing(path, "truncate"):
             if path.exists():
                 descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
                 try:
-                    os.ftruncate(descriptor, lengths.get(name, 0))
+                    os.ftruncate(descriptor, kept[name])
                     os.fsync(descriptor)
                 finally:
                     os.close(descriptor)
+    return notes
 
 
 class _AppendFile:
@@ -200,20 +213,18 @@ class _AppendFile:
             os.close(self._descriptor)
 
 
-def _check_length(path: Path, length: int) -> None:
+def _fault(path: Path, length: int) -> str:
+    """Why a file cannot be cut to a length in bytes; empty where it can."""
     with storing(path, "read"):
         size = path.stat().st_size if path.exists() else 0
-        if size >= length > 0:
+        if size < length:
+            return f"{path} has {size} bytes, the checkpoint knew {length}"
+        if length:
             with path.open("rb") as file:
                 file.seek(length - 1)
-                whole = file.read(1) == b"\n"
-        else:
-            whole = True
-    hint = "the record is damaged: restore it from a copy, or start the run again"
-    if size < length:
-        raise StorageError(f"{path} has {size} bytes, the checkpoint knew {length}", hint)
-    if not whole:
-        raise StorageError(f"{path} has no line end at byte {length}, where the checkpoint knew one", hint)
+                if file.read(1) != b"\n":
+                    return f"{path} has no line end at byte {length}, where the checkpoint knew one"
+    return ""
 
 
 def _header_of(path: Path) -> tuple[str, ...]:

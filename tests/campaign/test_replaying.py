@@ -33,7 +33,7 @@ def scales_of(run, learner="main"):
     return [record.loss_scale for record in read_run(Path(run)).steps() if record.learner == learner]
 
 
-def written(root, steps, looks=(), words=(), config=("precision=fp16_dynamic", "model=mlp")):
+def written(root, steps, looks=(), words=(), config=("precision=fp16_dynamic", "model=mlp"), dtype="float16"):
     """A run directory with a trace written by hand; ``steps`` are (scale, overflow) or (scale, overflow, loss)."""
     paths = RunPaths(root)
     root.mkdir(parents=True)
@@ -46,15 +46,16 @@ def written(root, steps, looks=(), words=(), config=("precision=fp16_dynamic", "
         norm = math.inf if overflow else 1.0
         writer.take(StepRecord("main", number, updates, 0, *(loss or [1.0]), scale, overflow, overflow, norm, 0.1))
     for number, scale, largest in looks:
-        tensors = {"activation_gradients": {"0": _counts(largest)}, "weight_gradients": {"0.weight": _counts(largest)}}
+        counts = _counts(largest, dtype)
+        tensors = {"activation_gradients": {"0": counts}, "weight_gradients": {"0.weight": counts}}
         writer.take(HistogramRecord("main", number, scale, False, tensors, {}))
     writer.close()
     return str(root)
 
 
-def _counts(largest):
+def _counts(largest, dtype):
     exponent = math.frexp(largest)[1] - 1
-    return ExponentCounts("float16", 90, 0, 0, largest, exponent, (10,))
+    return ExponentCounts(dtype, 90, 0, 0, largest, exponent, (10,))
 
 
 # ---- the run's own rule ------------------------------------------------------------------------------------------
@@ -188,6 +189,16 @@ def test_a_run_without_histograms_is_said_to_have_none_only_where_they_were_miss
     assert "the run has no histograms" in note
 
 
+def test_what_a_run_in_fp32_says_of_fp16_is_an_estimate(tmp_path):
+    """Gradients up to 70000: clean in FP32, and infinite in FP16 at any scale from 1 on."""
+    config = ("precision=fp32", "model=mlp")
+    run = written(tmp_path / "run", [(1.0, False)] * 4, looks=[(2, 1.0, 70000.0)], config=config, dtype="float32")
+    (learner,) = replay_run(run, ["scaler=static", "scaler.scale=1"]).learners
+    assert (learner.known, learner.estimated, learner.replayed.skipped) == (0, 4, 4)
+    (own,) = replay_run(run, ()).learners
+    assert (own.known, own.replayed.skipped, own.parted) == (4, 0, None)
+
+
 def test_a_run_that_did_not_compute_in_fp16_is_said(tmp_path):
     run = written(tmp_path / "run", [(1.0, False)] * 3, config=("precision=fp32", "model=mlp"))
     notes = replay_run(run, ["scaler=dynamic"]).notes
@@ -213,6 +224,7 @@ def test_a_rule_that_measures_needs_histograms_of_a_clean_step(tmp_path, rule):
         (["scaler=dinamic"], ConfigError, "dinamic"),
         (["scaler=dynamic", "scaler.growth=3"], ConfigError, "unknown key 'scaler.growth'"),
         (["scaler=static", "scaler.scale=-1"], ConfigError, "scaler.scale=-1"),
+        (["learners.critic.scaler.init_scale=8"], UsageError, "the run has no learner 'critic'"),
     ],
 )
 def test_words_that_are_no_rule_are_refused(tmp_path, words, error, message):

@@ -1,16 +1,18 @@
 """What a record tells about scales that it did not use, on traces and histograms written by hand."""
 
 import math
+import random
 
 import pytest
 
 from mptrain.campaign.trace import Trace
+from mptrain.numerics.forecast import GradientHistory
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
 
 
-def step(number, scale, overflow=False, loss=1.0):
-    return StepRecord("main", number, number, 0, loss, scale, overflow, overflow, math.inf if overflow else 1.0, 0.1)
+def step(number, scale, overflow=False, loss=1.0, norm=1.0):
+    return StepRecord("main", number, number, 0, loss, scale, overflow, overflow, math.inf if overflow else norm, 0.1)
 
 
 def counts(largest, lowest=-24, bins=(1,), dtype="float16", zeros=0, inf=0):
@@ -25,12 +27,12 @@ def look(number, scale, activations=(), weights=(), overflow=False):
     return HistogramRecord("main", number, scale, overflow, tensors, {})
 
 
-def trace(steps, looks=()):
-    found = Trace()
-    for record in steps:
-        found.add(record)
+def trace(steps, looks=(), half=True):
+    found = Trace(half)
     for record in looks:
         found.look(record)
+    for record in steps:
+        found.add(record)
     return found
 
 
@@ -91,7 +93,11 @@ def test_fp32_gradients_count_where_they_were_half_numbers_on_their_way():
     steps = [step(1, 1.0)]
     half = look(1, 1.0, [counts(1.0)], [counts(60000.0, lowest=-24, dtype="float32")])
     whole = look(1, 1.0, [counts(1.0)], [counts(60000.0, lowest=-25, dtype="float32")])
-    assert trace(steps, [half]).would_overflow(steps[0], 4.0) == (True, "known")
+    assert trace(steps, [half]).would_overflow(steps[0], 4.0) == (True, "estimated")  # it only seems so
+    assert trace(steps, [half]).would_overflow(steps[0], 2.0**16) == (
+        True,
+        "known",
+    )  # the one that is kept in FP16 does
     assert trace(steps, [whole]).would_overflow(steps[0], 4.0) == (False, "known")
 
 
@@ -109,9 +115,66 @@ def test_a_step_that_overflowed_tells_nothing_about_its_largest_gradient():
 def test_a_clean_step_is_clean_at_its_own_scale_whatever_its_sums_are():
     """FP32 sums over micro-batches may exceed what each of them held."""
     steps = [step(1, 8.0), step(2, 4.0)]
-    found = trace(steps, [look(1, 8.0, [], [counts(90000.0, dtype="float32")])])
+    found = trace(steps, [look(1, 8.0, [counts(1.0)], [counts(90000.0, dtype="float32")])])
     assert found.would_overflow(steps[1], 8.0) == (False, "estimated")
     assert found.would_overflow(steps[1], 16.0) == (True, "estimated")
+
+
+def test_between_two_looks_the_largest_gradient_follows_the_norm():
+    """Ratios to the norm of 1 at step 1 and of 1/4 at step 9: 1/2 half-way, so 1000 at a norm of 2000."""
+    steps = [step(1, 1.0), step(5, 1.0, norm=2000.0), step(9, 1.0, norm=16.0), step(10, 1.0, norm=0.0)]
+    found = trace(steps, [look(1, 1.0, [counts(1.0)]), look(9, 1.0, [counts(4.0)])])
+    assert found.would_overflow(steps[1], 65.0) == (False, "estimated")
+    assert found.would_overflow(steps[1], 66.0) == (True, "estimated")
+    assert found.would_overflow(steps[3], 2.0**24) == (False, "estimated")  # without gradient
+
+
+def test_a_run_in_a_wider_format_knows_nothing_of_fp16():
+    """Its own verdict is not that of FP16: 70000 is clean in FP32."""
+    steps = [
+        step(1, 1.0),
+        step(2, 1.0, norm=0.25),
+        step(3, 1.0, overflow=True),
+        step(4, 1.0, overflow=True, loss=math.inf),
+    ]
+    wide = counts(70000.0, lowest=-30, dtype="float32")
+    found = trace(steps, [look(1, 1.0, [wide])], half=False)
+    assert found.would_overflow(steps[0], 1.0) == (True, "estimated")
+    assert found.would_overflow(steps[0], 0.5) == (False, "estimated")
+    assert found.would_overflow(steps[1], 2.0) == (False, "estimated")
+    assert found.would_overflow(steps[1], 4.0) == (True, "estimated")
+    assert found.would_overflow(steps[2], 1.0) == (True, "estimated")
+    assert found.would_overflow(steps[3], 1.0) == (True, "known")
+    assert trace(steps, half=False).would_overflow(steps[0], 0.5) == (False, "assumed")
+    assert found.measured(LargestMagnitude(), 1, 1.0) is not None
+    measured = trace(steps, [look(1, 1.0, [], [wide])], half=False).measured(LargestMagnitude(), 1, 1.0)
+    assert measured == (70000.0, "estimated")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_replay_and_a_forecast_of_one_run_agree_on_every_step_and_scale(dtype):
+    """Steps of many norms and scales, some of which overflowed, and looks at some of them."""
+    generator = random.Random(3)
+    half = dtype == "float16"
+    steps = []
+    for number in range(1, 61):
+        scale = 2.0 ** generator.randrange(6, 14) if half else 1.0
+        over = half and generator.random() < 0.2
+        steps.append(step(number, scale, over, norm=2.0 ** generator.uniform(-3, 5)))
+    looks = []
+    for one in steps[::7]:
+        if not one.overflow:
+            largest = min(one.grad_norm * one.loss_scale * generator.uniform(0.05, 1), 65504.0)
+            through = counts(min(3 * largest, 90000.0), lowest=-24, dtype="float32")
+            looks.append(look(one.step, one.loss_scale, [counts(largest, dtype=dtype)], [through]))
+    history, found = GradientHistory(), trace(steps, looks, half)
+    for one in looks:
+        history.add(one)
+    forecast = history.forecast(steps)
+    for at in forecast.scales:
+        overflowing = [found.would_overflow(one, 2.0**at.exponent)[0] for one in steps]
+        assert at.overflow_share == sum(overflowing) / len(steps)
+    assert len({at.overflow_share for at in forecast.scales}) > 4
 
 
 def test_the_largest_gradient_is_that_of_the_parameters_at_the_scale_that_is_asked_about():

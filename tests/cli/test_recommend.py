@@ -48,6 +48,8 @@ def test_each_learner_has_a_table(terminal, tmp_path):
         (["run", "run"], 2, "recommend takes one run, but there are 2"),
         (["--best", "run"], 2, "unknown option '--best'"),
         (["run", "--sweep"], 2, "--sweep needs the folder of a sweep"),
+        (["run", "--sweep="], 2, "--sweep needs the folder of a sweep"),
+        (["run", "--sweep", ""], 2, "--sweep needs the folder of a sweep"),
         (["nothing"], 6, "no run directory nothing"),
         (["plain"], 6, "train it with diagnostics=histograms"),
         (["run", "--sweep", "plain"], 6, "plain is not a sweep"),

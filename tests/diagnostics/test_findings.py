@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -164,3 +165,28 @@ def test_rows_stand_in_the_order_of_the_forward_pass_with_the_loss_last():
     rows = rows_of(seen)
     assert [row.name for row in rows] == ["conv", "bn", LOSS]
     assert (rows[0].forward.zero, rows[0].forward.subnormal, rows[0].backward) == (0.5, 1.0, None)
+
+
+def test_gradients_that_are_no_numbers_are_not_said_to_overflow():
+    alone = observation(operation("conv", "_to_copy", "backward", nan=1, finite_inputs=False), gradients=GONE)
+    assert cause_of(alone).sentence == (
+        "only gradients are not finite, first in the backward pass of conv (Conv2d), in a cast"
+    )
+    by_itself = observation(operation("conv", "div", "backward", nan=1), gradients=GONE)
+    assert cause_of(by_itself).sentence.startswith("only gradients are not finite: div in the backward pass of conv")
+
+
+def test_zeros_that_went_in_or_that_fp32_has_too_are_not_lost():
+    half = replace(operation("soft", "div", zeros=7, values=(1,)), zero_inputs=7)
+    assert underflows(observation(half)) == []
+    softmax = operation("soft", "_softmax", zeros=7, values=(1,))
+    wide = operation("soft", "_softmax", dtype="float32", zeros=7, values=(1,))
+    assert underflows(observation(softmax)) == [softmax]
+    assert underflows(observation(softmax), observation(wide)) == []
+    assert underflows(observation(softmax), observation(replace(wide, module="bn"))) == [softmax]
+
+
+def test_a_cast_loses_what_was_not_zero_before():
+    cast = operation("soft", "_to_copy", zeros=7, values=(1,))
+    assert underflows(observation(cast)) == [cast]
+    assert underflows(observation(replace(cast, zero_inputs=7))) == []

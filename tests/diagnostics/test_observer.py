@@ -70,11 +70,44 @@ def test_a_piece_that_is_computed_again_in_the_backward_pass_belongs_to_its_modu
     ] * 2
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_call_that_is_repeated_in_the_backward_pass_is_counted_once(reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=reentrant)
+
+    seen = observed(Checkpointed(), torch.randn(3, 4, requires_grad=True))
+    assert seen.trail.calls == {"": 1, "inner": 1}
+    assert [module for module, operator in names(seen, "backward") if operator == "mm"] == ["inner"] * 2
+
+
+def test_what_goes_into_a_module_by_name_goes_in_too():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Takes()
+
+        def forward(self, x):
+            return self.inner(x, other=x / 0)
+
+    class Takes(nn.Module):
+        def forward(self, x, other):
+            return x * other
+
+    seen = observed(Named(), torch.ones(3, requires_grad=True))
+    assert [(call.module, call.finite_inputs) for call in seen.trail.ended] == [("inner", False), ("", True)]
+
+
 def test_dtypes_and_magnitudes_are_those_of_the_results():
     seen = observed(nn.Linear(4, 4).half(), torch.full((2, 4), 2.0, dtype=torch.float16))
     [product] = [one for one in seen.operations if one.operator == "addmm"]
     assert (product.inputs, product.outputs[0].dtype, product.finite_inputs) == (("float16",), "float16", True)
     assert product.largest_input == 2.0
+    assert product.zero_inputs == 0
     total = product.outputs[0].zeros + sum(product.outputs[0].counts)
     assert total == 8
 

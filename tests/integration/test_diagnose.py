@@ -62,8 +62,9 @@ def test_an_overflow_in_one_convolutions_backward_is_mended_by_a_lower_scale(the
     assert (found.cause, found.module, found.operator) == ("backward", "body.2", "convolution_backward")
     assert [one.name for one in found.modules if one.breaks] == ["body.2"]
     [remedy] = found.remedies
-    assert remedy.words == ("scaler.scale=65536",)
+    assert remedy.words == ("scaler.scale=16384",)
     assert remedy.helped
+    assert "finite on this batch at 2^14, 2 doublings below the highest that is" in remedy.outcome
 
 
 def test_a_scale_that_comes_down_by_itself_needs_no_remedy(theirs):
@@ -140,6 +141,33 @@ def test_a_softmax_by_hand_whose_sum_overflows_is_found_though_everything_else_s
     assert "neither the loss nor the gradients show it" in found.verdict
     assert any(note.startswith("no gradient but zero reaches body.0") for note in found.notes)
     assert found.remedies[-1].helped
+
+
+@pytest.mark.parametrize("kind", ["sparse", "masked"])
+def test_zeros_that_fp32_has_as_well_are_not_lost(theirs, kind):
+    found = theirs(*network(kind, *FP16))
+    assert not [note for note in found.notes if "underflow" in note]
+    assert found.remedies == ()
+
+
+def test_values_that_are_kept_in_fp32_and_lost_in_the_cast_behind_it_are_still_lost(theirs):
+    found = theirs(*network("faint", "precision=fp16_static", "scaler.scale=1"))
+    assert found.notes[0].startswith("exp in last.0.0 (Faint) loses its values to FP16's underflow")
+    [remedy] = found.remedies
+    assert (remedy.words, remedy.helped) == (("precision.keep_fp32=[norms,LocalResponseNorm,last.0]",), True)
+
+
+def test_a_division_by_zero_asks_for_no_lower_learning_rate(theirs):
+    found = theirs(*network("divides", "precision=fp32"))
+    [remedy] = found.remedies
+    assert (remedy.text, remedy.words, remedy.helped) == ("look at div in last.0 (Divides)", (), None)
+    assert "FP32 gives the same, and no weight is large" in remedy.outcome
+
+
+def test_large_operands_in_fp32_ask_for_a_lower_learning_rate(theirs):
+    found = theirs(*network("large", "precision=fp32"))
+    assert found.remedies[-1].text.startswith("a lower optimizer.lr")
+    assert "what goes into mul reaches" in found.remedies[-1].outcome
 
 
 def test_a_custom_function_in_the_wrong_dtype_is_named_with_its_module(theirs):

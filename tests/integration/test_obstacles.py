@@ -85,6 +85,18 @@ def test_a_resumed_run_keeps_all_the_words_that_led_to_it(capsys):
     assert sorted(listed) == sorted(f'- "{word}"' for word in (*words, "train.max_steps=4"))
 
 
+def test_a_run_whose_histograms_are_gone_goes_on_and_says_so(capsys):
+    words = [*TINY, "diagnostics=histograms", "diagnostics.every=1", "run.name=run"]
+    assert run(capsys, *words, "train.max_steps=2")[0] == 0
+    Path("outputs/run/histograms.jsonl").unlink()
+    assert main(["resume", "outputs/run", "train.max_steps=4"]) == 0
+    assert "warning: outputs/run/histograms.jsonl has 0 bytes" in capsys.readouterr().err.replace("\n", " ")
+    events = Path("outputs/run/events.jsonl").read_text()
+    assert "histograms of the steps so far are lost" in events
+    looks = [json.loads(line)["step"] for line in Path("outputs/run/histograms.jsonl").read_text().splitlines()]
+    assert looks == [3, 4]
+
+
 def test_when_all_checkpoints_are_damaged_the_run_says_so(capsys):
     assert run(capsys, *TINY, "train.max_steps=2", "run.name=run")[0] == 0
     for path in Path("outputs/run/checkpoints").glob("*.pt"):

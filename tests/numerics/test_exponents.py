@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mptrain.numerics import exponents
-from mptrain.numerics.exponents import Tails, merged, unscaled
+from mptrain.numerics.exponents import Tails, merged, nonzero, ties_below, unscaled
 
 SCALES = range(0, 25, 3)
 
@@ -100,3 +100,23 @@ def test_tails_agree_with_the_shares_and_with_the_values_themselves():
         assert tails.zeros_below(below) == pytest.approx(exponents.zero_share(counts, exponent))
         small = values.double()[values < 2.0**below].sum() / values.double().sum()
         assert tails.magnitude_below(below) == pytest.approx(small.item(), rel=0.08, abs=1e-12)
+
+
+@pytest.mark.parametrize("halvings", range(1, 8))
+def test_half_numbers_that_a_smaller_scale_turns_into_ties_count_as_lost(halvings):
+    """All of FP16's subnormal numbers and some normal ones, each as often as any other of its exponent."""
+    values = torch.arange(1, 2**11).double() * 2.0**-24
+    counts = counted(values.tolist(), "float16")
+    moved = ties_below(counts)
+    assert nonzero(moved) == nonzero(counts)
+    assert (moved.largest, moved.zeros, moved.dtype) == (counts.largest, counts.zeros, "float16")
+    really = ((values * 2.0**-halvings).half() == 0).double().mean().item()
+    assert exponents.lost_share(moved, -halvings) == pytest.approx(really)
+    assert exponents.lost_share(counts, -halvings) < really
+    assert exponents.lost_share(moved) == 0
+
+
+def test_ties_of_nothing_are_nothing():
+    assert ties_below(counted([0.0, math.inf], "float16")) == counted([0.0, math.inf], "float16")
+    assert ties_below(counted([2.0**-24], "float16")).lowest == -25
+    assert ties_below(counted([1.5], "float16")) == counted([1.5], "float16")

@@ -197,3 +197,35 @@ def test_more_scale_never_loses_more_nor_overflows_less_and_the_recommendation_i
     if found.recommended is not None:
         assert found.recommended in EXPONENTS
         assert not found.scales[found.recommended].overflowing
+
+
+def test_below_its_own_scale_the_gradients_of_a_run_in_half_are_lost_as_they_really_are():
+    scale = 2.0**12
+    values = (between(-37, -20, count=40_000) * scale).half()
+    found = forecast_of(look(1, {"a": counted(values.tolist(), "float16")}, scale=scale))
+    kept = values[values != 0]
+    for exponent in (11, 10, 9, 7):
+        really = ((kept.float() * 2.0 ** (exponent - 12)).half() == 0).float().mean().item()
+        assert found.scales[exponent].lost == pytest.approx(really, abs=0.01)
+        assert found.scales[exponent].lost > 0.05
+    assert found.scales[12].lost == 0
+
+
+def test_looks_that_say_nothing_are_counted():
+    found = forecast_of(
+        look(1, {"a": [1.0]}, scale=0.0), look(2), look(3, {"a": [1.0]}), look(4, {"a": [1.0]}, scale=math.nan)
+    )
+    assert (found.unusable, len(found.looks)) == (3, 1)
+    assert forecast_of(look(1, {"a": [1.0]})).unusable == 0
+
+
+def test_between_looks_a_half_step_that_was_clean_at_its_scale_stays_so():
+    """By its norm step 2 would overflow from 2^10 on; it was clean there."""
+    seen = look(1, {"a": counted([64.0], "float16")})
+    norms = [step(1, 1.0), step(2, 1.0), step(3, math.inf, overflow=True, scale=2.0**20)]
+    assert forecast_of(seen, steps=norms).highest == 9
+    norms[1] = step(2, 1.0, scale=2.0**11)
+    found = forecast_of(seen, steps=norms)
+    assert [at.overflow_share for at in found.scales[9:13]] == [0, 2 / 3, 2 / 3, 1]
+    wide = forecast_of(look(1, {"a": [64.0]}), steps=norms)
+    assert [at.overflow_share for at in wide.scales[9:13]] == [0, 1, 1, 1]

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from histograms_by_hand import look
+from histograms_by_hand import counted, look
 from report.browser import CHROMIUM, visit
 from report.folders import make_run
 from report.microscope import looks, make_looked_at
@@ -59,6 +59,12 @@ def test_gradients_are_drawn_with_and_without_the_scale_where_there_is_one(tmp_p
         assert ("as the run scaled them" in svg) == there
     assert "Gradients were seen in FP16 only" in text_of(part_of(scaled))
     assert "Gradients were seen in FP16 only" not in text_of(part_of(plain))
+
+
+def test_half_gradients_that_carry_no_scale_are_drawn_once(tmp_path):
+    path = make_looked_at(tmp_path / "run", [look(1, {"a": counted([2.0**-24, 2.0**-20, 1.0], "float16")})])
+    svg = next(plot.svg for plot in run_page(RunPaths(path)).plots() if plot.name == "exponents-gradients")
+    assert "as the run scaled them" not in svg
 
 
 def test_modules_stand_with_the_worst_first_and_long_lists_are_cut(tmp_path):

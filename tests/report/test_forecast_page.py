@@ -3,6 +3,7 @@ from histograms_by_hand import look
 from report.folders import make_run, make_sweep
 from report.microscope import looks, make_looked_at
 
+from mptrain.config.compose import compose, reload
 from mptrain.errors import StorageError
 from mptrain.report import recommend, write_forecast
 from mptrain.report.forecast_page import forecast_page
@@ -98,6 +99,7 @@ def test_a_run_without_histograms_is_told_how_to_get_them(tmp_path):
         (look(1, {"a": [0.0]}), "No gradient was seen that is not zero"),
         (look(1, {"a": [1.5 * 2.0**-30] * 3, "b": [1024.0]}), "The one static scale that is right at every step is 2^5 (32)"),
         (look(1, {"a": [float("inf")]}, overflow=True), "Every step that was looked at overflowed"),
+        (look(1, {"a": [1.0]}, scale=0.0), "Nothing is known of any scale"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_recommended_is_said_in_words(tmp_path, record, sentence):
@@ -118,3 +120,42 @@ def test_the_recommendation_rests_on_the_norms_between_the_looks(tmp_path):
     calm = recommend(make_looked_at(tmp_path / "calm", looks(1), scale=1.0))
     assert "60 steps in all" in " ".join(calm.reasons("main"))
     assert calm.forecasts["main"].steps == 60
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["precision=fp32"], "precision=fp16_static scaler.scale="),
+        (["precision=bf16"], "precision=fp16_static scaler.scale="),
+        (["precision=fp16_dynamic"], "scaler=static scaler.scale="),
+        (["precision=amp_dynamic", "scaler.init_scale=8"], "scaler=static scaler.scale="),
+        (["precision=fp16_static"], "scaler.scale="),
+        (["precision=amp_static", "scaler.scale=8"], "scaler.scale="),
+        (["precision=fp16_dynamic", "scaler=static"], "scaler.scale="),
+    ],
+)
+@pytest.mark.parametrize("learners", [("main",), ("discriminator", "generator")])
+def test_the_words_of_a_recommendation_give_that_run_that_scale(tmp_path, words, expected, learners):
+    gan = ["task=gan", "model=dcgan", "dataset=digits", "dataset.image_size=16"] if len(learners) > 1 else []
+    config = compose([*gan, *words])
+    seen = [one for name in learners for one in looks(2, learner=name)]
+    path = make_looked_at(tmp_path / "run", seen, config=config.yaml, learners=learners)
+    found = recommend(path)
+    for name, sentence in zip(learners, found.sentences(), strict=True):
+        own = expected.replace("scaler.scale", f"learners.{name}.scaler.scale") if gan else expected
+        scale = 2 ** found.forecasts[name].recommended
+        assert f" {own}{scale}." in sentence
+        again = reload(config.yaml, f"{own}{scale}".split()) if "precision" not in own else compose([*gan, *own.split(" ")[:-1], f"{own.split(' ')[-1]}{scale}"])  # fmt: skip
+        assert again.precision.compute == "float16"
+        scaler = again.for_learner(name).scaler.build()
+        assert scaler.in_words().startswith("static")
+        assert scaler.scale == scale
+
+
+def test_looks_without_a_usable_scale_are_said_to_be_left_out(tmp_path):
+    none = recommend(make_looked_at(tmp_path / "none", [look(1, {"a": [1.0]}, scale=0.0)]))
+    assert none.reasons("main") == ["1 look left out: at a loss scale that is 0 or not finite, or without gradients."]
+    assert none.table("main") is None
+    some = recommend(make_looked_at(tmp_path / "some", [*looks(2), look(50, {"a": [1.0]}, scale=0.0)]))
+    assert any(reason.startswith("1 look left out") for reason in some.reasons("main"))
+    assert not any("left out" in reason for reason in recommend(make_looked_at(tmp_path / "all")).reasons("main"))

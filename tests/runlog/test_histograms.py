@@ -95,6 +95,28 @@ def test_a_line_that_was_half_written_is_left_out(paths):
         lambda fields: fields.update(unchanged={"0.weight": [1]}),
         lambda fields: fields.update(unchanged={"0.weight": ["some", "few"]}),
         lambda fields: fields.update(other=1),
+        lambda fields: fields.update(step="2"),
+        lambda fields: fields.update(loss_scale="x"),
+        lambda fields: fields.update(overflow=1),
+        lambda fields: fields.update(learner=None),
+        lambda fields: fields.update(unchanged={"0.weight": [4, -1]}),
+        *(
+            lambda fields, change=change: fields["tensors"]["updates"]["0.weight"].update(change)
+            for change in (
+                {"largest": "x"},
+                {"largest": -1.0},
+                {"largest": 0.0},
+                {"largest": True},
+                {"zeros": "1"},
+                {"inf": 1.5},
+                {"nan": None},
+                {"dtype": 16},
+                {"lowest": 0.5},
+                {"lowest": 10**9},
+                {"counts": [-1]},
+                {"counts": ["1"]},
+            )
+        ),
     ],
 )
 def test_damage_is_named_by_file_and_line(paths, change):
@@ -107,3 +129,25 @@ def test_damage_is_named_by_file_and_line(paths, change):
     assert next(found).step == 1
     with pytest.raises(StorageError, match=r"histograms\.jsonl, line 2 is damaged: it holds no histograms"):
         next(found)
+
+
+@pytest.mark.parametrize("left", [None, b"", b"{}\n", b"x" * 9999])
+def test_a_run_goes_on_without_the_histograms_that_were_lost(paths, left):
+    """They are only looks: gone, or begun anew by an attempt that had lost them."""
+    first, second = looks(2)
+    RunDirectory(paths).write_state(RunState(id="x", argv=(), command="mptrain", device="cpu").begin())
+    writer = RecordWriter(paths)
+    writer.take(first)
+    lengths = writer.sync()
+    writer.close()
+    assert truncate_records(paths, lengths) == []
+    paths.histograms.unlink()
+    if left is not None:
+        paths.histograms.write_bytes(left)
+    (note,) = truncate_records(paths, lengths)
+    assert str(paths.histograms) in note
+    assert "histograms of the steps so far are lost" in note
+    again = RecordWriter(paths)
+    again.take(second)
+    again.close()
+    assert list(read_run(paths.root).histograms()) == [second]

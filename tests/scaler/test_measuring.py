@@ -36,6 +36,14 @@ def fp32(value: float) -> float:
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
+@pytest.mark.parametrize("measure", [LargestMagnitude(), ShareAbove(4.0)])
+@pytest.mark.parametrize("grads", [[], [torch.zeros(0)], [torch.zeros(0, 3), torch.zeros(2, 0)]])
+def test_a_step_without_gradients_measures_nothing(measure, grads):
+    found = measure(grads)
+    assert found.tolist() == [0.0]
+    assert found.dtype == torch.float64
+
+
 # ---- LogMax ------------------------------------------------------------------------------------------------------
 
 

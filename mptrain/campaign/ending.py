@@ -1,0 +1,73 @@
+"""What a run that ended by its refused steps left in its folder ``failure``, read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pickle import UnpicklingError
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mptrain.dataset.batch import Batch
+from mptrain.errors import StorageError
+from mptrain.runlog.strict_json import parse_strict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mptrain.runlog import RunDirectory
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The step that ended a run.
+
+    Attributes:
+        step: Which attempt.
+        learner: Whose steps were refused.
+        loss_scale: At which scale.
+        cause: `mptrain.engine.failure.Diagnosis.cause`.
+        batch: As it was prepared, on the CPU.
+        random: The random state before that step; None where it was not kept.
+    """
+
+    step: int
+    learner: str
+    loss_scale: float
+    cause: str
+    batch: Batch
+    random: Mapping[str, Any] | None
+
+
+def read_ending(directory: RunDirectory) -> Ending:
+    """The step that ended a run.
+
+    Raises:
+        StorageError: A file of it is missing or damaged; names the command that does without.
+    """
+    recorded, kept = directory.paths.failure / "diagnosis.json", directory.paths.failure / "step.pt"
+    path, why, cause = recorded, "is damaged", Exception()
+    try:
+        fields = parse_strict(recorded.read_text(encoding="utf-8"))
+        path = kept
+        saved = torch.load(kept, weights_only=True, map_location="cpu")
+        return Ending(
+            step=int(saved["step"]),
+            learner=str(fields["learner"]),
+            loss_scale=float(fields["loss_scale"]),
+            cause=str(fields["cause"]),
+            batch=_batch(saved),
+            random=saved["random"],
+        )
+    except OSError as error:
+        why, cause = f"cannot be read: {error.strerror or error}", error
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, UnpicklingError) as error:
+        cause = error
+    hint = f"look at a step by number: mptrain diagnose {directory.root} --step N"
+    raise StorageError(f"{path} {why}", hint) from cause
+
+
+def _batch(saved: Mapping[str, Any]) -> Batch:
+    tensors = saved["batch"]
+    more = {name: tensor for name, tensor in tensors.items() if name not in ("inputs", "targets")}
+    return Batch(tensors["inputs"], tensors["targets"], tuple(saved["counts"]) if saved["counts"] else None, more)

@@ -1,0 +1,70 @@
+"""What stands for a step that ended a run: which step, which weights, and what of it is on record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from small_runs import TINY
+
+from mptrain.campaign.diagnosing import diagnose_run
+from mptrain.cli.main import main
+from mptrain.errors import StorageError
+
+ENDED = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216", "train.patience=2")
+GAN = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static", "train.patience=2")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_loss_of_a_later_learner_is_the_one_on_record():
+    assert main([*GAN, "learners.generator.scaler.scale=1e30", "run.name=run"]) == 4
+    found = diagnose_run("run").found
+    assert (found.learner, found.step) == ("generator", 2)
+    assert "its loss is the one on record" in found.remarks
+
+
+def test_weights_that_moved_behind_the_step_that_ended_a_run_are_said_to_have():
+    assert main([*GAN, "learners.discriminator.scaler.scale=1e30", "run.name=run"]) == 4
+    remarks = diagnose_run("run").found.remarks
+    assert "the weights hold what the generator did in that step: they were saved behind it" in remarks
+    last = [json.loads(line) for line in Path("outputs/run/steps.jsonl").read_text().splitlines()][-2]
+    assert remarks[-1].startswith(f"its loss was {last['loss']:.9g} on record and is ")
+    assert remarks[-1].endswith("now, because the weights moved in between")
+
+
+def test_a_loss_under_other_keys_is_compared_with_the_record():
+    assert main([*TINY, "precision=fp16_dynamic", "train.max_steps=3", "run.name=run"]) == 0
+    remarks = diagnose_run("run", ("seed=7",), step=2).found.remarks
+    assert remarks[0] == "step 2, from the start, and 1 step trained in memory"
+    assert remarks[-1].endswith("now, because it is under other keys")
+    assert diagnose_run("run", step=2).found.remarks[-1] == "its loss is the one on record"
+
+
+@pytest.mark.parametrize("name", ["step.pt", "diagnosis.json"])
+@pytest.mark.parametrize("damage", [None, b"", b"{", b"PK\x03\x04 cut off"])
+def test_a_damaged_failure_leads_to_the_steps_by_number(name, damage):
+    assert main([*ENDED, "run.name=run"]) == 4
+    path = Path("outputs/run/failure") / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
+    with pytest.raises(StorageError, match=name) as raised:
+        diagnose_run("run")
+    assert "mptrain diagnose outputs/run --step N" in raised.value.hint
+
+
+def test_a_failure_that_the_run_went_on_from_is_not_what_is_asked_about():
+    assert main([*ENDED, "run.name=run"]) == 4
+    scales = ("scaler.init_scale=65536", "scaler.max_scale=65536")
+    assert main(["resume", "outputs/run", *scales]) == 0
+    state = Path("outputs/run/run.json")
+    fields = json.loads(state.read_text())
+    state.write_text(json.dumps({**fields, "status": "preempted"}))
+    found = diagnose_run("run").found
+    assert (found.step, found.remarks) == (19, ("step 19, from the checkpoint of step 18",))

@@ -1,0 +1,97 @@
+"""A loss scale that is said to help does: it can be written, a run begins at it, or the scaler gets there by itself."""
+
+from __future__ import annotations
+
+import pytest
+from small_runs import TINY
+
+from mptrain.campaign.diagnosing import diagnose_config, diagnose_run
+from mptrain.cli.main import main
+from mptrain.config.build import build
+from mptrain.config.compose import compose, reload
+
+HIGH = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216")
+
+
+def first_remedy(*words):
+    config = compose(words)
+    return config, diagnose_config(config).found.remedies[0]
+
+
+def begins_at(config, words, learner="main"):
+    parts, _ = build(reload(config.yaml, words))
+    return next(float(one.scale) for one in parts.learners if one.name == learner)
+
+
+def test_a_scaler_that_comes_down_before_patience_ends_the_run_needs_nothing():
+    _, remedy = first_remedy(*HIGH)
+    assert (remedy.words, remedy.helped) == ((), True)
+    assert remedy.text == "nothing is needed: the scaler comes down to 2^19 by itself"
+
+
+@pytest.mark.parametrize(
+    ("more", "tail"),
+    [
+        (("train.patience=3",), ()),
+        (("scaler.on_overflow=apply",), ("scaler.on_overflow=skip",)),
+        (("scaler.min_scale=16777216",), ("scaler.min_scale=131072",)),
+    ],
+)
+def test_one_that_does_not_is_given_words(more, tail):
+    config, remedy = first_remedy(*HIGH, *more)
+    assert (remedy.words, remedy.helped) == (("scaler.init_scale=131072", *tail), True)
+    assert begins_at(config, remedy.words) == 2**17
+
+
+def test_a_scaler_that_falls_to_its_floor_is_judged_there():
+    _, remedy = first_remedy(*HIGH, "scaler=logmax", "scaler.max_scale=16777216")
+    assert remedy.text == "nothing is needed: the scaler comes down to 1 by itself"
+    assert "finite on this batch at 1;" in remedy.outcome
+
+
+@pytest.mark.parametrize(("patience", "ends"), [(5, 4), (8, 0)])
+def test_what_needs_nothing_is_a_run_that_goes_on(tmp_path, monkeypatch, patience, ends):
+    monkeypatch.chdir(tmp_path)
+    words = (*HIGH, f"train.patience={patience}")
+    assert main([*words, "run.name=run"]) == ends
+    _, remedy = first_remedy(*words)
+    assert (remedy.words == ()) is (ends == 0)
+
+
+def test_a_run_that_ended_by_its_patience_did_not_come_down_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*HIGH, "train.patience=2", "run.name=run"]) == 4
+    remedy = diagnose_run("run").found.remedies[0]
+    assert (remedy.words, remedy.helped) == (("scaler.init_scale=131072",), True)
+
+
+def test_a_higher_scale_raises_its_ceiling_with_it():
+    words = ("model=plain16", "dataset.train_samples=64", "train.batch_size=8", "precision=fp16_dynamic")
+    config, remedy = first_remedy(*words, "scaler.init_scale=1", "scaler.max_scale=4")
+    assert (remedy.words, remedy.helped) == (("scaler.init_scale=32768", "scaler.max_scale=32768"), True)
+    assert begins_at(config, remedy.words) == 2**15
+
+
+@pytest.mark.parametrize("scaler", ["static", "dynamic", "none", "fairseq", "smooth"])
+def test_words_for_one_of_several_learners_move_its_scale_alone(scaler):
+    from mptrain.campaign.case import Case
+    from mptrain.campaign.scale_remedies import scale_words
+    from mptrain.diagnostics.findings import cause_of
+    from mptrain.engine.revisit import look, moment_at
+
+    gan = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static")
+    config = compose((*gan, f"scaler={scaler}"))
+    parts, options = build(config)
+    moment = moment_at(parts, options, None, 1)
+    seen = look(parts, moment)[1]
+    words = scale_words(Case(config, parts, moment, seen, cause_of(seen)), 2.0**-20)
+    assert begins_at(config, words, "generator") == 2.0**-20
+    assert begins_at(config, words, "discriminator") == float(parts.learners[0].scale)
+
+
+def test_an_injected_fault_is_not_to_be_mended():
+    fault = ("inject.step=1", "inject.value=nan", "inject.tensor=activation:3")
+    config = compose((*TINY, "precision=fp16_dynamic", *fault))
+    [remedy] = diagnose_config(config).found.remedies
+    assert (remedy.words, remedy.helped) == (("inject.step=null", "inject.tensor=null"), True)
+    assert remedy.text == "no remedy is asked for: the fault is the one put in on purpose, activation:3"
