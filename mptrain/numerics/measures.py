@@ -55,10 +55,10 @@ class ShareAbove:
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
         """See `Measure`."""
-        if not any(grad.numel() for grad in grads):
+        elements = math.fsum(grad.numel() for grad in grads)  # of their shapes, which the host knows
+        if not elements:
             return _nothing(grads)
         within = torch.stack([torch.count_nonzero(grad.abs() <= self.edge) for grad in grads]).sum()
-        elements = math.fsum(grad.numel() for grad in grads)  # of their shapes, which the host knows
         return ((elements - within.double()) / elements).view(1)
 
 

@@ -185,7 +185,6 @@ def _exponents(fields: dict[str, Any]) -> ExponentCounts:
     _require(isinstance(found.dtype, str) and isinstance(found.lowest, int) and not isinstance(found.lowest, bool))
     _require(-_FARTHEST <= found.lowest <= _FARTHEST and len(found.counts) <= 2 * _FARTHEST)
     _require(_is_number(found.largest) and 0 <= found.largest < math.inf)
-    _require(any(found.counts) == (found.largest > 0))
     return found
 
 
