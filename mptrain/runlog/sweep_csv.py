@@ -67,13 +67,14 @@ def summary_of(run: Path) -> dict[str, Any]:
     """The final numbers of a run; empty where it has none, or where they cannot be read."""
     path = RunPaths(run).summary
     try:
-        return _read(path, path.stat().st_mtime_ns)
+        found = path.stat()
+        return _read(path, found.st_mtime_ns, found.st_ino)
     except (OSError, StorageError):
         return {}
 
 
 @functools.cache  # a sweep of a thousand jobs writes its table two thousand times
-def _read(path: Path, written: int) -> dict[str, Any]:
+def _read(path: Path, written: int, inode: int) -> dict[str, Any]:  # a clock may stand still between two writes
     return read_summary(path)
 
 
