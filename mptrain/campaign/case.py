@@ -5,6 +5,7 @@ What is to be tried on it is the business of `mptrain.campaign.remedies`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ class Case:
         seen: What was seen of it.
         cause: What is wrong.
         ended: It ended its run, because of the refused steps in a row.
+        ceiling: The lowest loss scale at which the run overflowed on record; infinite where there was none.
     """
 
     config: Config
@@ -45,6 +47,7 @@ class Case:
     seen: Observation
     cause: Cause
     ended: bool = False
+    ceiling: float = math.inf
 
     def again(self, *words: str, scale: float | None = None) -> Observation:
         """The same step under other words.

@@ -5,25 +5,22 @@ Of the run directory nothing is changed but what is written into its folder ``di
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mptrain.campaign.attempt import find_run
-from mptrain.campaign.case import Case
 from mptrain.campaign.ending import read_ending
-from mptrain.campaign.remedies import remedies
+from mptrain.campaign.examining import OnRecord, Place, examine
 from mptrain.config.build import build
 from mptrain.config.compose import reload
-from mptrain.diagnostics.findings import cause_of
-from mptrain.diagnostics.remarkable import notes_of, rows_of, underflows
-from mptrain.engine.revisit import Moment, look, moment_at, stand_at
+from mptrain.engine.revisit import Moment, moment_at, stand_at
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
+from mptrain.numerics.formats import scale_in_words
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.diagnosis import FOLDER, Examination
+from mptrain.runlog.diagnosis import FOLDER
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.reader import read_run
 
@@ -32,11 +29,15 @@ if TYPE_CHECKING:
 
     from mptrain.campaign.ending import Ending
     from mptrain.config.schema import Config
-    from mptrain.diagnostics.observation import Observation
     from mptrain.engine.job import Options, Parts
     from mptrain.records import StepRecord
     from mptrain.runlog import RunDirectory
     from mptrain.runlog.checkpoints import Loaded
+    from mptrain.runlog.diagnosis import Examination
+
+
+#: The class of a loss scaling rule, and its first scale.
+_Beginning: TypeAlias = tuple[type, float]
 
 
 @dataclass(frozen=True)
@@ -52,34 +53,16 @@ class Diagnosed:
     page: Path | None
 
 
-@dataclass(frozen=True)
-class _Place:
-    """A step that can be looked at, and how it was come by.
-
-    Attributes:
-        parts: What is built.
-        moment: The step.
-        learner: That which ended the run; None where none did.
-        remarks: How the step was come by, one sentence each.
-        losses: Those of that step on record, by learner.
-        because: Why a loss may be another one now.
-    """
-
-    parts: Parts
-    moment: Moment
-    learner: str | None
-    remarks: tuple[str, ...]
-    losses: Mapping[str, float] = field(default_factory=dict)
-    because: str = "another device, number of threads or version of a library computes other bits"
-
-
-def diagnose_run(run: str, overrides: Sequence[str] = (), step: int | None = None) -> Diagnosed:
+def diagnose_run(
+    run: str, overrides: Sequence[str] = (), step: int | None = None, learner: str | None = None
+) -> Diagnosed:
     """Look at the step that ended a run; or at its next one, where none did; or at a certain one.
 
     Args:
         run: The run directory, or ``last``.
         overrides: Keys that differ from the run's configuration.
         step: Which attempt; the nearest checkpoint before it is trained on up to there, in memory.
+        learner: Whose passes; None means that which went wrong.
 
     Raises:
         MptrainError: Data, device or the checkpoint that would be needed are missing.
@@ -87,77 +70,53 @@ def diagnose_run(run: str, overrides: Sequence[str] = (), step: int | None = Non
     directory = find_run(run)
     text = directory.paths.config.read_text(encoding="utf-8")
     config = reload(text, overrides)
-    place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
+    before = _beginnings(reload(text)) if overrides else None
+    place = (_failed(directory, config, before) if step is None else None) or _standing(directory, config, step)
     if overrides:
         changed = f"under {' '.join(overrides)}, unlike the run itself"
+        if place.trained:
+            changed += "; so was what was trained in memory"
         place = replace(place, remarks=(*place.remarks, changed), because="it is under other keys")
-    found = _examine(str(directory.root), config, place)
-    return Diagnosed(found, write_diagnosis(directory.root / FOLDER, found))
+    found = examine(str(directory.root), config, place, learner)
+    return Diagnosed(found, write_diagnosis(directory.root / FOLDER, found, overrides))
 
 
-def diagnose_config(config: Config, step: int = 1) -> Diagnosed:
+def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> Diagnosed:
     """Look at a step of a run that was not started.
 
     Args:
         config: Checked.
         step: Which attempt; the ones before it are trained in memory.
+        learner: As in `diagnose_run`.
 
     Raises:
         MptrainError: Data or device are missing, or the training ends before that step.
     """
     parts, options = build(config)
-    place = _Place(parts, _moment(parts, options, None, step), None, parts.notes)
-    return Diagnosed(_examine(" ".join(config.overrides), config, place), None)
+    place = Place(parts, _moment(parts, options, None, step), None, parts.notes)
+    return Diagnosed(examine(" ".join(config.overrides), config, place, learner), None)
 
 
-def _examine(subject: str, config: Config, place: _Place) -> Examination:
-    parts, moment = place.parts, place.moment
-    several = look(parts, moment)
-    seen = _asked_about(several, place.learner)
-    cause = cause_of(seen)
-    case = Case(config, parts, moment, seen, cause, ended=place.learner is not None)
-    exact = case.exact if underflows(seen) else None
-    injected = tuple(f"a fault is put in on purpose: {one.fields['tensor']}" for one in parts.fault.records(seen.step))
-    return Examination(
-        subject=subject,
-        learner=seen.learner,
-        step=seen.step,
-        loss=seen.loss,
-        loss_scale=seen.loss_scale,
-        precision=config.precision.name,
-        device=str(parts.device),
-        cause=cause.kind,
-        module=cause.module,
-        operator=cause.operator,
-        verdict=cause.sentence,
-        notes=notes_of(seen, exact),
-        remarks=(*place.remarks, *_on_record(place, seen), *injected),
-        modules=rows_of(seen),
-        remedies=remedies(case),
-        operators=dict(seen.census),
-    )
+def _beginnings(config: Config) -> dict[str, _Beginning]:
+    """How the scaler of each learner begins."""
+    parts, _ = build(config, weights=False)
+    return _begins(parts)
 
 
-def _asked_about(several: tuple[Observation, ...], learner: str | None) -> Observation:
-    """The learner that ended the run; else the first with a step that goes wrong; else the first."""
-    for seen in several:
-        if seen.learner == learner if learner is not None else not seen.finite:
-            return seen
-    return several[0]
+def _begins(parts: Parts) -> dict[str, _Beginning]:
+    return {
+        one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners
+    }
 
 
-def _on_record(place: _Place, seen: Observation) -> tuple[str, ...]:
-    """Whether the loss is the one that the run had."""
-    before = place.losses.get(seen.learner)
-    if before is None:
-        return ()
-    if before == seen.loss or (math.isnan(before) and math.isnan(seen.loss)):
-        return ("its loss is the one on record",)
-    return (f"its loss was {before:.9g} on record and is {seen.loss:.9g} now, because {place.because}",)
+def _failed(directory: RunDirectory, config: Config, before: Mapping[str, _Beginning] | None) -> Place | None:
+    """The step that ended a run, as it was kept; None where none did, or the run went on from there.
 
-
-def _failed(directory: RunDirectory, config: Config) -> _Place | None:
-    """The step that ended a run, as it was kept; None where none did, or the run went on from there."""
+    Args:
+        directory: The run.
+        config: What to do it under.
+        before: How the run's own scalers begin, where other words may change that.
+    """
     paths = directory.paths
     state = directory.read_state()
     if not paths.failure.exists() or (state is not None and state.status == "done"):
@@ -176,7 +135,8 @@ def _failed(directory: RunDirectory, config: Config) -> _Place | None:
         )
     parts, _ = build(config, weights=False)
     _require_fit(parts, loaded.state)
-    place = replace(_ended(parts, ending, loaded), losses=_losses(directory, ending.step))
+    place = _rescaled(_ended(parts, ending, loaded), before)
+    place = replace(place, record=_on_record(directory, ending.step))
     stand_at(parts, place.moment)
     moved = _moved(directory, parts, ending) if place.moment.done else []
     if moved:
@@ -185,10 +145,10 @@ def _failed(directory: RunDirectory, config: Config) -> _Place | None:
     return place
 
 
-def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> _Place:
+def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:
     """The step that ended a run, with the weights of a checkpoint."""
     remarks = [f"the step that ended the run, {ending.step:,}, done again: {ending.cause} was the cause on record"]
-    same, because = loaded.manifest.step == ending.step, _Place.because
+    same, because = loaded.manifest.step == ending.step, Place.because
     if not same:
         remarks.append(f"the weights of that step were not kept: these are those of step {loaded.manifest.step:,}")
         because = "the weights are older"
@@ -199,7 +159,18 @@ def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> _Place:
     scales[ending.learner] = ending.loss_scale
     random = ending.random or loaded.state["random"]
     moment = Moment(ending.step, loaded.state, ending.batch.to(parts.device), False, scales, random, done=same)
-    return _Place(parts, moment, ending.learner, tuple(remarks), because=because)
+    return Place(parts, moment, ending.learner, tuple(remarks), because=because)
+
+
+def _rescaled(place: Place, before: Mapping[str, _Beginning] | None) -> Place:
+    """At the first scale of those scalers that are not the run's own."""
+    now = _begins(place.parts)
+    others = {name: scale for name, (kind, scale) in now.items() if before and before.get(name) != (kind, scale)}
+    if not others:
+        return place
+    shown = " and ".join(f"{scale_in_words(scale)}{'' if name == 'main' else f' for {name}'}" for name, scale in others.items())
+    moment = replace(place.moment, scales={**place.moment.scales, **others})
+    return replace(place, moment=moment, remarks=(*place.remarks, f"at the first loss scale of the scaler given, {shown}"))
 
 
 def _moved(directory: RunDirectory, parts: Parts, ending: Ending) -> list[str]:
@@ -210,8 +181,25 @@ def _moved(directory: RunDirectory, parts: Parts, ending: Ending) -> list[str]:
     return [f"the {name}" for name in later if name in applied]
 
 
-def _losses(directory: RunDirectory, step: int) -> dict[str, float]:
-    return {one.learner: one.loss for one in _steps(directory, step)}
+def _on_record(directory: RunDirectory, step: int) -> OnRecord:
+    """What is on record of a step; nothing where it is damaged."""
+    losses = {one.learner: one.loss for one in _steps(directory, step)}
+    try:
+        events = list(read_run(directory.root).events())
+    except StorageError:
+        return OnRecord(losses)
+    injected = {event.get("step") for event in events if event["event"] == "injected"}
+    overflows: dict[str, tuple[tuple[str, str], ...]] = {}
+    ceilings: dict[str, float] = {}
+    for event in events:
+        if event["event"] != "overflow":
+            continue
+        name, scale = event["learner"], event["loss_scale"]
+        if event["step"] == step:
+            overflows[name] = tuple((tensor, kind) for tensor, kind in event["tensors"])
+        if event["loss"] == "finite" and event["step"] not in injected:
+            ceilings[name] = min(scale, ceilings.get(name, scale))
+    return OnRecord(losses, overflows, ceilings)
 
 
 def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
@@ -222,7 +210,7 @@ def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
         return []
 
 
-def _standing(directory: RunDirectory, config: Config, step: int | None) -> _Place:
+def _standing(directory: RunDirectory, config: Config, step: int | None) -> Place:
     """A certain step of a run, or the one after its last checkpoint."""
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     paths = [path for path in manifests_in(store.folder) if step is None or step_of(path) < step]
@@ -237,7 +225,7 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> _Pla
         _require_fit(parts, loaded.state)
     moment = _moment(parts, options, loaded.state if loaded else None, wanted)
     remark = f"step {wanted:,}, from {begins}{trained}"
-    return _Place(parts, moment, None, (remark,), _losses(directory, wanted))
+    return Place(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
 
 
 def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> Moment:

@@ -67,11 +67,13 @@ class Complaint:
 _BREAKS = Complaint()
 
 
+def in_order(seen: Observation) -> bool:
+    """Whether nothing in a step is infinite or no number, hidden sums included."""
+    return _BREAKS.about(seen) is None
+
+
 def remedies(case: Case) -> tuple[Remedy, ...]:
     """What was tried, in order, up to the first that helped; nothing where nothing is wrong."""
-    purposeful = _on_purpose(case)
-    if purposeful is not None:
-        return (purposeful,)
     match case.cause.kind:
         case "input":
             return tuple(_without_samples(case))
@@ -86,18 +88,6 @@ def remedies(case: Case) -> tuple[Remedy, ...]:
         case _:
             found = list(_for_values(case))
     return tuple(found)
-
-
-def _on_purpose(case: Case) -> Remedy | None:
-    """Where a fault was put into the step, and the step is in order without it, nothing is to be mended."""
-    records = case.parts.fault.records(case.moment.step)
-    if not records or case.cause.kind == "none":
-        return None
-    words = ("inject.step=null", "inject.tensor=null")
-    if _BREAKS.about(case.again(*words)) is not None:
-        return None
-    text = f"no remedy is asked for: the fault is the one put in on purpose, {records[0].fields['tensor']}"
-    return Remedy(words, text, True, "finite on this batch without it")
 
 
 _EARLIER = Remedy(

@@ -8,6 +8,7 @@ scales. Under its own rule a run gives exactly the scales on its record.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,15 @@ from mptrain.config.compose import reload
 from mptrain.errors import DataError, UsageError
 from mptrain.numerics.verdict import Verdict
 from mptrain.report.replay_page import Course, Replay, ReplayedLearner
+from mptrain.report.run_parts import unfinished
+from mptrain.report.wording import ONE_BECOMES_ALL, counted
 from mptrain.runlog.reader import Run, read_run
 from mptrain.scaler.base import measure_of
+from mptrain.scaler.static import StaticScaler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from mptrain.config.schema import Config
     from mptrain.numerics.measures import Measure
@@ -67,11 +72,16 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     if unknown := [name for name in config.learners if name not in walks]:
         raise UsageError(f"the run has no learner '{unknown[0]}'", f"it has {', '.join(walks)}")
     learners = tuple(walk.done() for walk in walks.values())
-    notes = _notes(own, recorded)
-    if any(one.estimated or one.assumed for one in learners) and not any(
+    notes = _notes(own, recorded, dead=directory.holder() is None)
+    unknown = sum(one.replayed.unknown for one in learners)
+    if unknown:
+        notes.append(_nothing_tells(directory.root, unknown))
+    if (unknown or any(one.estimated for one in learners)) and not any(
         one.tells_gradients() for one in traces.values()
     ):
         notes.append(_NO_HISTOGRAMS)
+    if any(one.stuck for one in learners):
+        notes.append(ONE_BECOMES_ALL)
     return Replay(
         root=directory.root,
         scaler=config.chosen.get("scaler", "own"),
@@ -87,8 +97,18 @@ _NO_HISTOGRAMS = (
 )
 
 
-def _notes(own: Config, run: Run) -> list[str]:
+def _nothing_tells(root: Path, steps: int) -> str:
+    return (
+        f"nothing on record tells what {counted(steps, 'step')} would have done at that scale: they count as unknown, and the "
+        f"rule goes on as if they had ended as recorded; mptrain diagnose {shlex.quote(str(root))} tries lower scales on a step "
+        "itself, and a run with diagnostics=histograms, at a scale at which most steps are clean, knows all of them"
+    )
+
+
+def _notes(own: Config, run: Run, dead: bool) -> list[str]:
     notes = []
+    if run.state.status == "running":
+        notes.append(unfinished(dead))
     if own.precision.compute != "float16":
         notes.append(
             f"the run computed in {own.precision.compute}, whose range is wider: what FP16 would have done is at best "
@@ -108,7 +128,7 @@ def _notes(own: Config, run: Run) -> list[str]:
 class _Counts:
     known: int = 0
     estimated: int = 0
-    assumed: int = 0
+    unknown: int = 0
 
     def add(self, basis: Basis) -> None:
         setattr(self, basis, getattr(self, basis) + 1)
@@ -138,14 +158,17 @@ class _Walk:
             if found is None:
                 raise self._unmeasured()
             measured = found[0]
-            basis = basis if basis == "assumed" or found[1] == "known" else found[1]
+            basis = basis if basis == "unknown" or found[1] == "known" else found[1]
         self._counts.add(basis)
         if scale == record.loss_scale:
             self._same += 1
         elif self._parted is None:
             self._parted = record.step
         self._recorded.add(record.step, record.loss_scale, record.overflow, record.skipped)
-        self._replayed.add(record.step, scale, overflow, overflow and self._scaler.on_overflow == "skip")
+        if basis == "unknown":
+            self._replayed.pass_over(record.step, scale)
+        else:
+            self._replayed.add(record.step, scale, overflow, overflow and self._scaler.on_overflow == "skip")
         self._state = self._scaler.after(self._state, _verdict(overflow, scale, record, measured))
 
     def done(self) -> ReplayedLearner:
@@ -159,9 +182,9 @@ class _Walk:
             replayed=self._replayed,
             known=counts.known,
             estimated=counts.estimated,
-            assumed=counts.assumed,
             same=self._same,
             parted=self._parted,
+            constant=isinstance(self._scaler, StaticScaler),
         )
 
     def _unmeasured(self) -> DataError:

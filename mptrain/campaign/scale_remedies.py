@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 #: A scale at which more of the gradients than this are rounded to zero is no remedy.
 LOSES = 0.1
 
+#: A higher scale has to hold at every step.
+_MORE_STEPS = "mptrain recommend knows more steps than this one"
+
 
 def lower_scale(case: Case, gradients: ExponentCounts) -> Remedy | None:
     """For gradients that overflow.
@@ -105,6 +108,8 @@ def higher_scale(case: Case, share: float, room: float) -> Remedy:
         scale = case.seen.loss_scale * room / 2.0**margin
         if scale <= case.seen.loss_scale:
             continue
+        if (limit := _limit(case, scale)) is not None:
+            return Remedy((), f"a loss scale of {scale_in_words(scale)}", None, limit)
         seen = case.at_scale(scale)
         small = small_gradients(seen)
         helped = seen.finite and (small is None or small[0] < share / 2)
@@ -116,8 +121,18 @@ def higher_scale(case: Case, share: float, room: float) -> Remedy:
     refusal = _refusal(case, words, scale)
     if refusal is not None:
         return Remedy(words, text, None, f"finite on this batch, but it cannot be written like that: {refusal}")
-    outcome = f"finite on this batch{_below(margin)}, and few gradients are below 2^-14"
+    outcome = f"finite on this batch{_below(margin)}, and few gradients are below 2^-14; {_MORE_STEPS}"
     return Remedy(words, text, True, outcome)
+
+
+def _limit(case: Case, scale: float) -> str | None:
+    """Why one step is not enough to advise a scale; None where nothing speaks against it."""
+    highest = getattr(case.learner.scaler, "max_scale", None)
+    if scale >= case.ceiling:
+        return f"not advised: the run overflowed at {scale_in_words(case.ceiling)}; {_MORE_STEPS}"
+    if highest is not None and scale > highest:
+        return f"not advised: {_prefix(case)}.max_scale={_written(highest)} is below it; {_MORE_STEPS}"
+    return None
 
 
 def _below(room: int) -> str:

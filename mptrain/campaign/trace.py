@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
     from mptrain.runlog.reader import Run
 
-#: Where an answer comes from: the step's own records; those of steps nearby, or of another format; neither, so that the recorded verdict is
-#: taken over to the other scale.
-Basis = Literal["known", "estimated", "assumed"]
+#: Where an answer comes from: the step's own records; those of steps nearby, or of another format; neither, so that it is the recorded
+#: verdict, which says nothing of the other scale.
+Basis = Literal["known", "estimated", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Trace:
         neighbour: float | None = (self._clean if record.overflow else self._overflowed).to(record.step)
         if neighbour is not None and (scale <= neighbour if record.overflow else scale >= neighbour):
             return not record.overflow, "estimated"
-        return record.overflow, "assumed"
+        return record.overflow, "unknown"
 
     def _in_half(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
         """What FP16 would have made of a step in a wider format, whose own verdict says little of that."""
@@ -122,7 +122,7 @@ class Trace:
             return True, "estimated"
         look: CleanStep | None = self._looks.at(record.step)
         largest = look.extreme.value if look else self._between(record)
-        return (record.overflow, "assumed") if largest is None else (largest * scale >= INFINITE_FROM, "estimated")
+        return (record.overflow, "unknown") if largest is None else (largest * scale >= INFINITE_FROM, "estimated")
 
     def _between(self, record: StepRecord) -> float | None:
         """The largest gradient of a step that was not looked at, without its scale; None where no step was."""

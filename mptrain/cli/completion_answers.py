@@ -31,6 +31,7 @@ _TAKE = {
     "--sweep": "SWEEP",
     "--jobs": "",
     "--step": "",
+    "--learner": "",
     "--package": "",
     "-p": "",
 }

@@ -15,7 +15,7 @@ from rich.table import Table
 from mptrain.cli.messages import colourful, printable, writing
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK, UsageError
-from mptrain.report.diagnosis_page import cells, verdict_on
+from mptrain.report.diagnosis_page import FINITE, cells, verdict_on
 from mptrain.report.operators_part import by_cast, by_operator, summary
 
 if TYPE_CHECKING:
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 #: Modules in the table at most, unless all are asked for; and how many of the first and the last stay at least.
 MOST_ROWS, ENDS = 40, 6
 
+#: Flags that take a value, and what it is called.
+_VALUES = {"--step": "N", "--learner": "NAME", "--config-dir": "DIR", "-cd": "DIR"}
+
+_LEGEND = (
+    "of 65,504: the largest magnitude as a share of FP16's; below 2^-14: of the nonzero values, those with fewer bits",
+    "zero: of all values, those that are zero; backward: gradients, which carry the loss scale",
+)
+
 _COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "": ""}
 
 
@@ -34,26 +42,28 @@ def diagnose(words: Sequence[str]) -> int:
     """Look at a step of a run, or of a configuration, and say what is wrong with it.
 
     Args:
-        words: A run with keys that differ, or a configuration; ``--step N``, ``--all``, ``--config-dir DIR``.
+        words: A run with keys that differ, or a configuration; ``--step N``, ``--learner NAME``, ``--all``,
+            ``--config-dir DIR``.
 
     Raises:
         MptrainError: It cannot be looked at.
     """
-    rest, step, everything, folders = _read(words)
+    rest, values, folders = _read(words)
+    step, learner = _number(values["--step"]) if "--step" in values else None, values.get("--learner")
     from mptrain.campaign.diagnosing import diagnose_config, diagnose_run
 
     if rest and _is_run(rest[0]):
         for word in rest[1:]:
             if "=" not in word:
                 raise UsageError(
-                    f"'{word}' is not of the form KEY=VALUE", "mptrain diagnose RUN [KEY=VALUE ...] [--step N]"
+                    f"'{word}' is not of the form KEY=VALUE", "mptrain diagnose RUN [KEY=VALUE ...] [--step N] [--learner NAME]"
                 )
-        done = diagnose_run(rest[0], rest[1:], step)
+        done = diagnose_run(rest[0], rest[1:], step, learner)
     else:
         from mptrain.config.compose import compose
 
-        done = diagnose_config(compose(rest, config_dirs=folders), step or 1)
-    _print(done.found, everything)
+        done = diagnose_config(compose(rest, config_dirs=folders), step or 1, learner)
+    _print(done.found, "--all" in values)
     if done.page is not None:
         with writing():
             print(f"\n{done.page}", flush=True)
@@ -65,28 +75,29 @@ def _is_run(word: str) -> bool:
     return "=" not in word or any(place.is_dir() for place in (Path(word), Path("outputs") / word))
 
 
-def _read(words: Sequence[str]) -> tuple[list[str], int | None, bool, list[str]]:
-    """The words that are no flags; the step, whether all modules are asked for, and folders of options."""
-    rest, plain, step, everything = list(words), [], None, False
-    folders: list[str] = []
+def _read(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """The words that are no flags; the flags with their values; and folders of options."""
+    rest, plain, folders = list(words), [], []
+    values: dict[str, str] = {}
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         if word == "--all":
-            everything = True
-        elif flag in ("--step", "--config-dir", "-cd"):
+            values[word] = ""
+        elif flag in _VALUES:
             value = value if equals else rest.pop(0) if rest else ""
             if not value:
-                raise UsageError(f"{flag} needs a value", f"write {flag} {'N' if flag == '--step' else 'DIR'}")
-            if flag == "--step":
-                step = _number(value)
-            else:
+                raise UsageError(f"{flag} needs a value", f"write {flag} {_VALUES[flag]}")
+            if _VALUES[flag] == "DIR":
                 folders.append(value)
+            else:
+                values[flag] = value
         elif word.startswith("-"):
-            raise UsageError(f"'{word}' means nothing to diagnose", "it takes --step N, --all and --config-dir DIR")
+            takes = "it takes --step N, --learner NAME, --all and --config-dir DIR"
+            raise UsageError(f"'{word}' means nothing to diagnose", takes)
         else:
             plain.append(word)
-    return plain, step, everything, folders
+    return plain, values, folders
 
 
 def _number(text: str) -> int:
@@ -116,10 +127,14 @@ def _print(found: Examination, everything: bool) -> None:
         console.print(_table(shown))
         if left_out:
             console.print(f"{left_out} modules between them are left out; --all shows them", style="dim")
+        for line in (line for sentence in _LEGEND for line in _wrapped(sentence, width)):
+            console.print(line, style="dim", markup=False, highlight=False)
         console.print()
         console.print(escape(summary(found.operators)))
         console.print(_census(found))
     lines += ["", *(line.rstrip() for line in drawn.get().splitlines())]
+    if found.cause == "none":
+        lines += ["", *_wrapped(f"{FINITE}.", width)]
     with writing():
         print("\n".join(lines), flush=True)
 

@@ -30,10 +30,10 @@ USAGE = (
     ("mptrain report RUN|last ...", "write a report of runs, sweeps, comparisons or recipes: HTML and Markdown"),
     ("mptrain recommend RUN|last [--sweep SWEEP]", "which static loss scale is right, from a run's histograms"),
     (
-        "mptrain diagnose RUN|last [KEY=VALUE ...] [--step N] [--all]",
+        "mptrain diagnose RUN|last [KEY=VALUE ...] [--step N] [--learner NAME] [--all]",
         "look at the step that ended a run, or at step N: where it goes wrong, and what mends it",
     ),
-    ("mptrain diagnose KEY=VALUE ... [--step N] [--all]", "the same for a step of a configuration"),
+    ("mptrain diagnose KEY=VALUE ... [--step N] [--learner NAME] [--all]", "the same for a step of a configuration"),
     ("mptrain replay RUN|last [KEY=VALUE ...]", "what another scaler would have done to a run; nothing is trained"),
     (
         "mptrain reproduce RECIPE [KEY=VALUE ...] [--dry-run] [--smoke] [--jobs N]",
@@ -108,6 +108,7 @@ DESCRIPTIONS = {
     "something that is not finite, how far values reach into FP16's range, what is lost to underflow. Then it tries what may "
     "mend the step, on that very step: a lower scale, precision.keep_fp32=[...], another precision. Of a RUN that was ended by "
     "its numerics this is the step that ended it, else the one after its last checkpoint; --step N trains in memory up to step N. "
+    "Of several learners it is the one that went wrong; --learner NAME chooses another. "
     "Into the run's folder diagnosis/ it writes what it found, else nothing. KEY=VALUE alone is a configuration that was never "
     "run, step 1 if not given. --all shows every module; --config-dir DIR adds groups and options of your own.",
     "replay": "Runs a loss scaling rule, scaler=NAME scaler.KEY=VALUE, over the recorded steps of a run, and shows its scales "

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Letters of a cell that are kept in one line.
 _WIDEST = 24
+
+#: Letters of a row of the table where no terminal says how many it takes.
+_WIDTH = 160
 
 _COLOURS = {"good": "green", "bad": "red", "warn": "yellow"}
 
@@ -51,7 +57,9 @@ def recommend_scale(words: Sequence[str]) -> int:
         if len(found.forecasts) > 1:
             lines += ["", learner]
         if (shown := found.table(learner)) is not None:
-            lines += ["", *_drawn(shown)]
+            lines += ["", *_drawn(shown), "", *textwrap.wrap(printable(shown.note), width, break_on_hyphens=False)]
+            if found.unlike:
+                lines += ["", *textwrap.wrap(printable(f"warning: {found.unlike}"), width, subsequent_indent="  ")]
         lines.append("")
         for reason in (*found.reasons(learner), *found.notes):
             lines += textwrap.wrap(printable(reason), width, initial_indent="- ", subsequent_indent="  ")
@@ -75,6 +83,11 @@ def _read(words: Sequence[str]) -> tuple[str, str]:
             sweep = value
         elif word.startswith("-"):
             raise UsageError(f"unknown option '{word}'", "recommend takes a run, and --sweep SWEEP")
+        elif "=" in word and not Path(word).exists():
+            hint = "recommend takes a run, and --sweep SWEEP"
+            if re.match(r"(learners\.[^.=]+\.)?scaler\b", word):
+                hint += f"; what a scaler would have done says mptrain replay RUN {shlex.quote(word)}"
+            raise UsageError(f"KEY=VALUE is not taken, but there is '{word}'", hint)
         else:
             runs.append(word)
     if len(runs) != 1:
@@ -87,7 +100,7 @@ def _drawn(shown: Table) -> list[str]:
     """A table of a report, for a terminal."""
     terminal = colourful(sys.stdout)
     console = Console(
-        width=None if sys.stdout.isatty() else 160, no_color=not terminal, force_terminal=terminal or None
+        width=shutil.get_terminal_size((_WIDTH, 24)).columns, no_color=not terminal, force_terminal=terminal or None
     )
     table = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for place_, name in enumerate(shown.head):

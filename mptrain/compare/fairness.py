@@ -21,7 +21,7 @@ from mptrain.runlog.storage import readable_bytes
 PRECISION = ("precision", "scaler")
 
 #: Keys about the machine; what they led to is checked instead, and it changes speed rather than what is computed.
-_MACHINE = ("device", "threads")
+MACHINE = ("device", "threads")
 
 #: What must be named among the claims, and differ, for weights and data to be other ones.
 _WEIGHTS_FOLLOW = ("model", "task", "dataset", "weights")
@@ -119,7 +119,7 @@ def _changed_on_the_way(arms: Sequence[Arm]) -> Found:
         for changes, some in runs.items():
             if not changes:
                 continue
-            fatal = not all(is_below(change.partition(" was ")[0], _MACHINE) for change in changes)
+            fatal = not all(is_below(change.partition(" was ")[0], MACHINE) for change in changes)
             names = ", ".join(PurePath(run.path).name for run in some)
             what = (
                 f"{names} of {arm.name} ({_named([run.seed for run in some])}) changed on the way: {'; '.join(changes)}"
@@ -129,7 +129,7 @@ def _changed_on_the_way(arms: Sequence[Arm]) -> Found:
 
 
 def _without_machine(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-    return {key: values for key, values in changes.items() if not is_below(key, _MACHINE)}
+    return {key: values for key, values in changes.items() if not is_below(key, MACHINE)}
 
 
 def _changes(changes: Mapping[str, tuple[Any, Any]], one: str, other: str) -> str:

@@ -75,7 +75,7 @@ _ADVICE = {
     "weights": "the weights themselves are not finite: resume from an earlier checkpoint, with scaler.on_overflow=skip",
     "forward": "the loss is not finite though inputs and weights are: lower optimizer.lr, name the module in "
     "precision.keep_fp32, or use precision=bf16",
-    "backward": "only gradients overflow: lower the scale (scaler.min_scale or scaler.scale), name the module in "
+    "backward": "only gradients overflow: lower the scale{keys}, name the module in "
     "precision.keep_fp32, or use precision=bf16",
 }
 
@@ -105,10 +105,16 @@ def diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, bat
     else:
         cause = "backward" if last.loss - last.loss == 0 else "forward"
         count, tensors = found["gradients"]
-    advice = _ADVICE[cause]
+    advice = _ADVICE[cause].replace("{keys}", _scale_keys([learner]))
     if learner.name != "main":
         advice = advice.replace("scaler.", f"learners.{learner.name}.scaler.")
     return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, advice)
+
+
+def _scale_keys(scaler: Scaler) -> str:
+    """The keys of a scaler that lower its scale, in brackets; empty where it has none."""
+    keys = [f"scaler.{key}" for key in ("scale", "init_scale", "min_scale") if hasattr(scaler, key)]
+    return f" ({' or '.join(keys)})" if keys else ""
 
 
 def is_sound(parts: Parts) -> bool:
@@ -135,7 +141,8 @@ def require_success(progress: Progress, accounts: Sequence[Account], metric: str
         what = f"not one of {progress.step} updates{whose} was applied: every step overflowed"
         if account.history.counts.keys() != {"calibrating"}:
             raise NumericsError(
-                what, "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down"
+                what,
+                f"lower the scale{_scale_keys([account.learner])} or train for longer than it takes to come down",
             )
         warnings.append(f"{what}, because the loss scale was still coming down; train for longer")
     for split, metrics in progress.last.items():

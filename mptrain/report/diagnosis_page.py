@@ -12,14 +12,12 @@ from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section
 from mptrain.report.rendering import html, markdown_page
 from mptrain.report.wording import number, scale, share
 from mptrain.runlog.diagnosis import (
-    HTML,
-    JSON,
-    MARKDOWN,
     CauseKind,
     Examination,
     ModuleRow,
     Reach,
     Remedy,
+    file_stem,
     write_examination,
 )
 from mptrain.runlog.storage import storing, write_atomically
@@ -35,12 +33,20 @@ NAMES: Final[dict[CauseKind, str]] = {
     "none": "nothing",
 }
 
+#: What a finite step does not say.
+FINITE: Final = "Finite is not yet right: mptrain doctor with the same words checks the gradients"
+
 #: From this share of FP16's range on, a number in the table catches the eye.
 NEAR: Final = 0.25
 
 
-def write_diagnosis(folder: Path, found: Examination) -> Path:
-    """Write the three files of a diagnosis, replacing earlier ones.
+def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ()) -> Path:
+    """Write the three files of a diagnosis, replacing earlier ones of that step under those words.
+
+    Args:
+        folder: Made if missing.
+        found: The step.
+        words: Those that differ from the run's.
 
     Returns:
         The page for a browser.
@@ -51,10 +57,12 @@ def write_diagnosis(folder: Path, found: Examination) -> Path:
     with storing(folder, "create"):
         folder.mkdir(exist_ok=True)
     page = diagnosis_page(found)
-    write_examination(folder / JSON, found)
-    write_atomically(folder / MARKDOWN, markdown_page(page, "figures"), durable=False)
-    write_atomically(folder / HTML, html(page), durable=False)
-    return folder / HTML
+    stem = file_stem(found, words)
+    write_examination(folder / f"{stem}.json", found)
+    write_atomically(folder / f"{stem}.md", markdown_page(page, "figures"), durable=False)
+    shown = folder / f"{stem}.html"
+    write_atomically(shown, html(page), durable=False)
+    return shown
 
 
 def diagnosis_page(found: Examination) -> Page:
@@ -64,7 +72,7 @@ def diagnosis_page(found: Examination) -> Page:
         over="mptrain, diagnosis of a step",
         title=found.subject,
         status=Cell("finite" if found.cause == "none" else f"goes wrong in {NAMES[found.cause]}", tone),
-        lead=f"{found.verdict[:1].upper()}{found.verdict[1:]}.",
+        lead=f"{found.verdict[:1].upper()}{found.verdict[1:]}.{f' {FINITE}.' if found.cause == 'none' else ''}",
         sections=(
             section("The step", Tiles(_tiles(found)), Bullets(found.remarks) if found.remarks else None),
             section("Worth knowing", Bullets(found.notes, "warn") if found.notes else None),

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mptrain.errors import StorageError
 from mptrain.report.curves import MOST_BUCKETS
 from mptrain.report.forecast_part import forecast_plot, forecast_table, reasons, recommendation, scale_words
 from mptrain.report.looks import forecasts, read_histograms
 from mptrain.report.measured import Measured, read_measured
-from mptrain.report.page import Bullets, Page, Section, Table, plots, section
-from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history
+from mptrain.report.page import Bullets, Cell, Page, Section, Table, Text, plots, section
+from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history, unfinished
+from mptrain.report.wording import counted
 
 if TYPE_CHECKING:
     from mptrain.numerics.forecast import Forecast
+
+#: Keys of a sweep that are named.
+_NAMED: Final = 6
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Recommendation:
         forecasts: By learner.
         measured: What a sweep found; None without one.
         sweep: Its folder.
-        notes: What could not be read.
+        notes: What could not be read, and that the run goes on.
     """
 
     opened: OpenedRun
@@ -35,6 +39,16 @@ class Recommendation:
     measured: Measured | None
     sweep: Path | None
     notes: tuple[str, ...]
+
+    @property
+    def unlike(self) -> str:
+        """That the sweep trained something else than this run, and in what; empty where it did not."""
+        found = self.measured.unlike(self.opened.run.config) if self.measured else {}
+        if not found:
+            return ""
+        named = [f"{key} is {own} in the run, {theirs} in the sweep" for key, (own, theirs) in found.items()]
+        more = f"; and {counted(len(named) - _NAMED, 'more key')}" if len(named) > _NAMED else ""
+        return f"The sweep is not of this run's configuration, so what it measured says little here: {'; '.join(named[:_NAMED])}{more}."
 
     def sentences(self) -> list[str]:
         """One for each learner, with its name where there are several."""
@@ -68,14 +82,16 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
     """
     measured = read_measured(sweep) if sweep is not None else None
     opened = open_with_history(path, MOST_BUCKETS)
-    notes: list[str] = []
-    found = read_histograms(opened.run, notes)
+    running = opened.run.state.status == "running"
+    notes = [unfinished(opened.dead)] if running else []
+    damages: list[str] = []
+    found = read_histograms(opened.run, damages)
     if not found:
-        again = "restore the file from a copy, or train again" if notes else "train it"
+        again = "restore the file from a copy, or train again" if damages else "train it"
         raise StorageError(
-            f"{path} has no histograms{': ' + notes[0] if notes else ''}", f"{again} with diagnostics=histograms"
+            f"{path} has no histograms{': ' + damages[0] if damages else ''}", f"{again} with diagnostics=histograms"
         )
-    return Recommendation(opened, forecasts(opened.run, found), measured, sweep, tuple(notes))
+    return Recommendation(opened, forecasts(opened.run, found), measured, sweep, (*notes, *damages))
 
 
 def forecast_page(found: Recommendation) -> Page:
@@ -85,7 +101,7 @@ def forecast_page(found: Recommendation) -> Page:
     return Page(
         over="mptrain, recommended loss scale",
         title=opened.title(),
-        status=opened.status,
+        status=Cell(""),
         lead=" ".join(found.sentences()),
         sections=(
             *(_learner(found, name) for name in found.forecasts),
@@ -104,4 +120,5 @@ def _learner(found: Recommendation, name: str) -> Section:
         Bullets(tuple(found.reasons(name))),
         plots(shown),
         found.table(name),
+        Text(found.unlike, "warn") if found.unlike else None,
     )

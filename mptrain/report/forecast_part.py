@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mptrain.numerics.forecast import EXPONENTS, MARGIN, MOST_TAKEN, Forecast
 from mptrain.report.forecast_figure import forecast_figure
 from mptrain.report.page import Cell, Plot, Table, table
-from mptrain.report.wording import counted, elided, number, share
+from mptrain.report.wording import ONE_BECOMES_ALL, counted, elided, number, share
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,6 +133,7 @@ def _above(forecast: Forecast) -> list[str]:
         f"Above {power(highest)} gradients overflow: {what}, and at {power(highest + 1)}, "
         f"{share(over.overflow_share)} of the steps are expected to."
     ]
+    said.append(f"{ONE_BECOMES_ALL[0].upper()}{ONE_BECOMES_ALL[1:]}.")
     if forecast.recommended is not None and highest - forecast.recommended < MARGIN:
         said.append(
             f"The recommended scale is less than {2**MARGIN} times below the upper edge, since smaller ones lose too "
@@ -179,20 +180,27 @@ def forecast_table(forecast: Forecast, measured: Measured | None = None) -> Tabl
         for kind in kinds:
             row += _found(measured.at(kind, each.exponent)) if measured else []
         rows.append(row)
-    head = [
-        "scale", "", "lost", "worst module", "magnitude lost", "in module", "weight gradients lost", "subnormal",
-        "steps overflow",
-    ]  # fmt: skip
+    head = ["scale", "", "lost", "worst", "magnitude", "in module", "weights", "subnormal", "overflow"]
     for kind in kinds:
         of = f", {elided(kind, _NAME)}" if kind else ""
-        head += [f"measured {measured.metric if measured else ''}{of}", f"skipped{of}"]
+        head += [f"{measured.metric if measured else ''}{of}", f"skipped{of}"]
     numeric = (2, 3, 4, 6, 7, *range(8, len(head)))
-    note = (
-        "Lost: the activation gradients that are not zero and that FP16 rounds to zero, of all modules and of the worst. "
-        "Magnitude lost: their part of the sum of |x| of one module at one step, where it is largest; more than "
-        f"{share(MOST_TAKEN)} is too much."
+    return table(tuple(head), rows, numeric=numeric, note=_legend(measured))
+
+
+def _legend(measured: Measured | None) -> str:
+    """What the columns are."""
+    said = (
+        "Lost: activation gradients, other than zero, that FP16 rounds to zero, of all modules together; worst: of the module "
+        "that loses most of them. Magnitude: what that takes of the sum of |x| of one module at one step, where it is most; more "
+        f"than {share(MOST_TAKEN)} is too much. Weights: parameters' gradients that are lost. Subnormal: gradients with fewer "
+        "bits. Overflow: steps at which something does."
     )
-    return table(tuple(head), rows, numeric=numeric, note=note)
+    if measured is None:
+        return said
+    said += f" {measured.metric} and skipped: what the sweep measured"
+    several = any(len(measured.at(kind, run.exponent)) > 1 for kind, runs in measured.kinds.items() for run in runs)
+    return f"{said}, means of n runs." if several else f"{said}."
 
 
 def _mark(forecast: Forecast, exponent: int) -> Cell:
@@ -223,6 +231,8 @@ def _found(runs: list[MeasuredRun]) -> list[Cell | str]:
     skipped = [run.skipped for run in runs if run.skipped is not None]
     failed = sum(run.failed for run in runs)
     metric = number(math.fsum(values) / len(values)) if values else ""
+    if len(values) > 1:
+        metric += f" (n={len(values)})"
     lost = f"{failed} of {len(runs)} failed" if failed else ""
     return [
         Cell(", ".join(filter(None, (metric, lost))), "bad" if failed else ""),

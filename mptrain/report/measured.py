@@ -6,9 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from mptrain.compare.fairness import MACHINE, is_claimed
+from mptrain.compare.settings import NOT_COMPARED, differing
+from mptrain.config.ranges import show
 from mptrain.errors import StorageError
 from mptrain.report.run_parts import tried
-from mptrain.report.settings import in_short
+from mptrain.report.settings import flat, in_short
 from mptrain.report.sweep_page import BUCKETS, metric_name
 from mptrain.report.swept import SEED, Point, read_points
 from mptrain.runlog.sweeps import read_sweep
@@ -44,14 +47,32 @@ class Measured:
     Attributes:
         metric: Its name.
         kinds: Runs by what else was varied, the seed excepted; the name is empty where nothing was.
+        configs: The resolved configurations of its runs, as YAML.
     """
 
     metric: str
     kinds: dict[str, tuple[MeasuredRun, ...]]
+    configs: tuple[str, ...] = ()
 
     def at(self, kind: str, exponent: int) -> list[MeasuredRun]:
         """The runs of one kind at one scale."""
         return [run for run in self.kinds[kind] if run.exponent == exponent]
+
+    def unlike(self, config: str) -> dict[str, tuple[str, str]]:
+        """The keys in which its runs are not like another run: what that has, and what they have.
+
+        Precision, scale, seed, the machine, and what changes no number do not count, as in a comparison.
+
+        Args:
+            config: The resolved configuration of the other run, as YAML.
+        """
+        found: dict[str, tuple[str, list[str]]] = {}
+        for one in self.configs if flat(config) else ():
+            for key, (own, other) in differing(config, one, (*NOT_COMPARED, *MACHINE)).items():
+                theirs = found.setdefault(key, (show(own), []))[1]
+                if not is_claimed(key, ()) and show(other) not in theirs:
+                    theirs.append(show(other))
+        return {key: (own, " and ".join(theirs)) for key, (own, theirs) in found.items() if theirs}
 
 
 def read_measured(folder: Path) -> Measured:
@@ -74,7 +95,8 @@ def read_measured(folder: Path) -> Measured:
             f"{folder} has no run with a static loss scale",
             f"name a sweep over {SCALE}, such as mptrain -m precision=fp16_static {SCALE}=1,128,16384",
         )
-    return Measured(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()})
+    configs = dict.fromkeys(point.opened.run.config for point in used if point.opened and point.opened.settings)
+    return Measured(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()}, tuple(configs))
 
 
 def _scale_of(point: Point) -> float | None:

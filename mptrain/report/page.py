@@ -135,7 +135,7 @@ class Page:
     Attributes:
         over: What kind of report it is.
         title: What it is about.
-        status: How that ended.
+        status: How that ended; one without text is not shown.
         lead: The one sentence to read if only one is read.
         sections: In their order; those without blocks are left out.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ class Course:
         steps: Attempts.
         updates: Those that were applied.
         skipped: Those that were refused.
+        unknown: Attempts of which nobody knows whether they overflow; they are neither updates nor skipped.
         overflows: Steps that overflowed.
         first: Scale of the first step.
         lowest: Least scale.
@@ -36,6 +39,7 @@ class Course:
     steps: int = 0
     updates: int = 0
     skipped: int = 0
+    unknown: int = 0
     overflows: int = 0
     first: float = 0.0
     lowest: float = 0.0
@@ -44,17 +48,25 @@ class Course:
 
     def add(self, step: int, loss_scale: float, overflow: bool, skipped: bool) -> None:
         """Take in a step."""
+        self._at(step, loss_scale)
+        self.updates += not skipped
+        self.skipped += skipped
+        if overflow:
+            self.overflows += 1
+            self.marks.add(step, loss_scale)
+
+    def pass_over(self, step: int, loss_scale: float) -> None:
+        """Take in a step of which only the scale is known."""
+        self._at(step, loss_scale)
+        self.unknown += 1
+
+    def _at(self, step: int, loss_scale: float) -> None:
         if not self.steps:
             self.first = self.lowest = self.highest = loss_scale
         self.lowest, self.highest = min(self.lowest, loss_scale), max(self.highest, loss_scale)
         self.last = loss_scale
         self.steps += 1
-        self.updates += not skipped
-        self.skipped += skipped
         self.scales.add(step, loss_scale)
-        if overflow:
-            self.overflows += 1
-            self.marks.add(step, loss_scale)
 
 
 @dataclass(frozen=True)
@@ -69,9 +81,9 @@ class ReplayedLearner:
         replayed: What the rule would have done.
         known: Steps whose verdict follows from the records of that very step.
         estimated: Steps whose verdict follows from steps nearby, or from a format that is not FP16.
-        assumed: Steps whose recorded verdict was taken over to another scale.
         same: Steps with the recorded scale.
         parted: The first step with another one; None where there is none.
+        constant: Whether the replayed scale never changes.
     """
 
     name: str
@@ -81,9 +93,14 @@ class ReplayedLearner:
     replayed: Course
     known: int
     estimated: int
-    assumed: int
     same: int
     parted: int | None
+    constant: bool = False
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a scale that never changes, and is not the run's own, would refuse updates."""
+        return self.constant and self.parted is not None and self.replayed.skipped > 0
 
     def agreement(self) -> str:
         """How far the replayed scales are the recorded ones, in one clause."""
@@ -101,7 +118,7 @@ class ReplayedLearner:
             for count, how in (
                 (self.known, "known"),
                 (self.estimated, "estimated"),
-                (self.assumed, "taken over"),
+                (self.replayed.unknown, "unknown"),
             )
             if count
         ]
@@ -128,12 +145,22 @@ class Replay:
 
 
 #: Columns of the table, on the page and at a terminal.
-COLUMNS: Final = ("learner", "", "updates", "skipped", "first", "least", "greatest", "last")
+COLUMNS: Final = (
+    "learner", "", "updates", "skipped", "unknown", "first scale", "least scale", "greatest scale", "last scale",
+)  # fmt: skip
 
 CAVEAT: Final = (
     "The gradients are those of the run. Where the replayed rule refuses other updates than the run did, the weights, and "
     "with them all later gradients, would have gone another way."
 )
+
+
+#: The word that names the rule, and what the others begin with.
+_RULE: Final = re.compile(r"\+?scaler=")
+_SCALER: Final = re.compile(r"^\+?(learners\.[^.=]+\.)?scaler\.?")
+
+#: Characters of a rule and its words in the name of a file.
+_LONGEST: Final = 80
 
 
 def replay_rows(replay: Replay) -> list[list[str]]:
@@ -144,6 +171,7 @@ def replay_rows(replay: Replay) -> list[list[str]]:
             what,
             f"{course.updates:,}",
             f"{course.skipped:,}",
+            f"{course.unknown:,}",
             *(scale(value) for value in (course.first, course.lowest, course.highest, course.last)),
         ]
         for learner in replay.learners
@@ -172,14 +200,17 @@ def _in_short(learner: ReplayedLearner) -> str:
     if learner.parted is None:
         return learner.agreement()
     before, after = learner.recorded, learner.replayed
+    if after.unknown == after.steps:
+        return f"nothing on record tells what it would have done at any of the {after.steps:,} steps"
+    unsure = f" (of {counted(after.unknown, 'step')} nothing is known)" if after.unknown else ""
     return (
-        f"it would have skipped {counted(after.skipped, 'update')} where the run skipped {before.skipped:,}, and ended at a "
-        f"scale of {scale(after.last)} where the run ended at {scale(before.last)}"
+        f"it would have skipped {counted(after.skipped, 'update')} where the run skipped {before.skipped:,}{unsure}, and ended at "
+        f"a scale of {scale(after.last)} where the run ended at {scale(before.last)}"
     )
 
 
 def _table(replay: Replay) -> Table:
-    return table(COLUMNS, [[*row] for row in replay_rows(replay)], numeric=(2, 3, 4, 5, 6, 7))
+    return table(COLUMNS, [[*row] for row in replay_rows(replay)], numeric=(2, 3, 4, 5, 6, 7, 8))
 
 
 def _rules(replay: Replay) -> Block:
@@ -193,24 +224,29 @@ def _rules(replay: Replay) -> Block:
 
 def _plot(replay: Replay) -> Plot:
     caption = "Loss scales over steps, recorded and replayed; marks are steps that overflowed, or would have."
-    name = figure_name(replay.scaler)
+    name = file_name(replay)
     panels = [(one.name if len(replay.learners) > 1 else "", one.recorded, one.replayed) for one in replay.learners]
     courses = [(title, (a.scales, a.marks), (b.scales, b.marks)) for title, a, b in panels]
     return Plot(name, caption, replay_figure(name, courses))
 
 
-def figure_name(scaler: str) -> str:
-    """``replay-NAME``, of letters, digits and hyphens."""
-    return "replay-" + "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in scaler)
+def file_name(replay: Replay) -> str:
+    """``replay-NAME-KEY-VALUE``, of letters, digits and hyphens: another one for other words; long ones end with a digest."""
+    words = [_SCALER.sub(r"\1", word) for word in replay.words if not _RULE.match(word)]
+    whole = " ".join([replay.scaler, *words])
+    plain = re.sub("[^A-Za-z0-9]", "-", whole)
+    if len(plain) > _LONGEST:
+        plain = f"{plain[:_LONGEST]}-{hashlib.sha256(whole.encode(errors='surrogatepass')).hexdigest()[:8]}"
+    return f"replay-{plain}"
 
 
 def _basis(replay: Replay) -> list[Block | None]:
     several = len(replay.learners) > 1
     rows: list[list[Cell | str]] = [
-        [one.name, f"{one.recorded.steps:,}", f"{one.known:,}", f"{one.estimated:,}", f"{one.assumed:,}"]
+        [one.name, f"{one.recorded.steps:,}", f"{one.known:,}", f"{one.estimated:,}", f"{one.replayed.unknown:,}"]
         for one in replay.learners
     ]
-    head = ("learner", "steps", "known", "estimated", "taken over")
+    head = ("learner", "steps", "known", "estimated", "unknown")
     return [
         table(head, rows, numeric=(1, 2, 3, 4)) if several or replay.words else Text(replay.learners[0].basis() + "."),
         Bullets(
@@ -221,7 +257,7 @@ def _basis(replay: Replay) -> list[Block | None]:
                 "histograms do, where only a gradient that was kept in FP32 would overflow, or where the run did not compute in "
                 "FP16. Where the run has no histograms, the nearest step that was clean at a scale as high, or overflowed at "
                 "one as low.",
-                "Taken over: nothing tells, and the recorded verdict is kept.",
+                "Unknown: nothing tells. The rule goes on as if the step had ended as recorded, and it has no mark in the figure.",
             )
         ),
         Text(CAVEAT),

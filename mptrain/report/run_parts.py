@@ -104,6 +104,13 @@ def _what(path: Path) -> str:
     return f"{name} after step {int(step):,}" if name and step.isdecimal() else path.stem
 
 
+def unfinished(dead: bool) -> str:
+    """What to mind of a run that says it is running; ``dead`` where no process holds it."""
+    if dead:
+        return "the run has not ended (it was killed, or its machine went down): this is about the steps so far"
+    return "the run is still running: this is about the steps so far"
+
+
 def environment(run: Run, settings: dict[str, Any]) -> Facts:
     """Where and with what a run was computed."""
     state = run.state

@@ -11,6 +11,11 @@ MINUS: Final = "\u2212"
 TIMES: Final = "\u00d7"
 #: Where there is no number.
 UNKNOWN: Final = "\u2013"
+#: What to mind wherever a static scale is said to overflow at some steps.
+ONE_BECOMES_ALL: Final = (
+    "under a static scale one overflow can become all: a skipped update leaves the weights where they are, and there they "
+    "meet the same gradients again"
+)
 
 
 def plain(text: object, *, lines: bool = False) -> str:

@@ -10,7 +10,7 @@ from mptrain.report.comparison_page import comparison_page
 from mptrain.report.forecast_page import Recommendation, forecast_page
 from mptrain.report.page import Page
 from mptrain.report.rendering import html, markdown_page
-from mptrain.report.replay_page import Replay, figure_name, replay_page
+from mptrain.report.replay_page import Replay, file_name, replay_page
 from mptrain.report.run_page import run_page
 from mptrain.report.sweep_page import sweep_page
 from mptrain.runlog.layout import RunPaths
@@ -41,12 +41,12 @@ def write_report(path: Path) -> Written:
 
 
 def write_replay(replay: Replay) -> Written:
-    """Write ``replay-NAME.html`` and ``replay-NAME.md`` into the folder of the run, replacing earlier ones of that rule.
+    """Write ``replay-NAME-KEY-VALUE.html`` and ``.md`` into the folder of the run, replacing earlier ones of those words.
 
     Raises:
         StorageError: The folder cannot be written to, or its ``figures`` lead elsewhere.
     """
-    name = figure_name(replay.scaler)
+    name = file_name(replay)
     return write_page(
         replay_page(replay), replay.root, Written(replay.root / f"{name}.html", replay.root / f"{name}.md")
     )

@@ -1,4 +1,4 @@
-"""``diagnosis/diagnosis.json`` of a run: what a look at one of its steps found. Plain values; knows no torch.
+"""``diagnosis/step-NUMBER.json`` of a run: what a look at one of its steps found. Plain values; knows no torch.
 
 What there is to find is the business of `mptrain.diagnostics`; this module only says how it is kept.
 """
@@ -6,6 +6,8 @@ What there is to find is the business of `mptrain.diagnostics`; this module only
 from __future__ import annotations
 
 import json
+import re
+import zlib
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,12 +18,16 @@ from mptrain.runlog.storage import storing, write_atomically
 from mptrain.runlog.strict_json import restore_nonfinite
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 SCHEMA = 1
 
-#: The files in a run's folder ``diagnosis``.
-FOLDER, JSON, HTML, MARKDOWN = "diagnosis", "diagnosis.json", "diagnosis.html", "diagnosis.md"
+#: Of a run directory: three files of each step that was looked at.
+FOLDER = "diagnosis"
+
+#: Letters of the words in a file's name at most.
+_LONGEST = 60
 
 #: Where a step goes wrong: in the batch, in the weights, in the forward pass, in the loss, in the backward pass alone, in an
 #: operator that torch refuses; or nowhere.
@@ -126,6 +132,20 @@ class Examination:
     modules: tuple[ModuleRow, ...]
     remedies: tuple[Remedy, ...]
     operators: dict[str, list[dict[str, Any]]]
+
+
+def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
+    """What the files about a step are called, without their ending.
+
+    Args:
+        found: The step: its number, and its learner where that has a name.
+        words: Those that differ from the run's; long ones are cut off, and told apart by a checksum.
+    """
+    whose = "" if found.learner == "main" else f"-{found.learner}"
+    under = re.sub(r"[^\w.=-]+", "-", "-".join(words))
+    if under != "-".join(words) or len(under) > _LONGEST:
+        under = f"{under[:_LONGEST]}-{zlib.crc32(' '.join(words).encode()):08x}"
+    return f"step-{found.step:06d}{whose}{f'-under-{under}' if words else ''}"
 
 
 def write_examination(path: Path, found: Examination) -> None:
