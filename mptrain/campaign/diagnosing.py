@@ -70,13 +70,15 @@ def diagnose_run(
     directory = find_run(run)
     text = directory.paths.config.read_text(encoding="utf-8")
     config = reload(text, overrides)
-    before = _beginnings(reload(text)) if overrides else None
-    place = (_failed(directory, config, before) if step is None else None) or _standing(directory, config, step)
+    before = _beginnings(reload(text)) if overrides else {}
+    place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
     if overrides:
         changed = f"under {' '.join(overrides)}, unlike the run itself"
         if place.trained:
             changed += "; so was what was trained in memory"
         place = replace(place, remarks=(*place.remarks, changed), because="it is under other keys")
+        if not place.trained:
+            place = _rescaled(place, before)
     found = examine(str(directory.root), config, place, learner)
     return Diagnosed(found, write_diagnosis(directory.root / FOLDER, found, overrides))
 
@@ -104,19 +106,11 @@ def _beginnings(config: Config) -> dict[str, _Beginning]:
 
 
 def _begins(parts: Parts) -> dict[str, _Beginning]:
-    return {
-        one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners
-    }
+    return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
 
 
-def _failed(directory: RunDirectory, config: Config, before: Mapping[str, _Beginning] | None) -> Place | None:
-    """The step that ended a run, as it was kept; None where none did, or the run went on from there.
-
-    Args:
-        directory: The run.
-        config: What to do it under.
-        before: How the run's own scalers begin, where other words may change that.
-    """
+def _failed(directory: RunDirectory, config: Config) -> Place | None:
+    """The step that ended a run, as it was kept; None where none did, or the run went on from there."""
     paths = directory.paths
     state = directory.read_state()
     if not paths.failure.exists() or (state is not None and state.status == "done"):
@@ -135,8 +129,7 @@ def _failed(directory: RunDirectory, config: Config, before: Mapping[str, _Begin
         )
     parts, _ = build(config, weights=False)
     _require_fit(parts, loaded.state)
-    place = _rescaled(_ended(parts, ending, loaded), before)
-    place = replace(place, record=_on_record(directory, ending.step))
+    place = replace(_ended(parts, ending, loaded), record=_on_record(directory, ending.step))
     stand_at(parts, place.moment)
     moved = _moved(directory, parts, ending) if place.moment.done else []
     if moved:
@@ -162,15 +155,19 @@ def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:
     return Place(parts, moment, ending.learner, tuple(remarks), because=because)
 
 
-def _rescaled(place: Place, before: Mapping[str, _Beginning] | None) -> Place:
+def _rescaled(place: Place, before: Mapping[str, _Beginning]) -> Place:
     """At the first scale of those scalers that are not the run's own."""
     now = _begins(place.parts)
-    others = {name: scale for name, (kind, scale) in now.items() if before and before.get(name) != (kind, scale)}
+    others = {name: scale for name, (kind, scale) in now.items() if before.get(name) != (kind, scale)}
     if not others:
         return place
-    shown = " and ".join(f"{scale_in_words(scale)}{'' if name == 'main' else f' for {name}'}" for name, scale in others.items())
+    shown = " and ".join(
+        f"{scale_in_words(scale)}{'' if name == 'main' else f' for {name}'}" for name, scale in others.items()
+    )
     moment = replace(place.moment, scales={**place.moment.scales, **others})
-    return replace(place, moment=moment, remarks=(*place.remarks, f"at the first loss scale of the scaler given, {shown}"))
+    return replace(
+        place, moment=moment, remarks=(*place.remarks, f"at the first loss scale of the scaler given, {shown}")
+    )
 
 
 def _moved(directory: RunDirectory, parts: Parts, ending: Ending) -> list[str]:

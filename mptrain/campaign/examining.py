@@ -91,7 +91,7 @@ def examine(subject: str, config: Config, place: Place, learner: str | None = No
         return _examination(subject, _case(config, place, seen), remarks)
     remarks = (*remarks, f"a fault is put in on purpose: {fault}")
     case, tried = _case(config, place, seen), Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it")
-    if in_order(seen):
+    if in_order(seen):  # what else there is to try would put the fault in again
         return _examination(subject, case, remarks, ())
     clean = _without_fault(config, place, seen.learner)
     if in_order(clean.seen):

@@ -73,12 +73,10 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
         raise UsageError(f"the run has no learner '{unknown[0]}'", f"it has {', '.join(walks)}")
     learners = tuple(walk.done() for walk in walks.values())
     notes = _notes(own, recorded, dead=directory.holder() is None)
-    unknown = sum(one.replayed.unknown for one in learners)
-    if unknown:
-        notes.append(_nothing_tells(directory.root, unknown))
-    if (unknown or any(one.estimated for one in learners)) and not any(
-        one.tells_gradients() for one in traces.values()
-    ):
+    untold = sum(one.replayed.unknown for one in learners)
+    if untold:
+        notes.append(_nothing_tells(directory.root, untold))
+    elif any(one.estimated for one in learners) and not any(one.tells_gradients() for one in traces.values()):
         notes.append(_NO_HISTOGRAMS)
     if any(one.stuck for one in learners):
         notes.append(ONE_BECOMES_ALL)
@@ -99,9 +97,9 @@ _NO_HISTOGRAMS = (
 
 def _nothing_tells(root: Path, steps: int) -> str:
     return (
-        f"nothing on record tells what {counted(steps, 'step')} would have done at that scale: they count as unknown, and the "
-        f"rule goes on as if they had ended as recorded; mptrain diagnose {shlex.quote(str(root))} tries lower scales on a step "
-        "itself, and a run with diagnostics=histograms, at a scale at which most steps are clean, knows all of them"
+        f"nothing on record tells what {counted(steps, 'step')} would have done at another scale: they count as unknown, and "
+        f"the rule goes on as if they had ended as recorded; mptrain diagnose {shlex.quote(str(root))} does one of them again at "
+        "other scales, and a run with diagnostics=histograms, at a scale at which most steps are clean, tells of all"
     )
 
 

@@ -31,8 +31,8 @@ MOST_ROWS, ENDS = 40, 6
 _VALUES = {"--step": "N", "--learner": "NAME", "--config-dir": "DIR", "-cd": "DIR"}
 
 _LEGEND = (
-    "of 65,504: the largest magnitude as a share of FP16's; below 2^-14: of the nonzero values, those with fewer bits",
-    "zero: of all values, those that are zero; backward: gradients, which carry the loss scale",
+    "of 65,504: the largest as a share of FP16's range; below 2^-14: share of the nonzero, held with fewer bits",
+    "zero: share of all values; backward: gradients, which carry the loss scale",
 )
 
 _COLOURS = {"good": "green", "warn": "yellow", "bad": "red", "": ""}
@@ -56,7 +56,8 @@ def diagnose(words: Sequence[str]) -> int:
         for word in rest[1:]:
             if "=" not in word:
                 raise UsageError(
-                    f"'{word}' is not of the form KEY=VALUE", "mptrain diagnose RUN [KEY=VALUE ...] [--step N] [--learner NAME]"
+                    f"'{word}' is not of the form KEY=VALUE",
+                    "mptrain diagnose RUN [KEY=VALUE ...] [--step N] [--learner NAME]",
                 )
         done = diagnose_run(rest[0], rest[1:], step, learner)
     else:

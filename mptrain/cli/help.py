@@ -112,8 +112,8 @@ DESCRIPTIONS = {
     "Into the run's folder diagnosis/ it writes what it found, else nothing. KEY=VALUE alone is a configuration that was never "
     "run, step 1 if not given. --all shows every module; --config-dir DIR adds groups and options of your own.",
     "replay": "Runs a loss scaling rule, scaler=NAME scaler.KEY=VALUE, over the recorded steps of a run, and shows its scales "
-    "beside those on record; without a rule, the run's own, which gives exactly the recorded scales. Writes replay-NAME.html and "
-    "replay-NAME.md into the run's directory. What a step would have done at another scale is known, or estimated, from a "
+    "beside those on record; without a rule, the run's own, which gives exactly the recorded scales. Writes replay-NAME-KEY-VALUE.html "
+    "and .md into the run's directory, so that every rule has its own. What a step would have done at another scale is known, or estimated, from a "
     "run with diagnostics=histograms; rules that measure gradients (logmax, als) need one.",
     "reproduce": "Runs a recipe of mptrain list recipes, or the one in a folder of yours, prints what it found beside what "
     "it expects, and ends with 5 where that is something else. Runs that have ended are not run again. --dry-run prints the "

@@ -8,8 +8,9 @@ import shutil
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -97,19 +98,33 @@ def _read(words: Sequence[str]) -> tuple[str, str]:
 
 
 def _drawn(shown: Table) -> list[str]:
-    """A table of a report, for a terminal."""
+    """A table of a report, for a terminal; heads and names are folded where it is narrow, and no number is ever cut off."""
     terminal = colourful(sys.stdout)
-    console = Console(
-        width=shutil.get_terminal_size((_WIDTH, 24)).columns, no_color=not terminal, force_terminal=terminal or None
-    )
-    table = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    width = shutil.get_terminal_size((_WIDTH, 24)).columns
+    natural, least = _widths(shown)
+    gap = 2 if sum(natural) + 2 * len(natural) <= width else 1
+    narrow = sum(natural) + gap * len(natural) > width
+    table = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, gap, 0, 0))
     for place_, name in enumerate(shown.head):
-        widest = max(min(len(printable(row[place_].text)), _WIDEST) for row in shown.rows)
-        right = place_ in shown.numeric
-        table.add_column(escape(printable(name)), justify="right" if right else "left", min_width=widest)
+        justify: Literal["right", "left"] = "right" if place_ in shown.numeric else "left"
+        table.add_column(escape(printable(name)), justify=justify, width=least[place_] if narrow else None)
     for row in shown.rows:
         cells = [(escape(printable(cell.text)), _COLOURS.get(cell.tone)) for cell in row]
         table.add_row(*(f"[{colour}]{text}[/]" if colour and text else text for text, colour in cells))
+    most = max(width, sum(least) + gap * len(least))
+    console = Console(width=most, no_color=not terminal, force_terminal=terminal or None)
     with console.capture() as drawn:
         console.print(table)
     return [line.rstrip() for line in drawn.get().splitlines()]
+
+
+def _widths(shown: Table) -> tuple[list[int], list[int]]:
+    """Characters of each column: as it is, and at least."""
+    columns = [[cell_len(printable(row[at].text)) for row in shown.rows] for at in range(len(shown.head))]
+    heads = [printable(name) for name in shown.head]
+    natural = [max([*cells, cell_len(head)]) for cells, head in zip(columns, heads, strict=True)]
+    least = [
+        max(min(max(cells, default=0), _WIDEST), *(cell_len(word) for word in head.split() or [""]))
+        for cells, head in zip(columns, heads, strict=True)
+    ]
+    return natural, least

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mptrain.engine.learner import Learner
     from mptrain.engine.ledger import Account
     from mptrain.records import StepRecord
+    from mptrain.scaler.base import Scaler
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, bat
     else:
         cause = "backward" if last.loss - last.loss == 0 else "forward"
         count, tensors = found["gradients"]
-    advice = _ADVICE[cause].replace("{keys}", _scale_keys([learner]))
+    advice = _ADVICE[cause].replace("{keys}", _scale_keys(learner.scaler))
     if learner.name != "main":
         advice = advice.replace("scaler.", f"learners.{learner.name}.scaler.")
     return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, advice)
@@ -141,8 +142,7 @@ def require_success(progress: Progress, accounts: Sequence[Account], metric: str
         what = f"not one of {progress.step} updates{whose} was applied: every step overflowed"
         if account.history.counts.keys() != {"calibrating"}:
             raise NumericsError(
-                what,
-                f"lower the scale{_scale_keys([account.learner])} or train for longer than it takes to come down",
+                what, "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down"
             )
         warnings.append(f"{what}, because the loss scale was still coming down; train for longer")
     for split, metrics in progress.last.items():

@@ -161,7 +161,7 @@ def _look(parts: Parts, learner: Learner, moment: Moment, batch: Batch, scale: f
     trail, census = Trail(), OperatorCensus()
     observer = Observer(trail)
     plan = replace(parts.plan, products=census.inside(observer.inside(parts.plan.products)))
-    faulty_inputs, faulty_weights = _faulty_inputs(batch, moment), _faulty_weights(parts)
+    faulty_inputs, faulty_weights = _faulty_inputs(parts, batch, moment), _faulty_weights(parts)
     loss, refusal = math.nan, None
     learner.weights.clear()
     parts.plan.guard.snapshot()
@@ -229,8 +229,9 @@ def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
     return batch
 
 
-def _faulty_inputs(batch: Batch, moment: Moment) -> tuple[Faulty, ...]:
+def _faulty_inputs(parts: Parts, batch: Batch, moment: Moment) -> tuple[Faulty, ...]:
     before = moment.batch.tensors()
+    known = moment.wide and not parts.fault.records(moment.step)  # a fault is not in the batch before the cast
     found = []
     for name, tensor in batch.tensors().items():
         if not tensor.is_floating_point():
@@ -238,7 +239,7 @@ def _faulty_inputs(batch: Batch, moment: Moment) -> tuple[Faulty, ...]:
         wrong = tensor.isfinite().logical_not()
         if wrong.any():
             samples = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
-            wide = moment.wide and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype
+            wide = known and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype
             kind = "nan" if tensor.isnan().any() else "inf"
             found.append(Faulty(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))
     return tuple(found)

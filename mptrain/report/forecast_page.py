@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Keys of a sweep that are named.
 _NAMED: Final = 6
 
+#: Sections whose keys are named first.
+_FIRST: Final = ("model", "dataset", "task", "train")
+
 
 @dataclass(frozen=True)
 class Recommendation:
@@ -46,7 +49,10 @@ class Recommendation:
         found = self.measured.unlike(self.opened.run.config) if self.measured else {}
         if not found:
             return ""
-        named = [f"{key} is {own} in the run, {theirs} in the sweep" for key, (own, theirs) in found.items()]
+        named = [
+            f"{key} is {own} in the run, {theirs} in the sweep"
+            for key, (own, theirs) in sorted(found.items(), key=_weight)
+        ]
         more = f"; and {counted(len(named) - _NAMED, 'more key')}" if len(named) > _NAMED else ""
         return f"The sweep is not of this run's configuration, so what it measured says little here: {'; '.join(named[:_NAMED])}{more}."
 
@@ -108,6 +114,11 @@ def forecast_page(found: Recommendation) -> Page:
             section("The run", notes, environment(opened.run, opened.settings), *commands(opened.run)),
         ),
     )
+
+
+def _weight(difference: tuple[str, tuple[str, str]]) -> int:
+    section_of = difference[0].split(".")[0]
+    return _FIRST.index(section_of) if section_of in _FIRST else len(_FIRST)
 
 
 def _learner(found: Recommendation, name: str) -> Section:

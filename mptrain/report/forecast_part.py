@@ -199,7 +199,7 @@ def _legend(measured: Measured | None) -> str:
     if measured is None:
         return said
     said += f" {measured.metric} and skipped: what the sweep measured"
-    several = any(len(measured.at(kind, run.exponent)) > 1 for kind, runs in measured.kinds.items() for run in runs)
+    several = any(len({run.exponent for run in runs}) < len(runs) for runs in measured.kinds.values())
     return f"{said}, means of n runs." if several else f"{said}."
 
 

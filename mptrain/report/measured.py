@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mptrain.compare.fairness import MACHINE, is_claimed
-from mptrain.compare.settings import NOT_COMPARED, differing
+from mptrain.compare.settings import NOT_COMPARED, differing, is_below
 from mptrain.config.ranges import show
 from mptrain.errors import StorageError
 from mptrain.report.run_parts import tried
@@ -61,18 +61,26 @@ class Measured:
     def unlike(self, config: str) -> dict[str, tuple[str, str]]:
         """The keys in which its runs are not like another run: what that has, and what they have.
 
-        Precision, scale, seed, the machine, and what changes no number do not count, as in a comparison.
+        Precision, scale, seed, the machine, and what changes no number do not count, as in a comparison; nor do the keys of
+        what was exchanged as a whole, such as another model.
 
         Args:
             config: The resolved configuration of the other run, as YAML.
         """
         found: dict[str, tuple[str, list[str]]] = {}
+        exchanged: set[str] = set()
         for one in self.configs if flat(config) else ():
             for key, (own, other) in differing(config, one, (*NOT_COMPARED, *MACHINE)).items():
+                if key.endswith("._target_"):
+                    exchanged.add(key.removesuffix("._target_"))
                 theirs = found.setdefault(key, (show(own), []))[1]
                 if not is_claimed(key, ()) and show(other) not in theirs:
                     theirs.append(show(other))
-        return {key: (own, " and ".join(theirs)) for key, (own, theirs) in found.items() if theirs}
+        return {
+            key: (own, " and ".join(theirs))
+            for key, (own, theirs) in found.items()
+            if theirs and (key.endswith("._target_") or not is_below(key, tuple(exchanged)))
+        }
 
 
 def read_measured(folder: Path) -> Measured:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.errors import StorageError
+from mptrain.errors import StorageError, did_you_mean
 from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import check_run_name, fresh_name
@@ -167,10 +167,23 @@ def open_run(path: Path) -> RunDirectory:
     """
     paths = RunPaths(path)
     if not path.is_dir():
-        raise StorageError(f"no run directory {path}", "name a directory that holds a run.json, or write: last")
+        raise StorageError(f"no run directory {path}", _meant(path))
     if not paths.run_json.exists():
         raise StorageError(f"{path} is not a run directory: it has no {RUN_JSON}", "name the folder of one run")
     return RunDirectory(paths)
+
+
+def _meant(path: Path) -> str:
+    """A hint for a path that is no directory: the run that a file lies in, or one of a similar name."""
+    if path.exists():
+        for folder in path.parents:
+            if (folder / RUN_JSON).exists():
+                return f"it is a file of a run; write {folder}"
+    runs: dict[str, Path] = {}
+    for root in dict.fromkeys((Path("outputs"), path.parent if path.parent.name else Path("outputs"))):
+        runs |= {str(run.root.relative_to(root)): run.root for run in _runs_below(root)}
+    guess = did_you_mean(path.name, runs) or did_you_mean(str(path), runs)
+    return f"did you mean {runs[guess]}?" if guess else "name a directory that holds a run.json, or write: last"
 
 
 def last_run(root: Path) -> RunDirectory:

@@ -10,7 +10,7 @@ from small_runs import TINY
 
 from mptrain.campaign.diagnosing import diagnose_run
 from mptrain.cli.main import main
-from mptrain.errors import StorageError
+from mptrain.errors import ConfigError, StorageError
 
 ENDED = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216", "train.patience=2")
 GAN = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static", "train.patience=2")
@@ -33,14 +33,66 @@ def test_weights_that_moved_behind_the_step_that_ended_a_run_are_said_to_have():
     remarks = diagnose_run("run").found.remarks
     assert "the weights hold what the generator did in that step: they were saved behind it" in remarks
     last = [json.loads(line) for line in Path("outputs/run/steps.jsonl").read_text().splitlines()][-2]
-    assert remarks[-1].startswith(f"its loss was {last['loss']:.9g} on record and is ")
-    assert remarks[-1].endswith("now, because the weights moved in between")
+    [loss] = [remark for remark in remarks if remark.startswith("its loss")]
+    assert loss.startswith(f"its loss was {last['loss']:.9g} on record and is ")
+    assert loss.endswith("now, because the weights moved in between")
+
+
+def test_the_learner_that_overflowed_on_record_is_looked_at_and_another_where_it_is_asked_for():
+    words = ("learners.generator.scaler.scale=1e7", "train.patience=20", "train.max_steps=2")
+    assert main([*GAN, *words, "run.name=run"]) == 4
+    assert diagnose_run("run", step=2).found.learner == "generator"
+    under = "learners.generator.scaler.scale=1"
+    found = diagnose_run("run", (under,), step=2)
+    assert (found.found.learner, found.found.cause) == ("generator", "none")
+    assert found.page.name == f"step-000002-generator-under-{under}.html"
+    assert any(remark.startswith("on record it overflowed, in generator.") for remark in found.found.remarks)
+    assert diagnose_run("run", step=2, learner="discriminator").found.learner == "discriminator"
+    with pytest.raises(ConfigError, match="no such learner") as raised:
+        diagnose_run("run", step=2, learner="generater")
+    assert raised.value.hint == "did you mean generator?"
+
+
+@pytest.mark.parametrize(
+    ("words", "scale"),
+    [
+        (("scaler.init_scale=1024",), 2**10),
+        (("scaler=static", "scaler.scale=4096"), 2**12),
+        (("precision=fp32",), 1),
+        (("optimizer.lr=0.5",), 2**23),
+    ],
+)
+def test_a_step_that_ended_a_run_is_done_at_the_first_scale_of_another_scaler(words, scale):
+    assert main([*ENDED, "run.name=run"]) == 4
+    found = diagnose_run("run", words).found
+    assert found.loss_scale == scale
+    assert any("at the first loss scale" in remark for remark in found.remarks) is (scale != 2**23)
+
+
+def test_the_step_behind_a_checkpoint_is_done_at_the_first_scale_of_another_scaler_too():
+    assert main([*TINY, "precision=fp16_dynamic", "train.max_steps=2", "run.name=run"]) == 0
+    assert diagnose_run("run", ("scaler.init_scale=1024",)).found.loss_scale == 1024
+
+
+def test_the_overflow_that_is_found_is_said_to_be_the_one_on_record():
+    assert main([*ENDED, "run.name=run"]) == 4
+    event = [json.loads(line) for line in Path("outputs/run/events.jsonl").read_text().splitlines()]
+    tensors = [
+        name for name, _ in next(one for one in event if one["event"] == "overflow" and one["step"] == 2)["tensors"]
+    ]
+    remarks = diagnose_run("run").found.remarks
+    assert remarks[-1] == f"its overflow is the one on record, in {', '.join(tensors[:3])}" + (
+        f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
+    )
 
 
 def test_a_loss_under_other_keys_is_compared_with_the_record():
     assert main([*TINY, "precision=fp16_dynamic", "train.max_steps=3", "run.name=run"]) == 0
     remarks = diagnose_run("run", ("seed=7",), step=2).found.remarks
-    assert remarks[0] == "step 2, from the start, and 1 step trained in memory"
+    assert remarks[:2] == (
+        "step 2, from the start, and 1 step trained in memory",
+        "under seed=7, unlike the run itself; so was what was trained in memory",
+    )
     assert remarks[-1].endswith("now, because it is under other keys")
     assert diagnose_run("run", step=2).found.remarks[-1] == "its loss is the one on record"
 

@@ -143,7 +143,7 @@ def test_another_rules_scales_follow_from_the_verdicts_of_the_run(tmp_path):
     # At 128 step 1 is estimated to overflow, as step 3 did at 64.
     assert dict(zip(steps, scales, strict=True)) == {1: 128, 2: 64, 3: 64, 4: 32, 5: 32, 6: 64, 7: 32, 8: 32}
     assert learner.replayed.marks.extremes()[0] == [1, 3, 6]
-    assert (learner.known, learner.estimated, learner.assumed) == (7, 1, 0)
+    assert (learner.known, learner.estimated, learner.replayed.unknown) == (7, 1, 0)
     assert (learner.same, learner.parted) == (3, 1)
     assert (learner.replayed.updates, learner.replayed.skipped) == (5, 3)
 
@@ -153,7 +153,7 @@ def test_histograms_say_at_which_scales_the_gradients_still_fit(tmp_path):
     run = written(tmp_path / "run", [(1.0, False)] * 8, looks=[(2, 1.0, 16.0)])
     (learner,) = replay_run(run, ["scaler=dynamic", "scaler.init_scale=8192", "scaler.growth_interval=3"]).learners
     assert learner.replayed.marks.extremes() == ([1, 2, 6], [8192, 4096, 4096])
-    assert (learner.known, learner.estimated, learner.assumed) == (1, 7, 0)
+    assert (learner.known, learner.estimated, learner.replayed.unknown) == (1, 7, 0)
     assert learner.replayed.last == 2048
 
 
@@ -183,10 +183,43 @@ def test_a_rule_that_lets_overflows_through_skips_nothing(tmp_path):
 
 
 def test_a_run_without_histograms_is_said_to_have_none_only_where_they_were_missed(tmp_path):
-    run = written(tmp_path / "run", [(1.0, False)] * 3, words=("scaler=static", "scaler.scale=1"))
-    assert replay_run(run, ()).notes == ()
+    run = written(tmp_path / "run", [(8.0, False), (64.0, True), (8.0, False)])
+    assert replay_run(run, ()).learners[0].parted == 1
+    assert replay_run(run, ["scaler=static", "scaler.scale=4"]).learners[0].replayed.updates == 3
     (note,) = replay_run(run, ["scaler=static", "scaler.scale=8"]).notes
     assert "the run has no histograms" in note
+
+
+def test_steps_that_nothing_tells_about_are_neither_updates_nor_skipped(tmp_path):
+    """Nothing but overflows at 2^23: whether scale 1 would have been clean is not on record."""
+    run = written(tmp_path / "run", [(2.0**23, True)] * 5)
+    replay = replay_run(run, ["scaler=none"])
+    (learner,) = replay.learners
+    assert (learner.replayed.updates, learner.replayed.skipped, learner.replayed.unknown) == (0, 0, 5)
+    assert (learner.recorded.skipped, learner.recorded.unknown) == (5, 0)
+    assert len(learner.replayed.marks) == 0
+    assert learner.basis() == "verdicts of 5 steps: 5 unknown"
+    (note,) = replay.notes
+    assert f"mptrain diagnose {run}" in note
+    assert "diagnostics=histograms" in note
+
+
+def test_a_constant_scale_that_overflows_is_said_to_overflow_on(tmp_path):
+    """Gradients up to 16 at step 1 leave FP16 at 2^12."""
+    run = written(tmp_path / "run", [(1.0, False)] * 3, looks=[(1, 1.0, 16.0), (2, 1.0, 1.0), (3, 1.0, 1.0)])
+    (note,) = replay_run(run, ["scaler=static", "scaler.scale=8192"]).notes
+    assert "one overflow can become all" in note
+    assert replay_run(run, ["scaler=static", "scaler.scale=8"]).notes == ()
+    assert replay_run(run, ["scaler=dynamic", "scaler.init_scale=8192"]).notes == ()
+
+
+def test_a_run_that_goes_on_is_said_to(tmp_path):
+    run = written(tmp_path / "run", [(1.0, False)] * 3)
+    directory = RunDirectory(RunPaths(tmp_path / "run"))
+    directory.write_state(RunState(id="run", argv=(), command="mptrain").begin())
+    assert any("the run has not ended" in note for note in replay_run(run, ["scaler=static"]).notes)
+    with directory.lock():
+        assert any("still running" in note for note in replay_run(run, ["scaler=static"]).notes)
 
 
 def test_what_a_run_in_fp32_says_of_fp16_is_an_estimate(tmp_path):

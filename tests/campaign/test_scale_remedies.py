@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 from small_runs import TINY
 
@@ -65,11 +68,28 @@ def test_a_run_that_ended_by_its_patience_did_not_come_down_by_itself(tmp_path, 
     assert (remedy.words, remedy.helped) == (("scaler.init_scale=131072",), True)
 
 
-def test_a_higher_scale_raises_its_ceiling_with_it():
-    words = ("model=plain16", "dataset.train_samples=64", "train.batch_size=8", "precision=fp16_dynamic")
-    config, remedy = first_remedy(*words, "scaler.init_scale=1", "scaler.max_scale=4")
-    assert (remedy.words, remedy.helped) == (("scaler.init_scale=32768", "scaler.max_scale=32768"), True)
-    assert begins_at(config, remedy.words) == 2**15
+FAINT = ("model=plain16", "dataset.train_samples=64", "train.batch_size=8", "precision=fp16_dynamic")
+
+
+def test_one_step_does_not_advise_a_scale_above_the_ceiling_of_the_scaler():
+    _, remedy = first_remedy(*FAINT, "scaler.init_scale=1", "scaler.max_scale=4")
+    assert (remedy.words, remedy.helped) == ((), None)
+    assert remedy.outcome.startswith("not advised: scaler.max_scale=4 is below it; mptrain recommend")
+
+
+def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (*FAINT, "precision=fp16_noscale", "train.max_steps=2")
+    assert main([*words, "run.name=run"]) == 0
+    quiet = diagnose_run("run", step=2).found.remedies[0]
+    assert quiet.helped
+    assert quiet.outcome.endswith("mptrain recommend knows more steps than this one")
+    event = {"event": "overflow", "learner": "main", "step": 1, "loss_scale": 1024.0, "loss": "finite", "tensors": []}
+    with Path("outputs/run/events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    remedy = diagnose_run("run", step=2).found.remedies[0]
+    assert (remedy.words, remedy.helped) == ((), None)
+    assert remedy.outcome.startswith("not advised: the run overflowed at 2^10; mptrain recommend")
 
 
 @pytest.mark.parametrize("scaler", ["static", "dynamic", "none", "fairseq", "smooth"])
@@ -94,4 +114,30 @@ def test_an_injected_fault_is_not_to_be_mended():
     config = compose((*TINY, "precision=fp16_dynamic", *fault))
     [remedy] = diagnose_config(config).found.remedies
     assert (remedy.words, remedy.helped) == (("inject.step=null", "inject.tensor=null"), True)
-    assert remedy.text == "no remedy is asked for: the fault is the one put in on purpose, activation:3"
+    assert remedy.outcome == "finite without it"
+
+
+@pytest.mark.parametrize("tensor", ["input", "activation:3"])
+def test_an_injected_fault_is_the_cause_that_is_named(tensor):
+    fault = ("inject.step=1", "inject.value=inf", f"inject.tensor={tensor}")
+    found = diagnose_config(compose((*TINY, "precision=fp16_static", *fault))).found
+    assert found.verdict.startswith(f"the injected fault is the cause: inf into {tensor}; ")
+    assert "in FP32" not in found.verdict
+    assert f"a fault is put in on purpose: inf into {tensor}" in found.remarks
+
+
+def test_what_goes_wrong_without_the_injected_fault_too_is_mended_without_it():
+    fault = ("inject.step=1", "inject.value=1e6", "inject.tensor=activation:3")
+    found = diagnose_config(compose((*HIGH, "train.patience=2", *fault))).found
+    assert found.verdict.startswith("without the injected fault too, only gradients overflow")
+    assert found.remedies[0].helped
+    assert found.remedies[0].words == ("scaler.init_scale=131072",)
+
+
+def test_in_a_step_that_a_fault_leaves_finite_nothing_is_tried():
+    words = (*FAINT, "precision=fp16_noscale")
+    assert diagnose_config(compose(words)).found.remedies
+    fault = ("inject.step=1", "inject.value=3", "inject.tensor=activation:0")
+    found = diagnose_config(compose((*words, *fault))).found
+    assert (found.cause, found.remedies) == ("none", ())
+    assert "a fault is put in on purpose: 3.0 into activation:0" in found.remarks

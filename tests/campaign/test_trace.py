@@ -48,9 +48,9 @@ CLEAN, OVER, LOST = step(5, 64.0), step(5, 64.0, overflow=True), step(5, 64.0, o
         (OVER, 128.0, (True, "known")),  # overflowed there, so above
         (LOST, 1.0, (True, "known")),  # no scale makes that loss finite
         (CLEAN, 0.0, (True, "known")),  # nothing can be unscaled by it
-        (CLEAN, 128.0, (False, "assumed")),
-        (OVER, 32.0, (True, "assumed")),
-        (step(5, 0.0, overflow=True), 8.0, (True, "assumed")),  # the scale itself was the overflow
+        (CLEAN, 128.0, (False, "unknown")),
+        (OVER, 32.0, (True, "unknown")),
+        (step(5, 0.0, overflow=True), 8.0, (True, "unknown")),  # the scale itself was the overflow
     ],
 )
 def test_a_steps_own_verdict_tells_about_other_scales_on_its_side(record, scale, expected):
@@ -62,9 +62,9 @@ def test_a_steps_own_verdict_tells_about_other_scales_on_its_side(record, scale,
     [
         (OVER, 32.0, (False, "estimated")),  # step 6 was clean at 32
         (OVER, 16.0, (False, "estimated")),
-        (OVER, 48.0, (True, "assumed")),
+        (OVER, 48.0, (True, "unknown")),
         (step(9, 8.0), 64.0, (True, "estimated")),  # step 5 overflowed at 64
-        (step(9, 8.0), 32.0, (False, "assumed")),
+        (step(9, 8.0), 32.0, (False, "unknown")),
     ],
 )
 def test_without_histograms_the_nearest_step_with_the_other_verdict_tells(record, scale, expected):
@@ -109,7 +109,7 @@ def test_a_step_that_overflowed_tells_nothing_about_its_largest_gradient():
     assert found.would_overflow(steps[1], 32.0) == (False, "estimated")  # by step 1
     only = trace(steps[1:], looks[1:])
     assert not only.tells_gradients()
-    assert only.would_overflow(steps[1], 32.0) == (True, "assumed")
+    assert only.would_overflow(steps[1], 32.0) == (True, "unknown")
 
 
 def test_a_clean_step_is_clean_at_its_own_scale_whatever_its_sums_are():
@@ -145,7 +145,7 @@ def test_a_run_in_a_wider_format_knows_nothing_of_fp16():
     assert found.would_overflow(steps[1], 4.0) == (True, "estimated")
     assert found.would_overflow(steps[2], 1.0) == (True, "estimated")
     assert found.would_overflow(steps[3], 1.0) == (True, "known")
-    assert trace(steps, half=False).would_overflow(steps[0], 0.5) == (False, "assumed")
+    assert trace(steps, half=False).would_overflow(steps[0], 0.5) == (False, "unknown")
     assert found.measured(LargestMagnitude(), 1, 1.0) is not None
     measured = trace(steps, [look(1, 1.0, [], [wide])], half=False).measured(LargestMagnitude(), 1, 1.0)
     assert measured == (70000.0, "estimated")

@@ -190,7 +190,8 @@ def test_a_command_that_takes_a_run_or_a_configuration_offers_both_and_then_goes
     assert {"outputs/mine", "last", "model=", "precision="} <= set(offered("diagnose "))
     assert "precision=fp16_static" in offered("diagnose model=mlp precision=fp16")
     assert offered("diagnose outputs/mine train.ep") == ["train.epochs="]
-    assert {"--step", "--all"} <= set(offered("diagnose -"))
+    assert {"--step", "--learner", "--all"} <= set(offered("diagnose -"))
+    assert offered("diagnose --learner ") == []
     assert offered("diagnose --step ") == []
 
 

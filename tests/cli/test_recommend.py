@@ -50,6 +50,8 @@ def test_each_learner_has_a_table(terminal, tmp_path):
         (["run", "--sweep"], 2, "--sweep needs the folder of a sweep"),
         (["run", "--sweep="], 2, "--sweep needs the folder of a sweep"),
         (["run", "--sweep", ""], 2, "--sweep needs the folder of a sweep"),
+        (["run", "scaler=als"], 2, "mptrain replay RUN scaler=als"),
+        (["run", "train.epochs=3"], 2, "KEY=VALUE is not taken, but there is 'train.epochs=3'"),
         (["nothing"], 6, "no run directory nothing"),
         (["plain"], 6, "train it with diagnostics=histograms"),
         (["run", "--sweep", "plain"], 6, "plain is not a sweep"),
@@ -69,3 +71,35 @@ def test_it_needs_no_torch(tmp_path):
     code = f"import sys; from mptrain.cli.main import main; main(['recommend', {str(path)!r}]); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.splitlines()[-1] == "False"
+
+
+def test_below_the_table_its_columns_are_explained(terminal, tmp_path):
+    make_looked_at(tmp_path / "run")
+    assert terminal("recommend", "run") == 0
+    lines = terminal.out.splitlines()
+    last = max(at for at, line in enumerate(lines) if line.startswith("2^24"))
+    assert lines[last + 1] == ""
+    assert lines[last + 2].startswith("Lost: ")
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_the_table_fits_the_width_that_there_is_and_nothing_is_cut_off(terminal, tmp_path, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    make_looked_at(tmp_path / "run")
+    make_sweep(tmp_path / "sweep", [([f"scaler.scale={scale}"], "done", {"metric": 0.75}) for scale in (8, 64)])
+    assert terminal("recommend", "run") == 0
+    table = [line for line in terminal.out.splitlines() if line.startswith(("scale", "2^"))]
+    assert len(table) == 26
+    assert all(len(line) <= columns for line in table)
+    assert terminal("recommend", "run", "--sweep", "sweep") == 0
+    assert "skipped" in next(line for line in terminal.out.splitlines() if line.startswith("scale"))
+    assert "…" not in terminal.out
+
+
+def test_a_sweep_of_another_configuration_is_warned_of(terminal, tmp_path):
+    make_looked_at(tmp_path / "run", precision="fp32")
+    points = [([f"scaler.scale={scale}"], "done", {"config": "train: {epochs: 9}"}) for scale in (8, 64)]
+    make_sweep(tmp_path / "sweep", points)
+    assert terminal("recommend", "run", "--sweep", "sweep") == 0
+    assert "warning: The sweep is not of this run's configuration" in terminal.out
+    assert "train.epochs is 3 in the run, 9 in the sweep" in " ".join(terminal.out.split())

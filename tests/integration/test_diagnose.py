@@ -200,14 +200,14 @@ def test_a_run_that_ended_is_explained_from_what_it_left_and_left_as_it_is(their
     before = contents(Path("outputs/run"))
     assert main(["diagnose", "outputs/run"]) == 0
     assert contents(Path("outputs/run")) == before
-    found = read_examination(Path("outputs/run/diagnosis/diagnosis.json"))
+    found = read_examination(Path("outputs/run/diagnosis/step-000003.json"))
     assert (found.cause, found.module, found.step) == (cause, where, last["step"])
     assert found.loss_scale == last["loss_scale"]
     assert found.loss == last["loss"] if cause == "backward" else last["loss"] is None
     output = capsys.readouterr().out
     assert "the step that ended the run, 3, done again" in output
-    assert output.rstrip().endswith("outputs/run/diagnosis/diagnosis.html")
-    page = Path("outputs/run/diagnosis/diagnosis.html").read_text()
+    assert output.rstrip().endswith("outputs/run/diagnosis/step-000003.html")
+    page = Path("outputs/run/diagnosis/step-000003.html").read_text()
     assert "What was tried" in page
     assert found.verdict[1:40].replace("'", "&#39;") in page
 
@@ -233,6 +233,8 @@ def test_a_run_that_went_well_is_looked_at_where_it_would_go_on(theirs, capsys):
     assert "step 3, from the start, and 2 steps trained in memory" in output
     assert "under precision=fp32, unlike the run itself" in output
     assert "handles FP16" not in output
+    assert "of 65,504: the largest as a share" in output
+    assert "Finite is not yet right: mptrain doctor with the same words checks the gradients." in output
 
 
 def test_a_step_of_a_run_is_the_one_that_was_trained(theirs):
@@ -271,6 +273,7 @@ def test_gradients_without_a_scale_are_given_one_that_was_tried():
         (("--step", "0", "model=mlp"), "--step 0: must be a whole number"),
         (("--steps=3",), "'--steps=3' means nothing to diagnose"),
         (("--step",), "--step needs a value"),
+        (("--learner",), "--learner needs a value"),
         (("outputs/run", "seven"), "'seven' is not of the form KEY=VALUE"),
     ],
 )

@@ -61,6 +61,8 @@ def test_numbers_near_the_end_of_fp16_catch_the_eye_and_fp32_of_the_loss_does_no
 def test_a_finite_step_is_good_and_has_nothing_to_try():
     page = diagnosis_page(replace(FOUND, cause="none", remedies=(), notes=()))
     assert (page.status.text, page.status.tone) == ("finite", "good")
+    assert page.lead.endswith("mptrain doctor with the same words checks the gradients.")
+    assert "doctor" not in diagnosis_page(FOUND).lead
     assert not page.sections[2].blocks
 
 
@@ -77,5 +79,7 @@ def test_three_files_are_written_and_replaced(tmp_path, again):
     if again:
         write_diagnosis(tmp_path / "diagnosis", replace(FOUND, verdict="older"))
     path = write_diagnosis(tmp_path / "diagnosis", FOUND)
-    assert sorted(one.name for one in path.parent.iterdir()) == ["diagnosis.html", "diagnosis.json", "diagnosis.md"]
+    assert sorted(one.name for one in path.parent.iterdir()) == [
+        f"step-001234-generator.{ending}" for ending in ("html", "json", "md")
+    ]
     assert "older" not in path.read_text()

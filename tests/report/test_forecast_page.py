@@ -5,9 +5,12 @@ from report.microscope import looks, make_looked_at
 
 from mptrain.config.compose import compose, reload
 from mptrain.errors import StorageError
-from mptrain.report import recommend, write_forecast
+from mptrain.report import forecast_figure, recommend, write_forecast
+from mptrain.report.canvas import drawn
 from mptrain.report.forecast_page import forecast_page
 from mptrain.report.measured import read_measured
+from mptrain.report.wording import ONE_BECOMES_ALL
+from mptrain.runlog import RunDirectory, RunPaths
 
 SCALES = (1, 128, 8192, 1048576)
 
@@ -54,8 +57,8 @@ def test_a_sweep_is_shown_beside_it_and_points_without_a_static_scale_are_not(tm
     assert [run.failed for run in measured.at("fp16_static", 20)] == [True, True]
     found = recommend(make_looked_at(tmp_path / "run"), tmp_path / "sweep")
     rows = {row[0].text: [cell.text for cell in row[-2:]] for row in found.table("main").rows}
-    assert rows["2^0"] == ["0.1000", "0"]
-    assert rows["2^7"] == ["0.9100", "0"]
+    assert rows["2^0"] == ["0.1000 (n=2)", "0"]
+    assert rows["2^7"] == ["0.9100 (n=2)", "0"]
     assert rows["2^20"] == ["2 of 2 failed", "75 %"]
     assert rows["2^1"] == ["", ""]
     page = forecast_page(found)
@@ -71,7 +74,7 @@ def test_kinds_of_a_sweep_have_columns_and_names_of_their_own(tmp_path):
     ]
     found = recommend(make_looked_at(tmp_path / "run"), make_sweep(tmp_path / "sweep", points))
     assert found.table("main").head[-4:] == (
-        "measured top1 (test), fp16_static", "skipped, fp16_static", "measured top1 (test), amp_static", "skipped, amp_static",
+        "top1 (test), fp16_static", "skipped, fp16_static", "top1 (test), amp_static", "skipped, amp_static",
     )  # fmt: skip
     svg = forecast_page(found).plots()[0].svg
     assert "measured: fp16_static" in svg
@@ -159,3 +162,91 @@ def test_looks_without_a_usable_scale_are_said_to_be_left_out(tmp_path):
     some = recommend(make_looked_at(tmp_path / "some", [*looks(2), look(50, {"a": [1.0]}, scale=0.0)]))
     assert any(reason.startswith("1 look left out") for reason in some.reasons("main"))
     assert not any("left out" in reason for reason in recommend(make_looked_at(tmp_path / "all")).reasons("main"))
+
+
+def test_means_of_several_runs_say_of_how_many(tmp_path):
+    run = make_looked_at(tmp_path / "run")
+    several = recommend(run, sweep_of(tmp_path / "several")).table("main")
+    assert "top1 (test) and skipped: what the sweep measured, means of n runs." in several.note
+    points = [([f"scaler.scale={scale}"], "done", {"metric": 0.75}) for scale in (8, 64)]
+    single = recommend(run, make_sweep(tmp_path / "single", points)).table("main")
+    assert single.note.endswith("what the sweep measured.")
+    assert single.rows[3][-2].text == "0.7500"
+
+
+def configured(folder, *words):
+    """A sweep over two static scales of a network with these words."""
+    points = []
+    for scale in (8, 64):
+        given = [*words, "precision=fp16_static", f"scaler.scale={scale}"]
+        points.append((given, "done", {"config": compose(given).yaml}))
+    return make_sweep(folder, points)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["model=mlp", "seed=3", "threads=1"], []),
+        (["model=mlp", "train.epochs=7"], ["train.epochs is 30 in the run, 7 in the sweep."]),
+        (
+            ["model=cnn", "optimizer.lr=0.5"],
+            ["model._target_ is mptrain.model.mlp in the run, mptrain.model.cnn in the sweep", "optimizer.lr is"],
+        ),
+    ],
+)
+def test_a_sweep_of_another_configuration_is_warned_of_by_its_keys(tmp_path, words, named):
+    run = make_looked_at(
+        tmp_path / "run", scale=1.0, config=compose(["model=mlp", "train.epochs=30", "precision=fp32"]).yaml
+    )
+    found = recommend(run, configured(tmp_path / "sweep", "train.epochs=30", *words))
+    assert bool(found.unlike) == bool(named)
+    for one in named:
+        assert one in found.unlike
+    text = write_forecast(found).md.read_text()
+    assert ("The sweep is not of this run's configuration" in text) == bool(named)
+
+
+def test_a_recommendation_has_no_badge_of_how_the_run_ended(tmp_path):
+    written = write_forecast(recommend(make_looked_at(tmp_path / "run")))
+    assert 'class="status' not in written.html.read_text()
+    assert "****" not in written.md.read_text()
+
+
+def test_a_run_that_goes_on_is_said_to(tmp_path):
+    path = make_looked_at(tmp_path / "run", status="running")
+    assert any("the run has not ended" in note for note in recommend(path).notes)
+    with RunDirectory(RunPaths(path)).lock():
+        found = recommend(path)
+        assert any("still running" in note for note in found.notes)
+        assert "still running" in write_forecast(found).md.read_text()
+    assert recommend(make_looked_at(tmp_path / "ended")).notes == ()
+
+
+def test_where_a_scale_overflows_one_overflow_is_said_to_become_all(tmp_path):
+    said = [reason for reason in recommend(make_looked_at(tmp_path / "run")).reasons("main") if "become all" in reason]
+    assert said == [f"{ONE_BECOMES_ALL[0].upper()}{ONE_BECOMES_ALL[1:]}."]
+    calm = recommend(make_looked_at(tmp_path / "calm", [look(1, {"a": [2.0**-12] * 3})], scale=1.0))
+    assert not any("become all" in reason for reason in calm.reasons("main"))
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_the_axes_of_a_forecast_with_a_sweep_have_a_sensible_height(tmp_path, monkeypatch, failing):
+    """Whether or not some runs failed: nothing that is drawn beyond the axes may squeeze them."""
+    heights = []
+
+    def measure(name, height, paint):
+        def painted(figure):
+            paint(figure)
+            figure.canvas.draw()
+            heights.extend(axes.get_position().height for axes in figure.axes)
+
+        return drawn(name, height, painted)
+
+    monkeypatch.setattr(forecast_figure, "drawn", measure)
+    points = [([f"scaler.scale={scale}"], "done", {"metric": 0.9}) for scale in (8, 64)]
+    points += [(["scaler.scale=1048576"], "failed", {"status": "failed"})] if failing else []
+    found = recommend(make_looked_at(tmp_path / "run"), make_sweep(tmp_path / "sweep", points))
+    forecast_page(found)
+    assert len(heights) == 3
+    assert heights[0] > 0.2
+    assert min(heights[1:]) > 0.1

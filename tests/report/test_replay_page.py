@@ -8,7 +8,7 @@ from report.folders import HOSTILE
 
 from mptrain.errors import StorageError
 from mptrain.report import write_replay
-from mptrain.report.replay_page import Course, Replay, ReplayedLearner, figure_name, replay_page, replay_rows
+from mptrain.report.replay_page import Course, Replay, ReplayedLearner, file_name, replay_page, replay_rows
 
 
 def course(scales, overflows=()):
@@ -21,7 +21,7 @@ def course(scales, overflows=()):
 def learner(name="main", replayed=(8.0, 16.0, 32.0, 16.0), overflows=(3,), parted=2, same=1):
     recorded = course([8.0, 8.0, 8.0, 8.0])
     words = ("static 8, on overflow skip", "dynamic from 8")
-    return ReplayedLearner(name, *words, recorded, course(replayed, overflows), 2, 1, 1, same, parted)
+    return ReplayedLearner(name, *words, recorded, course(replayed, overflows), 3, 1, same, parted)
 
 
 def replay(root, *learners, scaler="dynamic", words=("scaler=dynamic",), notes=()):
@@ -37,8 +37,8 @@ def test_a_course_knows_its_ends_and_what_came_of_its_steps():
 
 def test_a_learner_has_two_rows_recorded_and_replayed():
     assert replay_rows(replay("run")) == [
-        ["main", "recorded", "4", "0", "8", "8", "8", "8"],
-        ["main", "replayed", "3", "1", "8", "8", "32", "16"],
+        ["main", "recorded", "4", "0", "0", "8", "8", "8", "8"],
+        ["main", "replayed", "3", "1", "0", "8", "8", "32", "16"],
     ]
 
 
@@ -62,7 +62,7 @@ def test_the_page_says_what_would_have_been_and_how_that_is_known(tmp_path):
     assert page.status.text == "another rule than the run's"
     written = write_replay(replay(tmp_path, notes=("the run has no histograms",)))
     text = written.md.read_text()
-    assert "| main | 4 | 2 | 1 | 1 |" in text
+    assert "| main | 4 | 3 | 1 | 0 |" in text
     assert "The run has no histograms." in text
     assert "scaler=dynamic" in text
     assert (tmp_path / "figures" / "replay-dynamic.svg").exists()
@@ -88,9 +88,59 @@ def test_a_page_loads_nothing_and_shows_hostile_names_as_text(tmp_path):
         assert not re.search(r'(src|href)="(?!#|data:)', page)
 
 
-def test_the_names_of_files_are_letters_digits_and_hyphens():
-    assert figure_name("dynamic") == "replay-dynamic"
-    assert figure_name("../my rule") == "replay----my-rule"
+@pytest.mark.parametrize(
+    ("scaler", "words", "name"),
+    [
+        ("dynamic", (), "replay-dynamic"),
+        ("static", ("scaler=static", "scaler.scale=8"), "replay-static-scale-8"),
+        ("static", ("scaler.scale=64",), "replay-static-scale-64"),
+        ("smooth", ("+scaler=smooth", "scaler.rate=0.5"), "replay-smooth-rate-0-5"),
+        ("dynamic", ("learners.actor.scaler.interval=5",), "replay-dynamic-learners-actor-interval-5"),
+        ("../my rule", ("scaler=../my rule",), "replay----my-rule"),
+    ],
+)
+def test_the_names_of_files_have_the_words_in_letters_digits_and_hyphens(scaler, words, name):
+    assert file_name(replay("run", scaler=scaler, words=words)) == name
+
+
+def test_long_words_have_short_names_of_their_own(tmp_path):
+    one, other = (replay(tmp_path, words=(f"scaler.edges={'1,' * 200}{last}",)) for last in (1, 2))
+    assert len(file_name(one)) < 110
+    assert file_name(one) != file_name(other)
+    assert write_replay(one).html.exists()
+
+
+def test_another_constant_does_not_replace_the_page_of_the_first(tmp_path):
+    first, second = (
+        write_replay(replay(tmp_path, scaler="static", words=("scaler=static", f"scaler.scale={scale}")))
+        for scale in (8, 64)
+    )
+    assert first.html.exists()
+    assert first.html != second.html
+    assert "scaler.scale=8" in first.md.read_text()
+
+
+def unsure(known, unknown):
+    """Steps that are skipped, and steps that nothing is known of."""
+    found = course([1.0] * known, range(1, known + 1))
+    for step in range(known + 1, known + unknown + 1):
+        found.pass_over(step, 1.0)
+    words = ("static 8, on overflow skip", "static 1, on overflow skip")
+    return ReplayedLearner("main", *words, course([8.0] * (known + unknown)), found, known, 0, 0, 1)
+
+
+def test_the_headline_says_of_how_many_steps_nothing_is_known(tmp_path):
+    assert replay_page(replay(tmp_path, unsure(0, 5))).lead == (
+        "Nothing on record tells what it would have done at any of the 5 steps."
+    )
+    assert "skipped 2 updates where the run skipped 0 (of 3 steps nothing is known)" in (
+        replay_page(replay(tmp_path, unsure(2, 3))).lead
+    )
+
+
+def test_a_step_of_which_nothing_is_known_has_no_mark(tmp_path):
+    (plot,) = replay_page(replay(tmp_path, unsure(0, 5))).plots()
+    assert ">overflow, replayed<" not in plot.svg
 
 
 def test_figures_that_lead_elsewhere_are_refused(tmp_path):

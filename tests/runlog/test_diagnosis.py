@@ -6,11 +6,20 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from mptrain.errors import StorageError
-from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy, read_examination, write_examination
+from mptrain.runlog.diagnosis import (
+    Examination,
+    ModuleRow,
+    Reach,
+    Remedy,
+    file_stem,
+    read_examination,
+    write_examination,
+)
 
 ROW = ModuleRow("body.0", "Conv2d", 2, "float16", Reach(3.0, 0.1, 0.2, 4, 0), None, "forward")
 FOUND = Examination(
@@ -54,3 +63,17 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
 def test_reading_and_showing_needs_no_torch():
     code = "import mptrain.report.diagnosis_page, mptrain.report.operators_part, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_files_are_named_by_step_learner_and_words():
+    found = replace(FOUND, learner="main", step=151)
+    assert file_stem(found) == "step-000151"
+    assert file_stem(replace(found, learner="critic")) == "step-000151-critic"
+    assert file_stem(found, ("precision=fp32", "seed=7")) == "step-000151-under-precision=fp32-seed=7"
+
+
+def test_long_and_strange_words_are_shortened_and_told_apart():
+    first, second = (file_stem(FOUND, (f"precision.keep_fp32=[{'a,' * 60}{last}]",)) for last in "xy")
+    assert first != second
+    assert max(len(first), len(second)) < 120
+    assert "/" not in file_stem(FOUND, ("dataset.root=/a/b",))

@@ -190,3 +190,18 @@ def test_no_run_at_all_is_an_error_with_a_hint(tmp_path, root):
     with pytest.raises(StorageError, match="no run") as caught:
         last_run(tmp_path / root)
     assert "train" in caught.value.hint
+
+
+def test_a_run_that_is_not_there_leads_to_one_of_a_similar_name_and_a_file_to_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = create_run(Path("outputs"), "x", "traced")
+    run.write_state(state())
+    for wrong, hint in (
+        ("tracd", "did you mean outputs/traced?"),
+        ("outputs/trace", "did you mean outputs/traced?"),
+        ("outputs/traced/run.json", "it is a file of a run; write outputs/traced"),
+        ("quite_another", "name a directory that holds a run.json, or write: last"),
+    ):
+        with pytest.raises(StorageError, match="no run directory") as raised:
+            open_run(Path(wrong))
+        assert raised.value.hint == hint
