@@ -66,6 +66,12 @@ class Batch:
         """The same batch on a device; the copy from page-locked memory makes nobody wait."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def cast(self, dtype: torch.dtype) -> Batch:
+        """The same batch with its inputs in a dtype, if they are floating-point; nothing else is cast."""
+        if not self.inputs.is_floating_point() or self.inputs.dtype == dtype:
+            return self
+        return replace(self, inputs=self.inputs.to(dtype))
+
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from where copying to the device makes nobody wait."""
         return self._each(lambda tensor: tensor.pin_memory())

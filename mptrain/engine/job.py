@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +67,7 @@ class Parts:
 
     def prepare(self, batch: Batch) -> Batch:
         """A host batch, on the device and in the dtype the model takes."""
-        return _cast_inputs(self.prepare_float32(batch), input_dtype(self.policy))
+        return self.prepare_float32(batch).cast(input_dtype(self.policy))
 
     def prepare_float32(self, batch: Batch) -> Batch:
         """A host batch, on the device, in FP32."""
@@ -196,9 +196,3 @@ class Progress:
         """The progress that `state_dict` described."""
         learners = {name: LearnerTotals(**totals) for name, totals in saved["learners"].items()}
         return cls(**{**saved, "learners": learners})
-
-
-def _cast_inputs(batch: Batch, dtype: torch.dtype) -> Batch:
-    if batch.inputs.is_floating_point() and batch.inputs.dtype != dtype:
-        return replace(batch, inputs=batch.inputs.to(dtype))
-    return batch

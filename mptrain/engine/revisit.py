@@ -125,7 +125,7 @@ def look(parts: Parts, moment: Moment, scales: Mapping[str, float] | None = None
     parts.model.train()
     set_random_state(moment.random, parts.device)
     seen = []
-    prepared = _cast(moment.batch, input_dtype(parts.policy))
+    prepared = moment.batch.cast(input_dtype(parts.policy))
     with _put_back(parts, moment), parts.fault.at(moment.step, prepared) as batch:
         for learner in parts.learners:
             chosen = (scales or moment.scales)[learner.name]
@@ -221,12 +221,6 @@ def _copied(values: Any) -> Any:
 
 def _scaled(learner: Learner, scale: float) -> dict[str, Tensor]:
     return {**learner.scale_state, "scale": torch.full_like(learner.scale, scale)}
-
-
-def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    if batch.inputs.is_floating_point() and batch.inputs.dtype != dtype:
-        return replace(batch, inputs=batch.inputs.to(dtype))
-    return batch
 
 
 def _faulty_inputs(parts: Parts, batch: Batch, moment: Moment) -> tuple[Faulty, ...]:

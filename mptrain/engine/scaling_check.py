@@ -98,7 +98,7 @@ def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -
     dtype = torch.float64 if _runs_in_float64(parts, batch) else torch.float32
     if dtype == torch.float32:
         notes = (*notes, "the model does not run in FP64, so FP32 is what gradients are compared with")
-    batch = _cast(batch, dtype)
+    batch = batch.cast(dtype)
     right: Outputs = {}
     with each_output(parts.model, keep_in(right)):
         wide = gradients(parts, batch, 1.0)
@@ -216,7 +216,7 @@ def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
         learner.objective = _with_float32_loss(learner)
     parts.model.double()
     try:
-        gradients(parts, _cast(batch, torch.float64), 1.0)
+        gradients(parts, batch.cast(torch.float64), 1.0)
     except (RuntimeError, TypeError):  # it casts to FP32 by itself
         parts.model.float()
         return False
@@ -245,9 +245,5 @@ def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
         for parameter in parts.model.parameters():
             parameter.copy_(parameter.to(half))
     with each_output(parts.model, rounded):
-        gradients(parts, _cast(_cast(batch, half), batch.inputs.dtype), 1.0)
+        gradients(parts, batch.cast(half).cast(batch.inputs.dtype), 1.0)
     return found
-
-
-def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    return replace(batch, inputs=batch.inputs.to(dtype)) if batch.inputs.is_floating_point() else batch

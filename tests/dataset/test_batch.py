@@ -53,3 +53,16 @@ def test_a_batch_survives_the_way_between_processes():
     copy = pickle.loads(pickle.dumps(batch))
     assert torch.equal(copy.inputs, batch.inputs)
     assert copy.terms == 3
+
+
+def test_only_floating_inputs_are_cast():
+    images = Batch(torch.rand(2, 3), torch.rand(2), more={"mask": torch.rand(2)})
+    half = images.cast(torch.float16)
+    assert (half.inputs.dtype, half.targets.dtype, half.more["mask"].dtype) == (
+        torch.float16,
+        torch.float32,
+        torch.float32,
+    )
+    assert images.cast(torch.float32) is images
+    tokens = Batch(torch.arange(2), torch.arange(2))
+    assert tokens.cast(torch.float16) is tokens
