@@ -2,7 +2,8 @@
 
 from mptrain.task.base import Objective, Task
 from mptrain.task.classify import Classify
+from mptrain.task.exhibits import Exhibit, Sounds, Texts
 from mptrain.task.gan import Gan
 from mptrain.task.language import Language
 
-__all__ = ["Classify", "Gan", "Language", "Objective", "Task"]
+__all__ = ["Classify", "Exhibit", "Gan", "Language", "Objective", "Sounds", "Task", "Texts"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
 from mptrain.dataset.batch import Batch
+from mptrain.task.exhibits import Exhibit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,20 +38,24 @@ class Task(Protocol):
         metric: The name of the metric that decides which checkpoint is best; None where none can.
         higher_is_better: Its direction.
         term: What one term of the loss is, in the plural; throughput is counted in these.
+        shares: Names of metrics that are shares of samples: right or wrong, one by one. What a test set can tell about
+            them follows from how many samples it has.
     """
 
     metric: str | None
     higher_is_better: bool
     term: str = "samples"
+    shares: tuple[str, ...] = ()
 
     def objectives(self) -> tuple[Objective, ...]:
         """The losses, in the order in which they are stepped on each batch."""
         ...
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums over a batch's terms, float64 scalars on the device.
+        """What is summed up over a split, by name: float64 ``[N]``, the sum over the terms of each sample.
 
-        Called in evaluation mode, without gradients, with random numbers of its own that are the same in every
+        A scalar, the sum over the whole batch, will do too, but then nothing tells how far the metrics would
+        move on other samples of the same kind. Called in evaluation mode, without gradients, with random numbers of its own that are the same in every
         evaluation.
         """
         ...
@@ -59,8 +64,23 @@ class Task(Protocol):
         """Metrics from the sums over a whole split; ``loss``, where there is one, is the mean over all terms."""
         ...
 
-    def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Pictures to look at after each validation: float ``[N, C, H, W]`` from 0 to 1 by name; none by default.
+    def answers(self, model: nn.Module, batch: Batch) -> Sequence[Any]:
+        """What the model says of each sample, N host values, for metrics that are no sums; none by default.
+
+        Called as `measure` is, behind it.
+        """
+        return ()
+
+    def score(self, answers: Sequence[Any]) -> dict[str, float]:
+        """Metrics from the answers to a whole split, in any order; and some may be there twice.
+
+        They stand beside those of `summarise`. Called again and again where an interval is wanted, so what can be done
+        for one sample at a time belongs into `answers`.
+        """
+        return {}
+
+    def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
+        """What to show after each validation, by name: pictures, texts, sounds; nothing by default.
 
         Called as `measure` is, with the first batch of the validation split.
         """

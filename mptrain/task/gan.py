@@ -16,6 +16,7 @@ from torch import nn
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero
 from mptrain.task.base import Objective, Task
+from mptrain.task.exhibits import Exhibit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,7 +98,7 @@ class Gan(Task):
         """Mean losses in nats, accuracies as fractions."""
         return {name: total / terms for name, total in sums.items()}
 
-    def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """``samples``: what the generator draws from the same noise each time.
 
         That noise comes from a source of its own, so that showing pictures does not change what is measured next.
