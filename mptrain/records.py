@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 Phase = Literal["calibrating", "growth probe", "abnormal"]
@@ -146,7 +146,8 @@ class EvalRecord:
         step: Attempts at that moment.
         epoch: Completed epochs at that moment.
         samples: How many samples were evaluated.
-        metrics: Name to value; ``loss`` is always among them.
+        metrics: Name to value.
+        intervals: Name to the ends of a 95 % interval over the choice of the samples, where it was asked for.
     """
 
     split: str
@@ -154,6 +155,7 @@ class EvalRecord:
     epoch: int
     samples: int
     metrics: dict[str, float]
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,8 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
         raise DataError(f"{parts.dataset.name} has neither validation nor test data", "there is nothing to evaluate on")
     step, epoch = progress["step"], progress["epoch"]
     measured = [
-        evaluate(parts, parts.loaders[name], name, step, epoch, stop=lambda: False, average=average) for name in splits
+        evaluate(parts, parts.loaders[name], name, step, epoch, lambda: False, average=average, intervals=True)
+        for name in splits
     ]
     changes = [change_in_words(*change) for change in diff(text, config.yaml)]
     return Evaluation(

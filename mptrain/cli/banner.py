@@ -55,6 +55,7 @@ class Closing:
         metric_name: The metric of record.
         metric: Its value at the last evaluation; None without one.
         metric_split: Of which data.
+        metric_interval: Ends of its 95 % interval over the choice of the samples; None where nothing is known.
         metrics: All metrics of that evaluation.
         best_val: The best value on validation data; None without any.
         steps: Batches attempted.
@@ -77,6 +78,7 @@ class Closing:
     best_val: float | None
     steps: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    metric_interval: tuple[float, float] | None = None
     learners: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     term: str = "samples"
     terms_per_second: float = 0.0
@@ -96,6 +98,7 @@ class Closing:
             metric_name=summary.get("metric_name") or "metric",
             metric=summary.get("metric"),
             metric_split=summary.get("metric_split", ""),
+            metric_interval=summary.get("metric_interval"),
             best_val=summary.get("best_val"),
             metrics=summary.get(summary.get("metric_split", "")) or {},
             steps=summary.get("steps", 0),
@@ -131,7 +134,8 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
     """Prints the outcome of a run and the commands that go on from it."""
     rows = []
     if closing.metric is not None:
-        rows.append((closing.metric_name, f"{closing.metric:.4f} on {closing.metric_split or 'the last evaluation'}"))
+        where = closing.metric_split or "the last evaluation"
+        rows.append((closing.metric_name, f"{closing.metric:.4f} on {where}{_reach(closing.metric_interval)}"))
     elif closing.metrics:
         rows.append((closing.metric_split, wording.metrics(closing.metrics)))
     if closing.best_val is not None:
@@ -157,12 +161,16 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
         ),
         ("memory", f"{readable_bytes(closing.peak_memory)} at most" if closing.peak_memory else ""),
         ("run", str(closing.run)),
-        ("pictures", str(pictures) if (pictures := RunPaths(closing.run).samples).is_dir() else ""),
+        ("samples", str(samples) if (samples := RunPaths(closing.run).samples).is_dir() else ""),
         ("evaluate", f"mptrain eval {shlex.quote(str(closing.run))}"),
         ("export", f"mptrain export {shlex.quote(str(closing.run))}"),
         ("go on", f"mptrain resume {shlex.quote(str(closing.run))} {' '.join(_longer(closing))}"),
     ]
     print_rows("done", rows, stream)
+
+
+def _reach(interval: tuple[float, float] | None) -> str:
+    return "" if interval is None else f", {interval[0]:.4f} to {interval[1]:.4f} on other samples (95 %)"
 
 
 def _ran_out_of_time(closing: Closing) -> bool:

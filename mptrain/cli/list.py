@@ -71,6 +71,8 @@ def _print_all(catalogue: Catalogue) -> None:
         for name, option in options.items():
             mark = "*" if catalogue.defaults.get(group) == name else " "
             print(f"  {mark} {name.ljust(width)}{option.summary}".rstrip())
+            if known := "; ".join(_known(option)):
+                print(" " * (width + 4) + known)
         print()
     print(
         "* chosen where nothing else is said. mptrain list GROUP shows the keys of its options; mptrain list recipes, recipes."
@@ -86,7 +88,16 @@ def _print_group(catalogue: Catalogue, group: str) -> None:
         print(_bold(f"{group}={option.name}") + chosen)
         if option.summary:
             print(f"  {option.summary}")
+        for words in _known(option):
+            print(f"  {words}")
         _print_entries(option)
+
+
+def _known(option: Option) -> list[str]:
+    """How large it is, and what it needs besides mptrain."""
+    needs = option.facts.get("needs", "")
+    wanted = f"needs {needs}" if needs and needs != "nothing" else ""
+    return [words for words in (option.facts.get("size", ""), wanted) if words]
 
 
 def _print_entries(option: Option) -> None:

@@ -68,7 +68,8 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
         print(f"note={note}")
     for record in evaluation.records:
         metrics = " ".join(f"{name}={value:.6g}" for name, value in record.metrics.items())
-        print(f"split={record.split} samples={record.samples} {metrics}")
+        reach = (f" {name}_95={low:.6g},{high:.6g}" for name, (low, high) in record.intervals.items())
+        print(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}")
     return EXIT_OK
 
 

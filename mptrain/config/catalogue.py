@@ -28,6 +28,7 @@ RECHOSEN: dict[str, tuple[str, ...]] = {
 
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.$-]+):(?:\s+(?P<value>.*))?$")
 _CHOICE = re.compile(r"^\s*- (?P<group>[\w/]+): *(?P<option>\S+)")
+_FACT = re.compile(r"^# (?P<name>Size|Needs): (?P<words>.+)$")
 _COMMENT = re.compile(r"\s+#\s?(?P<text>.*)$")
 
 
@@ -71,6 +72,17 @@ class Option:
             if "@package" not in line:
                 return line.lstrip("# ").strip()
         return ""
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        """What further lines of that comment say as ``NAME: WORDS``: ``size``, and what it ``needs``; in their order."""
+        found: dict[str, str] = {}
+        for line in self.lines:
+            if not line.startswith("#"):
+                break
+            if match := _FACT.match(line):
+                found[match["name"].lower()] = match["words"].rstrip(". ")
+        return found
 
     @cached_property
     def is_global(self) -> bool:

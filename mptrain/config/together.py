@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mptrain.config.features import build_features
 from mptrain.config.targets import parameters
 from mptrain.errors import ConfigError
 from mptrain.task.base import Task
@@ -32,13 +33,18 @@ def build_dataset(config: Config) -> Dataset:
 
 
 def build_task(config: Config, dataset: Dataset) -> Task:
-    """The task, told what it asks for of the data's facts.
+    """The task, told what it asks for of the data's facts; one that has ``features`` gets those of its ``classifier``.
 
     Raises:
         ConfigError: The data do not say what it needs, or it lacks a part of the protocol.
+        StorageError: The run of its classifier is not there, or cannot be used.
     """
     require_facts(config, "task", config.task, dataset)
-    task: Task = config.task.build(**dataset.facts())
+    facts = dataset.facts()
+    classifier = config.task.arguments.get("classifier")
+    if classifier is not None and "features" in parameters(config.task.resolve())[0]:
+        facts["features"] = build_features(classifier, config, dataset)
+    task: Task = config.task.build(**facts)
     unwritten = [name for name in _TASK if getattr(type(task), name, None) is vars(Task).get(name, task)]
     missing = [name for name in _TASK if name in unwritten or not hasattr(task, name)]
     _require("task", config.task, task, missing, "mptrain/task/base.py")

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.engine.exhibit import on_host
+from mptrain.engine.gathered import Gathered
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.numerics.rounding import saturated
 from mptrain.records import EvalRecord
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from mptrain.dataset.loader import Loader
     from mptrain.engine.job import Parts
+    from mptrain.task.exhibits import Exhibit
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,11 @@ class Measured:
 
     Attributes:
         record: The metrics.
-        exhibits: Pictures by name, float ``[N, C, H, W]`` from 0 to 1 on the host; empty unless asked for.
+        exhibits: What the task shows, by name, on the host; empty unless asked for.
     """
 
     record: EvalRecord
-    exhibits: dict[str, Tensor] = field(default_factory=dict)
+    exhibits: dict[str, Exhibit] = field(default_factory=dict)
 
 
 def evaluate(
@@ -45,10 +48,11 @@ def evaluate(
     *,
     average: bool = True,
     exhibit: bool = False,
+    intervals: bool = False,
 ) -> Measured | None:
     """Metrics of the current weights on all samples of a split.
 
-    The sums are kept on the device and read once, at the end.
+    The sums are kept on the device and read at the end.
 
     Args:
         parts: The built run.
@@ -58,7 +62,8 @@ def evaluate(
         epoch: Completed epochs, for the record.
         stop: Asked between batches whether to give up.
         average: Measure the average of the weights, where there is one.
-        exhibit: Let the task make its pictures.
+        exhibit: Let the task show something.
+        intervals: Say how far the metrics would move on other samples.
 
     Returns:
         The outcome, or None if evaluation was given up.
@@ -67,27 +72,22 @@ def evaluate(
     prepare = parts.prepare_float32 if wide else parts.prepare
     products, autocast = (torch.no_grad, torch.no_grad) if wide else (parts.plan.products, parts.plan.autocast)
     model = _model_to_measure(parts, wide=wide, average=average)
-    sums: dict[str, Tensor] = {}
-    exhibits: dict[str, Tensor] = {}
-    samples = terms = 0
+    gathered = Gathered()
+    exhibits: dict[str, Exhibit] = {}
     with _in_evaluation_mode(parts, model), products():
         for batch in loader.batches(epoch=0):
             if stop():
                 return None
             prepared = prepare(batch)
             with autocast():
-                if exhibit and not samples:
+                if exhibit and not gathered.samples:
                     exhibits = parts.task.exhibits(model, prepared)
-                measured = parts.task.measure(model, prepared)
-            for name, value in measured.items():
-                sums[name] = sums[name] + value if name in sums else value
-            samples += prepared.samples
-            terms += prepared.terms
-    names = list(sums)
-    values = torch.stack([sums[name] for name in names]).tolist()  # the one wait of an evaluation
-    metrics = parts.task.summarise(dict(zip(names, values, strict=True)), terms)
-    record = EvalRecord(split=split, step=step, epoch=epoch, samples=samples, metrics=metrics)
-    return Measured(record, {name: pictures.float().cpu() for name, pictures in exhibits.items()})
+                sums = parts.task.measure(model, prepared)
+                gathered.add(prepared, sums, parts.task.answers(model, prepared))
+    metrics = gathered.metrics(parts.task)
+    reach = gathered.intervals(parts.task, metrics) if intervals else {}
+    record = EvalRecord(split, step, epoch, gathered.samples, metrics, reach)
+    return Measured(record, {name: on_host(shown) for name, shown in exhibits.items()})
 
 
 @contextlib.contextmanager

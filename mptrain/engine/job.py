@@ -100,7 +100,8 @@ class Parts:
     def data_card(self) -> dict[str, Any]:
         """What the data are, for people and programs that use the weights: JSON values."""
         own = self.dataset.card() if hasattr(self.dataset, "card") else {}
-        return {"name": self.dataset.name, **self.dataset.facts(), **own}
+        facts = {name: fact for name, fact in self.dataset.facts().items() if not callable(fact)}  # decode is for the task
+        return {"name": self.dataset.name, **facts, **own}
 
     @functools.cached_property
     def labels_digest(self) -> str:
@@ -155,6 +156,7 @@ class Progress:
         batch: Batches of the current epoch that were consumed; equal to the epoch's length while it is evaluated.
         best: Best validation metric so far; None before the first evaluation, or where the task has no metric.
         last: Metrics of the last evaluation by split.
+        intervals: Ends of the 95 % intervals of the last evaluation, by split and metric, where they were asked for.
         evaluated_at: Attempted steps at the last validation; -1 before the first.
         epoch_seconds: Wall time spent in training steps of the current epoch, over all attempts.
         epoch_terms: Loss terms (`mptrain.task.Task.term`) of the current epoch.
@@ -174,6 +176,7 @@ class Progress:
     batch: int = 0
     best: float | None = None
     last: dict[str, dict[str, float]] = field(default_factory=dict)
+    intervals: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     evaluated_at: int = -1
     epoch_seconds: float = 0.0
     epoch_terms: int = 0

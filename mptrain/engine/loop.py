@@ -293,6 +293,7 @@ class Loop:
             epoch,
             stop=lambda: self.interrupts.received is not None,
             exhibit=split == "val",
+            intervals=split == "test",
         )
         if outcome is None:
             self._obey_signals()
@@ -301,7 +302,7 @@ class Loop:
         self._sink.take(outcome.record)
         if files := keep_exhibits(self.storage.paths.samples, self.progress.step, outcome.exhibits):
             self._sink.take(EventRecord("samples", self.progress.step, {"files": files}))
-        self.progress.last[split] = metrics
+        self.progress.last[split], self.progress.intervals[split] = metrics, outcome.record.intervals
         if split == "val" and self.parts.task.metric is not None:
             value, best = metrics[self.parts.task.metric], self.progress.best
             sign = 1.0 if self.parts.task.higher_is_better else -1.0

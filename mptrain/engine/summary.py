@@ -37,6 +37,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
         "higher_is_better": parts.task.higher_is_better if parts.task.metric else None,
         "metric": progress.last.get(record, {}).get(parts.task.metric or ""),
         "metric_split": record,
+        "metric_interval": progress.intervals.get(record, {}).get(parts.task.metric or ""),
         "best_val": progress.best,
         "val": progress.last.get("val"),
         "test": progress.last.get("test"),

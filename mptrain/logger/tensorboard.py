@@ -7,12 +7,15 @@ process is there in 0.3 s instead of 2, and small.
 from __future__ import annotations
 
 import time
+import wave
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain.fields import PositiveFloat, PositiveInt
 from mptrain.logger.base import require_package
 from mptrain.logger.series import flat, points
+from mptrain.logger.tables import markdown_table
 from mptrain.records import EventRecord, OverflowRecord
 
 if TYPE_CHECKING:
@@ -76,7 +79,7 @@ class _EventFile:
                 rows = [f"    {name}: {number}" for name, number in flat(record.fields).items()]  # 4 blanks: verbatim
                 values.append(self._text("summary", "\n".join(rows)))
             case EventRecord(kind="samples"):
-                values += [self._picture(name) for name in record.fields["files"]]
+                values += [self._sample(self._samples / name) for name in record.fields["files"]]
         if values:
             self._add(record.step, summary=self._summaries.Summary(value=values))
 
@@ -97,17 +100,34 @@ class _EventFile:
         metadata = create_summary_metadata(display_name="", description="")
         return self._summaries.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
-    def _picture(self, name: str) -> Any:
+    def _sample(self, path: Path) -> Any:
+        tag = f"samples/{path.stem.rpartition('-')[0]}"
+        if path.suffix == ".tsv":
+            return self._text(tag, markdown_table(path))
+        if path.suffix == ".wav":
+            return self._summaries.Summary.Value(tag=tag, audio=self._recording(path))
+        return self._summaries.Summary.Value(tag=tag, image=self._picture(path))
+
+    def _recording(self, path: Path) -> Any:
+        with wave.open(str(path)) as sound:
+            rate, channels, frames = sound.getframerate(), sound.getnchannels(), sound.getnframes()
+        return self._summaries.Summary.Audio(
+            sample_rate=rate,
+            num_channels=channels,
+            length_frames=frames,
+            content_type="audio/wav",
+            encoded_audio_string=path.read_bytes(),
+        )
+
+    def _picture(self, path: Path) -> Any:
         from PIL import Image
 
-        path = self._samples / name
         with Image.open(path) as picture:
             width, height = picture.size
             channels = len(picture.getbands())
-        image = self._summaries.Summary.Image(
+        return self._summaries.Summary.Image(
             height=height, width=width, colorspace=channels, encoded_image_string=path.read_bytes()
         )
-        return self._summaries.Summary.Value(tag=f"samples/{name.rpartition('-')[0]}", image=image)
 
 
 def _in_words(record: OverflowRecord) -> str:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.fields import PositiveFloat, PositiveInt
 from mptrain.logger.base import kept_id, require_package
 from mptrain.logger.series import numbers, points
+from mptrain.logger.tables import read_table
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mptrain.logger.base import TrackedRun
     from mptrain.records import Record
 
@@ -77,17 +80,25 @@ class _Run:
         self._run.define_metric("*", step_metric="step")
 
     def take(self, record: Record) -> None:
-        """Log what the record adds to curves, as one row; pictures; the final numbers as W&B's summary."""
+        """Log what the record adds to curves, as one row; samples; the final numbers as W&B's summary."""
         if values := points(record, self._every_steps):
             self._run.log({"step": record.step, **values})
         match record:
             case EventRecord(kind="samples"):
                 for name in record.fields["files"]:
-                    picture = self._wandb.Image(str(self._samples / name))
-                    self._run.log({"step": record.step, f"samples/{name.rpartition('-')[0]}": picture})
+                    tag = f"samples/{name.rpartition('-')[0]}"
+                    self._run.log({"step": record.step, tag: self._sample(self._samples / name)})
             case EventRecord(kind="summary"):
                 self._done = True
                 self._run.summary.update({f"final/{name}": value for name, value in numbers(record.fields).items()})
+
+    def _sample(self, path: Path) -> Any:
+        if path.suffix == ".tsv":
+            columns, *rows = read_table(path)
+            return self._wandb.Table(columns=columns, data=rows)
+        if path.suffix == ".wav":
+            return self._wandb.Audio(str(path))
+        return self._wandb.Image(str(path))
 
     def close(self) -> None:
         """Wait until everything is sent; the W&B run counts as failed unless the run is done."""

@@ -20,6 +20,7 @@ from mptrain.report.comparison_tables import (
     remarks_table,
     verdict_list,
 )
+from mptrain.report.exhibits_part import exhibits
 from mptrain.report.page import Block, Bullets, Cell, Plot, Plots, Section, Table, Text, plots, section, table
 from mptrain.report.run_parts import OpenedRun
 from mptrain.report.sweep_page import cliffs_plot
@@ -30,6 +31,9 @@ _MOST_COLOURS: Final = 14
 
 #: Settings of a numeric key from which on the metric is drawn over it.
 _LEAST_SETTINGS: Final = 3
+
+#: Bytes of one sample of an arm.
+_MOST_BYTES: Final = 400_000
 
 _FOREST: Final = (
     "Differences from the reference, paired by seed. An arm is equivalent where its thick interval lies inside the band, "
@@ -74,9 +78,20 @@ def comparison_sections(compared: Compared) -> tuple[Section, ...]:
             *curve_blocks(comparison, arms, styles, compared.prefix),
             Bullets(lost, "warn") if lost else None,
         ),
+        section("Samples", *_samples(compared, arms)),
         section("At equal work", aligned_table(comparison)),
         section("Configuration", _differing_keys(comparison)),
     )
+
+
+def _samples(compared: Compared, arms: Sequence[ArmRuns]) -> list[Block]:
+    """What the first run of each arm exhibited."""
+    blocks: list[Block] = []
+    for arm, result in zip(arms, compared.comparison.arms, strict=True):
+        for opened, run in zip(arm.runs[:1], result.arm.runs, strict=False):
+            shown = exhibits(opened.run, over=f"{run.path}/", most_bytes=_MOST_BYTES)
+            blocks += [Text(f"{result.arm.name}, seed {run.seed}:"), *shown] if shown else []
+    return blocks
 
 
 def _arm_runs(compared: Compared, result: ArmResult) -> ArmRuns:

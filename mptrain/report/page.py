@@ -100,6 +100,16 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
+class Sound:
+    """A recording of the run: a WAV file's path relative to the report, a caption, and its bytes."""
+
+    kind: ClassVar[str] = "sound"
+    file: str
+    caption: str
+    wav: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Code:
     """Text that keeps its lines: a command, a configuration."""
 
@@ -117,7 +127,7 @@ class Fold:
     blocks: tuple[Block, ...]
 
 
-Block = Text | Bullets | Tiles | Facts | Table | Plots | Picture | Code | Fold
+Block = Text | Bullets | Tiles | Facts | Table | Plots | Picture | Sound | Code | Fold
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from mptrain.report.wording import elided, plain
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
 #: Nothing is loaded from anywhere, and nothing runs.
-POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:"
 
 #: Of one name or sentence; what has more is shown with its middle left out.
 MOST_LETTERS: Final = 1500
@@ -78,6 +78,7 @@ _HTML: Final = _environment(
     _as_html,
     svg=_svg,
     lines=lambda text: escape(plain(text, lines=True)),
+    wav=lambda data: Markup("data:audio/wav;base64,") + base64.b64encode(data).decode(),
     png=lambda data: Markup("data:image/png;base64,") + base64.b64encode(data).decode(),
 )
 _MARKDOWN: Final = _environment(

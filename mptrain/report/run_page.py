@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from mptrain.report.curves import MOST_BUCKETS
+from mptrain.report.exhibits_part import exhibits
 from mptrain.report.exponents_part import exponent_blocks
 from mptrain.report.history import PHASES, LearnerHistory, Overflows
 from mptrain.report.operators_part import operator_blocks
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Table, Text, Tiles, plots, section, table
 from mptrain.report.run_figures import MetricView, loss_figure, metric_figure, quantity_figure
-from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history, pictures
+from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history
 from mptrain.report.scaling_part import scaling_blocks
 from mptrain.report.wording import UNKNOWN, counted, duration, number, rate, scale_path, share
 from mptrain.runlog.layout import RunPaths
@@ -42,7 +43,7 @@ def run_page(paths: RunPaths) -> Page:
             section("Loss scale and overflows", *scaling_blocks(opened)),
             section("What FP16 holds", *exponent_blocks(opened)),
             section("Events", _events(opened)),
-            section("Pictures", *pictures(run)),
+            section("Samples", *exhibits(run)),
             section("Operators and their dtypes", *operator_blocks(history.operators)),
             section("Environment", environment(run, opened.settings)),
             section("Command and configuration", *commands(run)),
@@ -76,7 +77,7 @@ def _tiles(opened: OpenedRun) -> tuple[tuple[str, str, str], ...]:
     refused = sum(learner.refused for learner in history.learners.values())
     planned = summary.get("planned_steps")
     rows = [
-        (f"{opened.metric}, {summary.get('metric_split', '')}", number(summary.get("metric")), _best(opened)),
+        (f"{opened.metric}, {summary.get('metric_split', '')}", number(summary.get("metric")), _about_metric(opened)),
         ("steps", f"{history.steps:,}", f"of {planned:,} planned" if planned and planned != history.steps else ""),
         ("skipped updates", share(refused / attempts) if attempts else UNKNOWN, f"{refused:,} of {attempts:,}"),
         ("throughput", *_throughput(summary)),
@@ -91,9 +92,12 @@ def _tiles(opened: OpenedRun) -> tuple[tuple[str, str, str], ...]:
 _MEASURED = ("terms_per_second", "peak_memory", "data_wait", "energy_joules")
 
 
-def _best(opened: OpenedRun) -> str:
-    best = opened.run.summary.get("best_val")
-    return "" if best is None else f"best {number(best)} on validation data"
+def _about_metric(opened: OpenedRun) -> str:
+    summary = opened.run.summary
+    best, interval = summary.get("best_val"), summary.get("metric_interval")
+    parts = [f"{number(interval[0])} to {number(interval[1])} on other samples (95 %)"] if interval else []
+    parts += [f"best {number(best)} on validation data"] if best is not None else []
+    return "; ".join(parts)
 
 
 def _throughput(summary: Mapping[str, Any]) -> tuple[str, str]:

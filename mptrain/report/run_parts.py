@@ -1,23 +1,18 @@
-"""The parts that reports of one run and of several share: an opened run, its samples, environment, command, configuration."""
+"""The parts that reports of one run and of several share: an opened run, its environment, command, configuration."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from mptrain.errors import StorageError
 from mptrain.report.history import History, read_history
-from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Text, facts
+from mptrain.report.page import Block, Cell, Code, Facts, Fold, Text, facts
 from mptrain.report.settings import chosen, flat
 from mptrain.report.wording import counted, moment
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.reader import Run, read_run
-
-_PNG: Final = b"\x89PNG\r\n\x1a\n"
-
-#: Bytes of a picture that is put into a page at most.
-_MOST_BYTES: Final = 3_000_000
 
 
 @dataclass(frozen=True)
@@ -80,28 +75,6 @@ def open_with_history(path: Path, most: int) -> OpenedRun:
     run = read_run(path)
     dead = run.state.status == "running" and open_run(path).holder() is None
     return OpenedRun(run, read_history(run, most), flat(run.config), dead)
-
-
-def pictures(run: Run) -> list[Picture]:
-    """The newest picture of each kind that the run exhibited."""
-    newest: dict[str, Path] = {}
-    try:
-        for path in sorted(run.paths.samples.glob("*.png")):
-            newest[path.stem.rpartition("-")[0] or path.stem] = path
-        found = [(path, path.read_bytes()) for path in newest.values() if path.stat().st_size <= _MOST_BYTES]
-    except OSError:
-        return []
-    return [
-        Picture(f"{run.paths.samples.name}/{path.name}", _what(path), data)
-        for path, data in found
-        if data.startswith(_PNG)
-    ]
-
-
-def _what(path: Path) -> str:
-    """``samples-000060.png`` in words."""
-    name, _, step = path.stem.rpartition("-")
-    return f"{name} after step {int(step):,}" if name and step.isdecimal() else path.stem
 
 
 def unfinished(dead: bool) -> str:

@@ -129,7 +129,11 @@ def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord
         case ScaleRecord():
             return {"event": "scale", **asdict(record)}
         case EvalRecord():
-            return {"event": "evaluation", **asdict(record)}
+            fields = asdict(record)
+            return {
+                "event": "evaluation",
+                **{name: value for name, value in fields.items() if name != "intervals" or value},
+            }
         case EventRecord():
             if hidden := {"event", "step", "nonfinite"} & set(record.fields):
                 raise ValueError(f"fields of event {record.kind!r} must not be called {sorted(hidden)}")

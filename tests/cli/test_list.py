@@ -32,3 +32,17 @@ def test_a_folder_of_ones_own_is_listed_too(terminal, tmp_path):
     assert terminal("list", "model", "--config-dir", str(tmp_path / "own")) == 0
     assert "model=mine\n  My network." in terminal.out
     assert terminal("list", "--config-dir", str(tmp_path / "nowhere")) == 2
+
+
+def test_size_and_need_stand_below_what_it_is(terminal, tmp_path):
+    (tmp_path / "model").mkdir()
+    top = "# @package _global_\n# My network.\n# Size: 1,234 parameters with 10 classes.\n# Needs: pip install mine.\nmodel:\n"
+    (tmp_path / "model" / "mine.yaml").write_text(top + "  _target_: mine.Net  # Size: no\n")
+    (tmp_path / "model" / "plain.yaml").write_text("# Another.\n# Needs: nothing.\n_target_: mine.Net\n")
+    assert terminal("list", "model", "--config-dir", str(tmp_path)) == 0
+    assert "model=mine\n  My network.\n  1,234 parameters with 10 classes\n  needs pip install mine\n" in terminal.out
+    assert "model=plain\n  Another.\n\n" in terminal.out + "\n"
+    assert terminal("list", "--config-dir", str(tmp_path)) == 0
+    lines = terminal.out.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.endswith("My network."))
+    assert lines[at + 1].strip() == "1,234 parameters with 10 classes; needs pip install mine"

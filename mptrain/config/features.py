@@ -1,0 +1,97 @@
+"""Finds the classifier that a task looks through: that of a run, or one trained on the task's own data."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mptrain.config.compose import reload
+from mptrain.config.targets import DATA_FACTS
+from mptrain.dataset.preparation import Preparation
+from mptrain.engine.classifier import train_classifier
+from mptrain.engine.portable import plain_weights, take_over
+from mptrain.engine.snapshot import require_same_schema
+from mptrain.errors import CheckpointError, ConfigError
+from mptrain.runlog import open_run
+from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.task.features import Features
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from mptrain.config.schema import Config
+    from mptrain.dataset.source import Dataset
+
+#: The word that asks for a classifier of the task's own data.
+TRAIN = "train"
+
+
+def build_features(classifier: str, config: Config, dataset: Dataset) -> Features:
+    """What ``task.classifier`` names.
+
+    Args:
+        classifier: ``train``, a run directory, or the name of a run below ``run.root``.
+        config: Of the run that asks.
+        dataset: Its data.
+
+    Raises:
+        ConfigError: The data have no classes, or the run was no classification of pictures.
+        StorageError: There is no such run.
+        CheckpointError: It has no usable weights.
+    """
+    if classifier != TRAIN:
+        return _of_run(classifier, config, dataset)
+    missing = [name for name in ("num_classes", "in_channels") if name not in dataset.facts()]
+    if missing:
+        raise ConfigError(
+            f"task.classifier=train needs {', '.join(missing)}, which dataset={dataset.name} does not have",
+            "choose pictures with classes, a run of a classifier, or task.classifier=null",
+        )
+    return Features(functools.partial(train_classifier, dataset), None, labelled=True)
+
+
+def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
+    path = Path(classifier).expanduser()
+    if not path.is_dir() and (config.run.root / classifier).is_dir():
+        path = config.run.root / classifier
+    run = open_run(path)
+    trained = reload(run.paths.config.read_text(encoding="utf-8"))
+    try:
+        card: dict[str, Any] = json.loads(run.paths.data.read_text(encoding="utf-8"))
+        preparation = _preparation(card["preparation"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"task.classifier={classifier}: its data.json does not say how pictures become inputs",
+            "choose a run that classified pictures",
+        ) from error
+    store = CheckpointStore(run.paths.checkpoints, trained.checkpoint.keep)
+    loaded = store.load("best" if store.best() else "last")
+    require_same_schema(loaded.state)
+    model: nn.Module = trained.model.build(**{name: card[name] for name in DATA_FACTS if name in card})
+    fit = take_over(model, plain_weights(loaded.state, average=True), str(path))
+    if fit.fresh:
+        raise CheckpointError(
+            f"task.classifier={classifier}: its weights do not fit the model its configuration describes",
+            "train it again with this version",
+        )
+    own = dataset.card().get("labels") if hasattr(dataset, "card") else None
+    labelled = bool(own) and own == card.get("labels")
+
+    def make(device: torch.device) -> nn.Module:
+        return model.to(device)
+
+    return Features(make, preparation, labelled=labelled)
+
+
+def _preparation(card: dict[str, Any]) -> Preparation:
+    """The inverse of `Preparation.card`."""
+    return Preparation(
+        mean=tuple(card["mean"]),
+        std=tuple(card["std"]),
+        image_size=card["resize"]["side"],
+        channels=card["channels"],
+        full_range=card["divide_by"],
+    )

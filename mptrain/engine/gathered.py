@@ -1,0 +1,122 @@
+"""What an evaluation collects sample by sample: metrics of a split, and how far they would move on other samples.
+
+An interval here is about the data: a test set is a sample of all the texts or pictures that it stands for. What moves
+between seeds is the business of comparisons.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.task.base import Task
+
+#: Resamples of sums, which are cheap, and of answers, whose score may take some ten milliseconds.
+RESAMPLES, RESAMPLED_SCORES = 1000, 200
+
+#: Samples below which nothing is said: a bootstrap of a few values is far too sure of itself.
+FEWEST = 20
+
+#: Standard errors to either side of 95 %.
+_Z = 1.959963984540054
+
+_SEED = 1979  # of the draws of the bootstrap: the same evaluation always has the same interval
+
+
+class Gathered:
+    """The sums and answers of a split, batch by batch. Sums stay on the device until they are asked for."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[Tensor]] = {}
+        self._counts: list[int] = []
+        self._answers: list[Any] = []
+
+    def add(self, batch: Batch, sums: Mapping[str, Tensor], answers: Sequence[Any]) -> None:
+        """Take what a task measured on a batch, and what the model answered."""
+        for name, value in sums.items():
+            self._sums.setdefault(name, []).append(value)
+        self._counts += batch.counts or [1] * batch.samples
+        self._answers += answers
+
+    @property
+    def samples(self) -> int:
+        """How many there were."""
+        return len(self._counts)
+
+    def metrics(self, task: Task) -> dict[str, float]:
+        """The metrics of the split; the device is waited for."""
+        totals = {name: values.sum().item() for name, values in self._on_host().items()}
+        return self._judged(task, totals, sum(self._counts), self._answers)
+
+    def intervals(self, task: Task, metrics: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        """95 % intervals of metrics, over the choice of the samples.
+
+        Shares of samples have Wilson's score interval, which holds near 0 and 1 as well; all others reach 1.96 standard errors to either
+        side, of as many bootstrap resamples of the samples (Efron 1979) as `RESAMPLES` says.
+
+        Args:
+            task: Whose metrics.
+            metrics: As they were measured.
+
+        Returns:
+            Those that anything can be said about; none for fewer than `FEWEST` samples.
+        """
+        if self.samples < FEWEST:
+            return {}
+        found = {name: _wilson(metrics[name], self.samples) for name in task.shares if name in metrics}
+        for name, error in self._standard_errors(task).items():
+            if name in metrics and name not in found and 0 < error < math.inf and math.isfinite(metrics[name]):
+                found[name] = (metrics[name] - _Z * error, metrics[name] + _Z * error)
+        return found
+
+    def _standard_errors(self, task: Task) -> dict[str, float]:
+        import numpy as np
+
+        draws = np.random.default_rng(_SEED)
+        values = self._on_host()
+        seen: dict[str, list[float]] = {}
+        if self._sums and all(len(column) == self.samples for column in values.values()):
+            table = np.stack(
+                [np.array(self._counts, dtype=np.float64), *(column.numpy() for column in values.values())], 1
+            )
+            for _ in range(RESAMPLES):
+                terms, *sums = table[draws.integers(self.samples, size=self.samples)].sum(0)
+                if terms:
+                    found = task.summarise(dict(zip(values, map(float, sums), strict=True)), round(terms))
+                    _append(seen, found)
+        if self._answers:
+            for _ in range(RESAMPLED_SCORES):
+                picked = draws.integers(len(self._answers), size=len(self._answers))
+                _append(seen, task.score([self._answers[index] for index in picked]))
+        return {name: float(np.std(drawn, ddof=1)) for name, drawn in seen.items() if len(drawn) > 1}
+
+    def _judged(self, task: Task, sums: dict[str, float], terms: int, answers: Sequence[Any]) -> dict[str, float]:
+        metrics = task.summarise(sums, terms)
+        return {**metrics, **task.score(answers)} if answers else metrics
+
+    def _on_host(self) -> dict[str, Tensor]:
+        """float64, one value for each sample, or for each batch where a task gave only those."""
+        return {
+            name: torch.cat([part.double().reshape(-1) for part in parts]).cpu() for name, parts in self._sums.items()
+        }
+
+
+def _append(seen: dict[str, list[float]], metrics: Mapping[str, float]) -> None:
+    for name, value in metrics.items():
+        seen.setdefault(name, []).append(value)
+
+
+def _wilson(share: float, samples: int) -> tuple[float, float]:
+    """Wilson's score interval (1927) of a share of independent samples."""
+    from scipy.stats import binomtest
+
+    interval = binomtest(round(share * samples), samples).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)

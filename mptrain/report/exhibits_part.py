@@ -1,0 +1,64 @@
+"""What a run exhibited: the newest pictures, texts and recordings of its folder of samples."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Final
+
+from mptrain.report.page import Block, Cell, Picture, Sound, Text, table
+from mptrain.runlog.reader import Run
+
+#: Bytes of a file that is put into a page at most.
+MOST_BYTES: Final = 3_000_000
+
+#: Rows of a table of texts, and recordings of a kind, at most.
+_MOST: Final = 24
+
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_WAV: Final = b"RIFF"
+
+
+def exhibits(run: Run, *, over: str = "", most_bytes: int = MOST_BYTES) -> list[Block]:
+    """The newest file of each kind, pictures first, then texts and recordings; what is damaged or too large is left out.
+
+    Args:
+        run: Whose.
+        over: The folder of the run as the report sees it, ending with a slash; empty for its own report.
+        most_bytes: Of one file.
+    """
+    blocks: list[Block] = []
+    for suffix in (".png", ".tsv", ".wav"):
+        newest: dict[str, Path] = {}
+        try:
+            for path in sorted(run.paths.samples.glob(f"*{suffix}")):
+                newest[path.stem.rpartition("-")[0] or path.stem] = path
+            found = [(path, path.read_bytes()) for path in newest.values() if path.stat().st_size <= most_bytes]
+        except OSError:
+            continue
+        for path, data in found[:_MOST]:
+            blocks += _block(path, f"{over}{run.paths.samples.name}/{path.name}", data)
+    return blocks
+
+
+def _block(path: Path, file: str, data: bytes) -> list[Block]:
+    if path.suffix == ".png" and data.startswith(_PNG):
+        return [Picture(file, _what(path), data)]
+    if path.suffix == ".wav" and data.startswith(_WAV):
+        return [Sound(file, _what(path), data)]
+    if path.suffix == ".tsv":
+        rows = list(csv.reader(io.StringIO(data.decode(errors="replace"), newline=""), dialect="excel-tab"))
+        if rows and rows[0]:
+            width = len(rows[0])
+            body: list[list[Cell | str]] = [
+                list[Cell | str]([*row, *[""] * width][:width]) for row in rows[1 : _MOST + 1]
+            ]
+            return [Text(f"{_what(path)}:"), table(tuple(rows[0]), body)]
+    return []
+
+
+def _what(path: Path) -> str:
+    """``samples-000060.png`` in words."""
+    name, _, step = path.stem.rpartition("-")
+    return f"{name} after step {int(step):,}" if name and step.isdecimal() else path.stem

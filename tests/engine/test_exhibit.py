@@ -1,0 +1,41 @@
+"""What a task shows becomes files that other programs open."""
+
+from __future__ import annotations
+
+import csv
+
+import torch
+from PIL import Image
+from scipy.io import wavfile
+
+from mptrain.engine.exhibit import keep_exhibits, on_host
+from mptrain.task import Sounds, Texts
+
+TEXTS = Texts(("source", "model"), (('say "hi"', "a\ttab"), ("two\nlines", "ünïcode"), ("", "=1+1")))
+
+
+def test_each_kind_of_exhibit_has_its_files(tmp_path):
+    sounds = Sounds(torch.tensor([[0.0, 1.0, -1.0, 2.0, float("nan")], [0.5] * 5]), 8000)
+    shown = {"grid": torch.rand(4, 1, 5, 5), "said": TEXTS, "clip": sounds}
+    names = keep_exhibits(tmp_path / "samples", 12, shown)
+    assert names == ["grid-000012.png", "said-000012.tsv", "clip-1-000012.wav", "clip-2-000012.wav"]
+    with Image.open(tmp_path / "samples" / names[0]) as picture:
+        assert picture.size == (13, 13)
+    with (tmp_path / "samples" / names[1]).open(newline="", encoding="utf-8") as file:
+        assert tuple(map(tuple, csv.reader(file, dialect="excel-tab"))) == (TEXTS.columns, *TEXTS.rows)
+    rate, samples = wavfile.read(tmp_path / "samples" / names[2])
+    assert rate == 8000
+    assert samples.tolist() == [0, 32767, -32767, 32767, 0]
+
+
+def test_nothing_shown_makes_no_folder(tmp_path):
+    assert keep_exhibits(tmp_path / "samples", 1, {}) == []
+    assert not (tmp_path / "samples").exists()
+
+
+def test_half_precision_is_widened_on_the_host():
+    sounds = on_host(Sounds(torch.ones(1, 3, dtype=torch.float16), 16000))
+    assert isinstance(sounds, Sounds)
+    assert sounds.samples.dtype == torch.float32
+    assert on_host(torch.ones(1, 1, 2, 2, dtype=torch.bfloat16)).dtype == torch.float32
+    assert on_host(TEXTS) is TEXTS
