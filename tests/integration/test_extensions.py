@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import textwrap
 
 import pytest
 import torch
 from small_runs import environment, run_command
+
+from mptrain.compare.keeping import read_comparisons
 
 FILES = {
     "theirs/__init__.py": "",
@@ -57,11 +60,11 @@ FILES = {
                 return Batch(self.inputs[indices], self.targets[indices])
 
         class Table:
-            name, workers, test = "table", 0, None
+            name, workers = "table", 0
 
             def __init__(self, features: int = 4):
                 self.features = features
-                self.train, self.val = Rows(256, features), Rows(64, features)
+                self.train, self.val, self.test = Rows(256, features), Rows(64, features), Rows(65, features)
 
             def facts(self):
                 return {"features": self.features}
@@ -75,7 +78,7 @@ FILES = {
     "theirs/regression.py": """
         from dataclasses import dataclass
         from torch.nn import functional as F
-        from mptrain.task import Objective, Task
+        from mptrain.task import Objective, Task, Texts
 
         @dataclass(frozen=True)
         class Regress(Task):
@@ -90,10 +93,20 @@ FILES = {
                 return F.mse_loss(model(batch.inputs).float(), batch.targets)
 
             def measure(self, model, batch):
-                return {"loss": F.mse_loss(model(batch.inputs).float(), batch.targets, reduction="sum").double()}
+                return {"loss": (model(batch.inputs).float() - batch.targets).double().square()}
 
             def summarise(self, sums, terms):
                 return {"loss": sums["loss"] / terms}
+
+            def answers(self, model, batch):
+                return (model(batch.inputs).float() - batch.targets).abs().tolist()
+
+            def score(self, answers):
+                return {"largest_error": max(answers)}
+
+            def exhibits(self, model, batch):
+                found = zip(batch.targets.tolist(), model(batch.inputs).float().tolist())
+                return {"rows": Texts(("target", "found"), tuple((f"{a:.2f}", f"{b:.2f}") for a, b in list(found)[:5]))}
         """,
     "conf/model/theirs.yaml": """
         # @package _global_
@@ -152,9 +165,46 @@ def test_a_model_a_data_set_and_a_task_of_theirs_train_together(theirs, tmp_path
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "outputs/r/summary.json").read_text())
     assert summary["metric"] < 0.01  # the line is learned; 30 before
+    low, high = summary["metric_interval"]
+    assert low < summary["metric"] < high
+    assert summary["test"]["largest_error"] >= summary["metric"] ** 0.5
+    shown = sorted((tmp_path / "outputs/r/samples").iterdir())[-1]
+    assert shown.read_text().startswith("target\tfound\n")
+    evaluated = theirs("eval", "r")
+    assert f"loss={summary['metric']:.6g}" in evaluated.stdout
+    assert "loss_95=" in evaluated.stdout
     assert summary["term"] == "rows"
     assert "rows/s" in done.stdout
     assert "4 columns" in done.stdout
+
+
+MODES = "fp32,amp_static,amp_dynamic,amp_bf16,fp16_static,fp16_dynamic,fp16_noscale,fp16_pure,bf16,bf16_pure"
+
+
+def test_parts_of_theirs_train_in_every_precision_that_the_device_has(theirs, tmp_path):
+    done = theirs("-m", *ALLOWED, "model=line", f"precision={MODES}", "train.epochs=20", "run.name=all")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "outputs/all/sweep.csv").open(newline="") as file:
+        found = {row["precision"]: float(row["metric"]) for row in csv.DictReader(file)}
+    assert list(found) == MODES.split(",")
+    assert max(found.values()) < 0.3, found  # 30 before; half precision without master weights is the worst
+
+
+def test_parts_of_theirs_go_on_as_if_nothing_had_happened_and_are_compared(theirs, tmp_path):
+    words = [*ALLOWED, "model=line", "precision=fp16_dynamic", "schedule=constant", "scaler.init_scale=1048576"]
+    assert theirs(*words, "train.epochs=6", "run.name=whole").returncode == 0
+    assert theirs(*words, "train.epochs=6", "train.max_steps=20", "run.name=parts").returncode == 0
+    gone_on = theirs("resume", "outputs/parts", "train.max_steps=null")
+    assert gone_on.returncode == 0, gone_on.stderr
+    whole, parts = ((tmp_path / "outputs" / name / "steps.jsonl").read_bytes() for name in ("whole", "parts"))
+    assert whole.count(b"\n") == 48
+    assert whole == parts
+    compared = theirs("compare", *words[:4], "precision=fp32,fp16_dynamic", "seed=0,1,2", "train.epochs=20")
+    assert compared.returncode == 0, compared.stderr
+    [report] = (tmp_path / "outputs").rglob("comparison.json")
+    reference, half = read_comparisons(report)[""].arms
+    assert [reference.arm.name, half.arm.name] == ["fp32", "fp16_dynamic"]
+    assert half.verdict.word == "equivalent"
 
 
 def test_parts_that_do_not_go_together_are_refused_with_what_is_missing(theirs):
