@@ -55,8 +55,9 @@ def build_features(classifier: str, config: Config, dataset: Dataset) -> Feature
 
 def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
     path = Path(classifier).expanduser()
-    if not path.is_dir() and (config.run.root / classifier).is_dir():
-        path = config.run.root / classifier
+    named = Path(config.run.root).expanduser() / classifier
+    if not path.is_dir() and named.is_dir():
+        path = named
     run = open_run(path)
     trained = reload(run.paths.config.read_text(encoding="utf-8"))
     try:

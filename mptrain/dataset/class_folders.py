@@ -10,9 +10,10 @@ from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.images import Channels, ImageDataset, Normalise, statistics
 from mptrain.dataset.partition import first_samples, hold_out, stratified_order
+from mptrain.dataset.policies import Augment, Variation, variation
 from mptrain.dataset.preparation import Preparation
-from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.errors import ConfigError, DataError
+from mptrain.fields import Fraction, NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,8 @@ def load_image_folder(
     name: str = "image_folder",
     image_size: PositiveInt | None = None,
     channels: Channels | None = None,
-    augment: bool = True,
+    augment: Augment = True,
+    random_erasing: Fraction = 0.0,
     val_samples: NonNegativeInt | None = None,
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 4,
@@ -45,7 +47,9 @@ def load_image_folder(
         name: What to call the data set in records.
         image_size: Side in pixels of the squares that the network sees; None makes 224.
         channels: 3 for RGB, 1 for grey; None makes 3.
-        augment: Crop and mirror training images at random.
+        augment: Crop and mirror training images at random; ``randaugment`` and ``trivial_augment`` do so and then
+            change their pixels by the policy of that name.
+        random_erasing: Probability that a rectangle of a training image is replaced by the mean colour.
         val_samples: Hold so many out of ``root/train``; ``root/val`` is then the test split unless there is a
             ``root/test``. None validates on ``root/val``; where there is none, nothing is held out.
         train_samples: Train on so many only; None trains on all.
@@ -55,8 +59,13 @@ def load_image_folder(
 
     Raises:
         DataError: A folder is missing or empty.
-        ConfigError: More samples are asked for than there are.
+        ConfigError: More samples are asked for than there are, or images are to be erased but not varied.
     """
+    if random_erasing > 0 and augment is False:
+        raise ConfigError(
+            f"dataset.random_erasing={random_erasing} with dataset.augment=false: training images are left as they are",
+            "write dataset.augment=true, or dataset.random_erasing=0",
+        )
     root = root.expanduser()
     size, depth = image_size or 224, channels or 3
     folders = {part: root / part for part in ("train", "val", "test")}
@@ -67,7 +76,7 @@ def load_image_folder(
         )
     classes = class_folders(folders["train"])
 
-    def split(listing: Listing, faults: Faults, varied: bool = False) -> FolderSplit:
+    def split(listing: Listing, faults: Faults, varied: Variation | None = None) -> FolderSplit:
         return FolderSplit(listing, size, depth, varied, faults)
 
     found: dict[str, FolderSplit] = {}
@@ -86,13 +95,14 @@ def load_image_folder(
         if val_samples == 0 and "val" in found:
             found.setdefault("test", found.pop("val"))
     mean, std = (MEAN, STD) if depth == 3 else (_GREY_MEAN, _GREY_STD)
+    varied = variation(augment, random_erasing, tuple(round(255 * value) for value in mean))
     return ImageDataset(
         name=name,
         class_names=classes,
         preparation=Preparation(*statistics(mean, std, normalise), size, depth),
-        augment=augment,
+        augment=augment is not False,
         workers=workers,
-        train=split(everything.select(trained), Faults(on_error), augment),
+        train=split(everything.select(trained), Faults(on_error), varied),
         val=found.get("val"),
         test=found.get("test"),
     )
@@ -107,7 +117,8 @@ def load_imagenet(
     root: Path = Path("data/imagenet"),
     image_size: PositiveInt | None = None,
     channels: Channels | None = None,
-    augment: bool = True,
+    augment: Augment = True,
+    random_erasing: Fraction = 0.0,
     val_samples: NonNegativeInt | None = None,
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 4,
@@ -124,6 +135,7 @@ def load_imagenet(
         image_size=image_size,
         channels=channels,
         augment=augment,
+        random_erasing=random_erasing,
         val_samples=val_samples,
         train_samples=train_samples,
         workers=workers,

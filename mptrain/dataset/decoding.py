@@ -1,6 +1,7 @@
 """Images in folders, one folder a class: found when the run starts, decoded when a batch asks for them.
 
-Decoding, cropping and resizing are PIL's, on the host; what comes out is uint8.
+Decoding, cropping and resizing are PIL's, on the host; what comes out is uint8. PIL crops and resizes in one pass, which
+is what torchvision's ``resized_crop`` asks of it, but for boxes that begin between two pixels as well.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.dataset.batch import Batch
-from mptrain.dataset.crop import centre_box, random_box
+from mptrain.dataset.crop import CROP_DRAWS, centre_box, random_box
 from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.draws import sample_order, uniforms
 from mptrain.errors import DataError
@@ -26,11 +27,12 @@ if TYPE_CHECKING:
 
     from mptrain.dataset.faults import Faults
     from mptrain.dataset.images import Channels
+    from mptrain.dataset.policies import Variation
 
 EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 #: What PIL raises for files that are empty, cut short, of another format, or too large to be an honest
 #: picture.
-_UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
+UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -107,17 +109,19 @@ class FolderSplit:
         listing: Files and class indices.
         image_size: Side of the squares in pixels.
         channels: 3 for RGB, 1 for grey.
-        augment: Crop and mirror at random; else the centre is cut out.
+        varied: Crop and mirror at random, and what else to do then; None cuts out the centre.
         faults: What to do about files that cannot be decoded.
     """
 
     in_memory = False
 
-    def __init__(self, listing: Listing, image_size: int, channels: Channels, augment: bool, faults: Faults) -> None:
+    def __init__(
+        self, listing: Listing, image_size: int, channels: Channels, varied: Variation | None, faults: Faults
+    ) -> None:
         self.listing = listing
         self.image_size = image_size
         self.channels = channels
-        self.augment = augment
+        self.varied = varied
         self.faults = faults
 
     def __len__(self) -> int:
@@ -137,16 +141,18 @@ class FolderSplit:
 
         A file that cannot be decoded makes the batch smaller where ``on_error`` is ``skip``.
         """
-        draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.augment else [None] * len(indices)
+        count = _DRAWS + self.varied.draws if self.varied else 0
+        draws = uniforms(seed, epoch, indices, count).tolist()
         images: list[Tensor] = []
         targets: list[int] = []
         for index, numbers in zip(indices, draws, strict=True):
             path = self.listing.paths[index]
             try:
-                images.append(decode(path, self.image_size, self.channels, numbers))
-            except _UNDECODABLE as error:
+                image = decode(path, self.image_size, self.channels, numbers[:_DRAWS] or None)
+            except UNDECODABLE as error:
                 self.faults.report({path: f"cannot be decoded: {error}"})
             else:
+                images.append(self.varied.apply(image, numbers[_DRAWS:]) if self.varied else image)
                 targets.append(int(self.listing.targets[index]))
         if not images:
             raise DataError(
@@ -156,7 +162,7 @@ class FolderSplit:
         return Batch(torch.stack(images), torch.tensor(targets, dtype=torch.int64))
 
 
-_DRAWS = 41  # a flip, and four for each of the ten tries of a random crop
+_DRAWS = 1 + CROP_DRAWS  # the first mirrors
 
 
 def decode(path: str, image_size: int, channels: Channels, draws: Sequence[float] | None) -> Tensor:

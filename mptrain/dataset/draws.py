@@ -8,6 +8,7 @@ once.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,10 +60,32 @@ def uniforms(seed: int, epoch: int, indices: Sequence[int] | Tensor, count: int)
     Returns:
         float64 ``[N, count]``. Asking for more numbers does not change the first ones.
     """
-    samples = torch.as_tensor(indices, dtype=torch.int64)[:, None]
-    state = _mixed(samples + _signed(mix(seed, epoch)))
-    state = _mixed(state + torch.arange(1, count + 1)[None, :] * _signed(_GAMMA))
+    state = _mixed(keys(seed, epoch, indices)[:, None] + torch.arange(1, count + 1)[None, :] * _signed(_GAMMA))
     return _shifted(state, 11).double() * 2.0**-53
+
+
+def keys(seed: int, epoch: int, indices: Sequence[int] | Tensor) -> Tensor:
+    """A word for each sample, int64 ``[N]``, from ``(seed, epoch, index)`` alone: what `normals` draws from, anywhere."""
+    return _mixed(torch.as_tensor(indices, dtype=torch.int64) + _signed(mix(seed, epoch)))
+
+
+def normals(words: Tensor, count: int) -> Tensor:
+    """Numbers from the standard normal distribution, by Box and Muller (1958), on the device of the words.
+
+    Devices agree on the bits drawn; logarithm and cosine may round differently.
+
+    Args:
+        words: What `keys` gave, int64 ``[N]``.
+        count: Numbers per sample.
+
+    Returns:
+        float32 ``[N, count]``, of at most 6.8 in magnitude.
+    """
+    places = torch.arange(1, count // 2 + 2, device=words.device)
+    drawn = _mixed(words[:, None] + places * _signed(_GAMMA))
+    radius = (-2.0 * (((_shifted(drawn, 32)).double() + 0.5) * 2.0**-32).log()).sqrt()
+    angle = (drawn & 0xFFFFFFFF).double() * (2.0**-31 * math.pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count].float()
 
 
 def _mixed(state: Tensor) -> Tensor:

@@ -43,11 +43,12 @@ class TextDataset:
     workers = 0
 
     def facts(self) -> dict[str, Any]:
-        """``vocabulary_size``, ``sequence_length`` and ``lanes``."""
+        """``vocabulary_size``, ``sequence_length``, ``lanes`` and ``decode``."""
         return {
             "vocabulary_size": len(self.vocabulary),
             "sequence_length": self.sequence_length,
             "lanes": self.lanes,
+            "decode": self.vocabulary.text,
         }
 
     def card(self) -> dict[str, Any]:

@@ -51,6 +51,10 @@ class Vocabulary:
         found = array("i", (known.get(match.group(), 0) for match in _PATTERNS[self.tokens].finditer(text)))
         return torch.frombuffer(found, dtype=torch.int32) if found else torch.zeros(0, dtype=torch.int32)
 
+    def text(self, numbers: list[int]) -> str:
+        """Numbers as text again: characters as they are, other tokens with spaces between them."""
+        return ("" if self.tokens == "char" else " ").join(self.entries[number] for number in numbers)
+
 
 def learn(name: str, text: str, tokens: Tokens, min_count: int, max_vocabulary: int | None) -> Vocabulary:
     """The vocabulary of a training text.

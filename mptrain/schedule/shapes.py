@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from mptrain.fields import Fraction, NonNegativeInt, PositiveFloat
+from mptrain.fields import Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 class Schedule(Protocol):
@@ -99,3 +99,20 @@ class Linear:
         """From 1 after the warm-up to ``final`` after the last planned update."""
         line = 1 - progress(update, planned, self.warmup)
         return warm(update, self.warmup) * (self.final + (1 - self.final) * line)
+
+
+@dataclass(frozen=True)
+class InverseSqrt:
+    """After the warm-up the rate falls as one over the root of the update's number (Vaswani et al. 2017, equation 3).
+
+    The rate at the end of the warm-up is the base rate; in the paper width^-0.5 * warmup^-0.5.
+
+    Attributes:
+        warmup: Updates of linear warm-up.
+    """
+
+    warmup: PositiveInt = 4000
+
+    def factor(self, update: int, planned: int) -> float:
+        """1 at update ``warmup - 1``, and below before and after."""
+        return min(warm(update, self.warmup), math.sqrt(self.warmup / (update + 1)))

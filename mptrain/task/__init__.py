@@ -2,8 +2,13 @@
 
 from mptrain.task.base import Objective, Task
 from mptrain.task.classify import Classify
+from mptrain.task.detect import Detect
+from mptrain.task.enhance import Enhance
 from mptrain.task.exhibits import Exhibit, Sounds, Texts
 from mptrain.task.gan import Gan
 from mptrain.task.language import Language
+from mptrain.task.raw_audio import RawAudio
+from mptrain.task.translate import Translate
+from mptrain.task.transcribe import Transcribe
 
-__all__ = ["Classify", "Exhibit", "Gan", "Language", "Objective", "Sounds", "Task", "Texts"]
+__all__ = ["Classify", "Detect", "Enhance", "Exhibit", "Gan", "Language", "Objective", "RawAudio", "Sounds", "Task", "Texts", "Translate", "Transcribe"]

@@ -6,9 +6,11 @@ is -inf. Noise is drawn in FP32 and then rounded, so that a seed draws the same 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -17,6 +19,8 @@ from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero
 from mptrain.task.base import Objective, Task
 from mptrain.task.exhibits import Exhibit
+from mptrain.task.features import Features
+from mptrain.task.frechet import frechet_distance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,18 +38,30 @@ class Gan(Task):
     """A generator and a discriminator, in this order of steps: discriminator, generator.
 
     The network has the children ``generator`` (noise ``[N, latent]`` to images from -1 to 1) and ``discriminator``
-    (images to one logit each, ``[N]``) and an attribute ``latent``. Targets are not used. There is no metric that
-    could choose a best checkpoint: either loss says how the two compare, not how good the images are.
+    (images to one logit each, ``[N]``) and an attribute ``latent``. Targets train nothing.
+
+    Either loss says how the two compare, not how good the images are, so without a classifier no metric can choose a
+    best checkpoint. With one, that is the Fréchet distance of what the classifier sees in real images and in as many drawn ones.
 
     Attributes:
         label_smoothing: How far below 1 the label of real images lies while training (0.1 in Salimans et al. 2016,
             section 3.4, who leave that of drawn images at 0). What is measured is the plain loss.
+        classifier: The run of a classifier, ``train`` for a small one trained on the same data, or None for no score.
+            What it names is found by who builds the task.
+        features: What that classifier sees.
+        metric: ``frechet`` where there are features.
     """
 
     label_smoothing: BelowOneOrZero = 0.0
+    classifier: str | None = None
+    features: Features | None = None
+    metric: str | None = field(init=False, default=None)
 
-    metric = None
     higher_is_better = False
+    shares = ("real_accuracy", "fake_accuracy", "classifier_top1")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metric", None if self.features is None else "frechet")
 
     def objectives(self) -> tuple[Objective, ...]:
         """Two losses, each for the parameters of one network."""
@@ -75,7 +91,7 @@ class Gan(Task):
         return _cross_entropy(discriminator(generator(noise)), 1.0).mean()
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums of both losses, and how many real and drawn images the discriminator takes for what they are.
+        """Both losses, and whether the discriminator takes a real and a drawn image for what they are; float64 ``[N]``.
 
         The discriminator judges as in training, with BatchNorm's statistics of one kind at a time. Their running means
         are of both kinds and fit neither: by them, one that tells the two apart in training may call
@@ -86,17 +102,40 @@ class Gan(Task):
         discriminator.train()
         real, drawn = discriminator(batch.inputs), discriminator(images)
         discriminator.train(model.training)
-        sums = {
-            "discriminator_loss": _cross_entropy(real, 1.0) + _cross_entropy(drawn, 0.0),
-            "generator_loss": _cross_entropy(drawn, 1.0),
-            "real_accuracy": real > 0,
-            "fake_accuracy": drawn < 0,
+        return {
+            "discriminator_loss": (_cross_entropy(real, 1.0) + _cross_entropy(drawn, 0.0)).double(),
+            "generator_loss": _cross_entropy(drawn, 1.0).double(),
+            "real_accuracy": (real > 0).double(),
+            "fake_accuracy": (drawn < 0).double(),
         }
-        return {name: terms.sum(dtype=torch.float64) for name, terms in sums.items()}
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
         """Mean losses in nats, accuracies as fractions."""
         return {name: total / terms for name, total in sums.items()}
+
+    def answers(self, model: nn.Module, batch: Batch) -> Sequence[Any]:
+        """What the classifier sees, sample by sample.
+
+        Of each: the features of its image and of a drawn one, float32 ``[D]``, and whether the classifier knows the
+        image's class, or None where that cannot be told.
+        """
+        if self.features is None:
+            return ()
+        generator, _, noise = _parts(model, batch.inputs, batch.samples)
+        real, logits = self.features.look(batch.inputs)
+        drawn, _ = self.features.look(generator(noise))
+        right = [None] * batch.samples
+        if self.features.labelled:
+            right = (logits.argmax(1) == batch.targets).tolist()
+        return list(zip(real.cpu().numpy(), drawn.cpu().numpy(), right, strict=True))
+
+    def score(self, answers: Sequence[Any]) -> dict[str, float]:
+        """``frechet``: see `mptrain.task.frechet`. ``classifier_top1``: how good a judge the classifier is of these data."""
+        if len(answers) < 2:  # of which there is no covariance
+            return {}
+        real, drawn, right = zip(*answers, strict=True)
+        known = {} if right[0] is None else {"classifier_top1": float(np.mean(right))}
+        return {"frechet": frechet_distance(np.stack(real), np.stack(drawn)), **known}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """``samples``: what the generator draws from the same noise each time.

@@ -54,7 +54,7 @@ def test_held_out_samples_leave_val_as_the_test_split(root):
     assert [len(data.train), len(data.val), len(data.test)] == [12, 6, 6]
     assert not set(data.train.listing.paths) & set(data.val.listing.paths)
     assert data.val.listing.targets.bincount().tolist() == [2, 2, 2]
-    assert not data.val.augment
+    assert data.val.varied is None
     none = load_image_folder(root=root, image_size=8, val_samples=0)
     assert (none.val, len(none.test)) == (None, 6)
 

@@ -20,20 +20,52 @@ def read(name):
     return text, keys.get("dataset", keys)
 
 
+def as_in_yaml(default):
+    if isinstance(default, Path):
+        return str(default)
+    return list(default) if isinstance(default, tuple) else default
+
+
 def target_of(keys):
     module, _, function = keys["_target_"].rpartition(".")
     return getattr(importlib.import_module(module), function)
 
 
 IMAGES = {"digits", "fashion_mnist", "cifar10", "cifar100", "imagenet", "image_folder", "synthetic"}
+BOXED = {"digit_scenes", "voc", "coco"}
 TEXT = {"python_docs", "text"}
+SOUND = {"asterisk_audio", "made_up_sounds", "recordings"}
+SPEECH = {"asterisk", "speech", "tone_words"}
+PHOTOS = {"photos", "photo_folder"}
+PAIRS = {"number_words", "pairs", "gettext", "trans_de_en"}
 #: Keys whose values follow the model, and what a target learns from the program instead of its file.
-FOLLOWING = {"augment", "image_size", "channels", "normalise", "tokens", "sequence_length", "stream"}
+FOLLOWING = {
+    "augment",
+    "image_size",
+    "channels",
+    "normalise",
+    "fit",
+    "tokens",
+    "sequence_length",
+    "stream",
+    "pieces",
+    "vocabulary",
+    "target_vocabulary",
+    "shared",
+    "features",
+    "stride",
+    "max_vocabulary",
+    "window",
+    "context",
+    "degradation",
+    "factor",
+    "patch_size",
+}
 FACTS = {"batch_size"}
 
 
 def test_these_data_sets_are_offered():
-    assert set(NAMES) == IMAGES | TEXT
+    assert set(NAMES) == IMAGES | TEXT | BOXED | PAIRS | SPEECH | SOUND | PHOTOS
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,7 +80,7 @@ def test_values_in_the_file_are_the_targets_defaults(name):
     for key, parameter in inspect.signature(target_of(keys)).parameters.items():
         if key not in FOLLOWING | FACTS:
             default = parameter.default
-            assert keys[key] == (str(default) if isinstance(default, Path) else default), key
+            assert keys[key] == as_in_yaml(default), key
 
 
 @pytest.mark.parametrize("name", sorted(TEXT))
@@ -57,6 +89,31 @@ def test_text_follows_the_model_and_falls_back_to_the_targets_defaults(name):
     for key, default in (("tokens", "word"), ("sequence_length", 128), ("stream", True)):
         assert inspect.signature(target_of(keys)).parameters[key].default == default
         assert keys[key] == f"${{oc.select:model.defaults.{key},{str(default).lower()}}}"
+
+
+@pytest.mark.parametrize("name", sorted(PAIRS))
+def test_pairs_follow_the_model_and_fall_back_to_the_targets_defaults(name):
+    _, keys = read(name)
+    for key in ("pieces", "vocabulary", "target_vocabulary", "shared"):
+        default = inspect.signature(target_of(keys)).parameters[key].default
+        said = "null" if default is None else str(default).lower()
+        assert keys[key] == f"${{oc.select:model.defaults.{key},{said}}}"
+
+
+@pytest.mark.parametrize("name", sorted(SPEECH))
+def test_speech_follows_the_model_and_falls_back_to_the_targets_defaults(name):
+    _, keys = read(name)
+    for key, default in (("features", "log_mel"), ("stride", 2)):
+        assert inspect.signature(target_of(keys)).parameters[key].default == default
+        assert keys[key] == f"${{oc.select:model.defaults.{key},{default}}}"
+
+
+@pytest.mark.parametrize("name", sorted(PHOTOS))
+def test_photos_follow_the_model_and_fall_back_to_the_targets_defaults(name):
+    _, keys = read(name)
+    for key in ("degradation", "factor", "patch_size"):
+        default = inspect.signature(target_of(keys)).parameters[key].default
+        assert keys[key] == f"${{oc.select:model.defaults.{key},{default}}}"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,3 +133,11 @@ def test_the_file_describes_itself_and_each_key(name):
     for line in lines[1:]:
         if ": " in line and "_target_" not in line and not line.startswith("#"):
             assert "  # " in line, line
+
+
+@pytest.mark.parametrize("name", sorted(SOUND))
+def test_sound_follows_what_the_model_sees_and_falls_back_to_the_targets_defaults(name):
+    _, keys = read(name)
+    for key, default in (("window", 4000), ("context", 510)):
+        assert inspect.signature(target_of(keys)).parameters[key].default == default
+        assert keys[key] == f"${{oc.select:model.defaults.{key},{default}}}"

@@ -162,14 +162,14 @@ class TestParts:
 class TestPythonDocs:
     def test_facts_follow_what_was_asked_for(self):
         words = load_python_docs(batch_size=8)
-        assert words.facts() == {"vocabulary_size": len(words.vocabulary), "sequence_length": 128, "lanes": 8}
+        facts = words.facts()
+        assert facts.pop("decode")([0, 1]) == f"{UNKNOWN} {words.vocabulary.entries[1]}"
+        assert facts == {"vocabulary_size": len(words.vocabulary), "sequence_length": 128, "lanes": 8}
         assert 2000 < len(words.vocabulary) < 5000
         characters = load_python_docs(tokens="char", sequence_length=32, stream=False)
-        assert characters.facts() == {
-            "vocabulary_size": len(characters.vocabulary),
-            "sequence_length": 32,
-            "lanes": 0,
-        }
+        facts = characters.facts()
+        assert facts.pop("decode")(characters.vocabulary.numbers("with spaces\n").tolist()) == "with spaces\n"
+        assert facts == {"vocabulary_size": len(characters.vocabulary), "sequence_length": 32, "lanes": 0}
         assert 80 < len(characters.vocabulary) < 250
         assert characters.in_words() == f"32 characters (vocabulary {len(characters.vocabulary)})"
 

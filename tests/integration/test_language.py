@@ -24,6 +24,9 @@ LSTM = ("model=word_lstm", "model.embedding_size=8", "model.hidden_size=8", "mod
         "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
 TRANSFORMER = ("model=transformer", "model.width=8", "model.heads=2", "dataset.sequence_length=8", "train.batch_size=8",
                "dataset.train_samples=44", "dataset.val_share=0.02", "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
+BIG = ("model=big_lstm_small", "model.embedding_size=8", "model.hidden_size=16", "model.projection=8", "model.samples=20",
+       "model.cutoffs=[10,20]", "dataset.sequence_length=8", "train.batch_size=8", "dataset.train_samples=44",
+       "dataset.max_vocabulary=50", "dataset.val_share=0.02", "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip
 #: mode: dtype of parameters, dtype of products
 MODES = {name: (parameters, products) for name, (parameters, products, _) in PROMISED.items()}
 
@@ -196,11 +199,52 @@ def test_two_epochs_begin_alike_whatever_was_carried_at_the_end_of_the_first():
     assert losses[:6] == losses[6:]
 
 
+@pytest.mark.parametrize("softmax", ["sampled", "adaptive", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
+def test_the_big_lstm_learns_in_small_and_goes_on_bit_for_bit_whatever_its_softmax(tmp_path, precision, softmax):
+    words = (*BIG, f"precision={precision}", f"model.softmax={softmax}", "model.dropout=0.1", "train.epochs=3")
+    kept = Kept()
+    whole = loop_of(tmp_path, *words, kept=kept)
+    whole.run()
+    steps = kept.of(StepRecord)
+    assert len(steps) == 18
+    assert all(math.isfinite(step.loss) for step in steps)
+    assert sum(not step.skipped for step in steps) > 8
+    perplexities = [record.metrics["perplexity"] for record in kept.of(EvalRecord) if record.split == "val"]
+    assert perplexities[-1] < perplexities[0] < 60
+    assert whole.parts.model.hidden.shape == (2, 8, 8)
+    assert whole.parts.model.cell.shape == (2, 8, 16)
+    half = loop_of(tmp_path, *words)
+    interrupt_after(half, 9)
+    rest = continue_loop(half, *words)
+    rest.run()
+    assert steps_of(whole) == steps_of(rest)
+    one, other = whole.parts.full_precision(), rest.parts.full_precision()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_first_loss_of_the_shipped_big_lstm_on_its_validation_text_is_the_logarithm_of_the_vocabulary():
+    parts, _ = parts_of("model=big_lstm_small", "precision=fp32", "dataset.val_share=0.02")
+    metrics = evaluate(parts, parts.loaders["val"], "val", 0, 0, stop=lambda: False).record.metrics
+    assert metrics["loss"] == pytest.approx(math.log(parts.task.vocabulary_size), rel=0.01)
+
+
+def test_in_every_precision_a_sampled_softmax_draws_the_same_tokens_step_by_step():
+    drawn = {}
+    for precision in ("fp32", "amp_dynamic", "fp16_dynamic", "bf16"):
+        parts, _ = parts_of(*BIG, f"precision={precision}", "scaler=none", "optimizer.lr=1e-30")
+        _, step = stepper(parts)
+        for batch in batches(parts, 3):
+            step(batch)
+        drawn[precision] = torch.get_rng_state()
+    assert all(torch.equal(state, drawn["fp32"]) for state in drawn.values())
+
+
 @pytest.fixture(scope="module")
 def valueless():
     """torch has no implementation of its fused optimizers for tensors without values: they write in place, no more."""
     library = torch.library.Library("aten", "IMPL", "Meta")
-    for name in ("_fused_adam_", "_fused_adamw_"):
+    for name in ("_fused_adam_", "_fused_adamw_", "_fused_adagrad_"):
         for overload in ("", ".tensor_lr"):
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}{overload}", "Meta"):
                 library.impl(f"{name}{overload}", lambda *args, **kwargs: None)
@@ -208,7 +252,7 @@ def valueless():
 
 
 @pytest.mark.usefixtures("valueless")
-@pytest.mark.parametrize("words", [LSTM, TRANSFORMER], ids=["lstm", "transformer"])
+@pytest.mark.parametrize("words", [LSTM, TRANSFORMER, BIG], ids=["lstm", "transformer", "big"])
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "amp_bf16", "fp16_dynamic", "bf16"])
 def test_no_step_reads_a_value_on_the_host(precision, words):
     parts, _ = parts_of(*words, f"precision={precision}", "train.clip_norm=1", "train.accumulate=3")

@@ -45,6 +45,29 @@ def test_at_64_pixels_the_widths_are_those_of_the_paper():
     assert downward == [128, 256, 512, 1024, 1]
 
 
+@pytest.mark.parametrize(
+    ("width", "generator", "discriminator"),
+    [
+        # PyTorch's examples/dcgan has the width 64 and no biases at all: 3,576,704 and 2,765,568.
+        (64, 3_576_704 + 3, 2_765_568 + 64 + 1),
+        # The paper's figure 1: 4x4 kernels instead of its 5x5, as in every program since.
+        (128, 12_658_435, 11_036_289),
+    ],
+)
+def test_at_64_pixels_in_colour_there_are_as_many_parameters_as_in_the_programs_of_the_field(
+    pytestconfig, width, generator, discriminator
+):
+    with torch.device("meta"):
+        model = dcgan(in_channels=3, image_size=64, width=width)
+    counts = [sum(parameter.numel() for parameter in child.parameters()) for child in model.children()]
+    assert counts == [generator, discriminator]
+    file = (pytestconfig.rootpath / "configs" / "model" / "dcgan64.yaml").read_text()
+    assert (f"{generator:,} + {discriminator:,} parameters" in file) == (f"width: {width} " in file) == (width == 128)
+    loss = model.discriminator(model.generator(torch.empty(2, 100, device="meta"))).sum()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_every_convolution_has_batchnorm_and_no_bias_but_the_generators_last_and_the_discriminators_first_and_last():
     model = dcgan(in_channels=1, image_size=32, width=4)
     for network, bare in ((model.generator, {-1}), (model.discriminator, {0, -1})):

@@ -13,10 +13,11 @@ from torch import nn
 
 from mptrain.errors import ConfigError
 from mptrain.model import lstm_language_model, transformer_language_model
+from mptrain.precision.census import OperatorCensus
 from mptrain.precision.widened import Widened
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
-NAMES = ("char_lstm", "transformer", "word_lstm")
+NAMES = ("big_lstm_small", "char_lstm", "transformer", "word_lstm")
 HALF = [torch.float16, torch.bfloat16]
 
 
@@ -44,6 +45,8 @@ def test_the_model_of_a_file_gives_finite_logits_near_those_of_chance(name):
     facts = {"vocabulary_size": 40, "lanes": lanes}
     if name == "transformer":
         facts["sequence_length"] = length
+    if "cutoffs" in keys:
+        keys["cutoffs"] = tuple(keys["cutoffs"])
     model = getattr(importlib.import_module(module), function)(**keys, **facts)
     tokens = tokens_of(3, length, vocabulary=40)
     more = {"lane": torch.arange(3), "fresh": torch.ones(3, dtype=torch.bool)} if lanes else {}
@@ -145,6 +148,98 @@ class TestState:
         twin(tokens_of(2, 6), lane, ~fresh)
         assert torch.equal(model.hidden, before)
         assert not torch.equal(twin.hidden, before.double())
+
+
+class TestProjection:
+    def big(self, lanes=0, **changed):
+        return lstm(lanes=lanes, hidden_size=8, projection=3, layers=2, **changed)
+
+    def test_the_hidden_state_has_fewer_numbers_than_the_cell_state(self):
+        model = self.big(lanes=5)
+        assert (model.hidden.shape, model.cell.shape) == ((2, 5, 3), (2, 5, 8))
+        assert model(tokens_of(2, 6)).shape == (2, 6, 11)
+        assert model.decoder.weight.shape == (11, 3)
+
+    def test_windows_one_after_the_other_give_the_logits_of_one_long_text(self):
+        model, text, lane = self.big(lanes=5).eval(), tokens_of(3, 24), torch.tensor([4, 0, 2])
+        with torch.no_grad():
+            pieces = [model(text[:, at : at + 6], lane, torch.full((3,), at == 0)) for at in range(0, 24, 6)]
+            torch.testing.assert_close(torch.cat(pieces, 1), model(text), rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("dtype", HALF)
+    @pytest.mark.parametrize("autocast", [False, True])
+    def test_half_precision_agrees_with_fp32_up_to_its_rounding_and_its_products_are_half(self, dtype, autocast):
+        wide, text = self.big(), tokens_of(2, 6)
+        half = copy.deepcopy(wide) if autocast else copy.deepcopy(wide).to(dtype)
+        with Widened(), OperatorCensus() as census:
+            with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+                answer = half(text)
+            answer.float().square().mean().backward()
+        expected = wide(text)
+        expected.square().mean().backward()
+        assert set().union(*census.products.values()) == {dtype}
+        assert (answer.float() - expected).abs().max() < 8 * torch.finfo(dtype).eps
+        for one, other in zip(half.parameters(), wide.parameters(), strict=True):
+            assert (one.grad.float() - other.grad).abs().max() <= 32 * torch.finfo(dtype).eps * other.grad.abs().max()
+
+    def test_what_does_not_fit_is_refused_with_the_way_out(self):
+        for changed, said in (
+            ({"projection": 7}, "model.projection=7 with model.hidden_size=7"),
+            ({"projection": 3, "tied": True}, "model.embedding_size=6 and model.projection=3"),
+            ({"softmax": "sampled", "tied": True, "hidden_size": 6}, "model.tied=true with model.softmax=sampled"),
+            ({"softmax": "adaptive"}, r"model.cutoffs=\[2000, 10000\] with a vocabulary of 11"),
+            ({"softmax": "adaptive", "cutoffs": (4, 4)}, "they must rise"),
+        ):
+            with pytest.raises(ConfigError, match=said):
+                lstm(**changed)
+        assert lstm(embedding_size=3, projection=3, tied=True).decoder.weight.shape == (11, 3)
+
+
+class TestPublished:
+    """The sizes in table 1 of Jozefowicz et al. (2016), in whose names the cell state comes before the projection."""
+
+    FACTS = {"vocabulary_size": 793_471, "lanes": 128}
+
+    def build(self, **changed):
+        keys = yaml.safe_load((CONFIGS / "big_lstm.yaml").read_text())["model"]
+        keys = {**keys, "cutoffs": tuple(keys["cutoffs"]), **changed}
+        with torch.device("meta"):
+            return lstm_language_model(
+                **{name: value for name, value in keys.items() if name not in ("_target_", "defaults")}, **self.FACTS
+            )
+
+    def test_the_big_lstm_has_one_billion_eight_hundred_million_parameters(self):
+        count = sum(parameter.numel() for parameter in self.build().parameters())
+        layer = 4 * 8192 * (1024 + 1024 + 2) + 8192 * 1024
+        assert count == 1_776_948_095 == 793_471 * (1024 + 1024 + 1) + 2 * layer
+        assert round(count / 1e9, 1) == 1.8
+        assert "1,776,948,095 parameters" in (CONFIGS / "big_lstm.yaml").read_text()
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    @pytest.mark.parametrize("softmax", ["sampled", "full"])
+    def test_it_runs_forward_and_backward_at_its_published_batch_without_values(self, softmax, dtype):
+        model = self.build(softmax=softmax).to(dtype)
+        tokens = torch.zeros(128, 20, dtype=torch.int64, device="meta")
+        lane, fresh = torch.arange(128, device="meta"), torch.ones(128, dtype=torch.bool, device="meta")
+        if softmax == "full":
+            assert model(tokens, lane, fresh).shape == (128, 20, 793_471)
+            return
+        losses, _ = model(tokens, lane, fresh, targets=tokens)
+        assert (losses.shape, losses.dtype) == ((128, 20), torch.float32)
+        losses.mean().backward()
+        assert all(p.grad.shape == p.shape and p.grad.dtype == dtype for p in model.parameters())
+
+
+@pytest.mark.parametrize("softmax", ["sampled", "adaptive"])
+def test_a_model_that_computes_its_losses_knows_in_evaluation_what_its_logits_know(softmax):
+    model, text, targets = lstm(softmax=softmax, samples=4, cutoffs=(3, 6)).eval(), tokens_of(2, 6), tokens_of(2, 6)
+    assert model.takes_targets
+    assert not lstm().takes_targets
+    losses, best = model(text, targets=targets)
+    logits = model(text)
+    expected = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    torch.testing.assert_close(losses.flatten(), expected)
+    assert torch.equal(best, logits.argmax(-1))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's tracer asks for it, after torch's LSTM

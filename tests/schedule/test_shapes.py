@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError
-from mptrain.schedule import Constant, Cosine, Linear, Step
+from mptrain.schedule import Constant, Cosine, InverseSqrt, Linear, Step
 
 
 def factors(schedule, planned):
@@ -40,6 +40,15 @@ def test_cosine_by_hand():
 
 def test_step_by_hand():
     assert factors(Step(milestones=(0.5, 0.75), gamma=0.5), 8) == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25, 0.25]
+
+
+def test_inverse_sqrt_by_hand_is_the_rate_of_the_transformers_paper():
+    assert factors(InverseSqrt(warmup=4), 16) == pytest.approx(
+        [0.25, 0.5, 0.75, 1.0] + [(4 / update) ** 0.5 for update in range(5, 18)]
+    )
+    for update in (1, 100, 4000, 100_000):
+        published = 512**-0.5 * min(update**-0.5, update * 4000**-1.5)
+        assert 512**-0.5 * 4000**-0.5 * InverseSqrt().factor(update - 1, 100_000) == pytest.approx(published)
 
 
 @pytest.mark.parametrize("planned", [90, 9000, 450_000])

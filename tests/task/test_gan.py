@@ -16,6 +16,7 @@ from mptrain.precision.apply import autocast, cast_model
 from mptrain.precision.policy import Policy
 from mptrain.precision.widened import Widened
 from mptrain.task import Gan
+from mptrain.task.features import Features
 
 HALF = Policy("half", "float16", "float16", autocast=False, master_weights=True, keep_fp32=("norms",))
 MIXED = Policy("mixed", "float32", "float16", autocast=True, master_weights=False)
@@ -187,24 +188,26 @@ def test_counts_by_hand(tape):
     drawn = tape.logits(5, weight=2.0)
     real = [1.0, -1.0, 0.0, 3.0, 0.5]
     sums = Gan(label_smoothing=0.3).measure(model, pair_batch(*real))
-    assert all(value.dtype == torch.float64 and value.shape == () for value in sums.values())
-    assert sums["real_accuracy"].item() == 3
-    assert sums["fake_accuracy"].item() == sum(value < 0 for value in drawn)
-    assert 0 < sums["fake_accuracy"].item() < 5
+    assert all(value.dtype == torch.float64 and value.shape == (5,) for value in sums.values())
+    assert sums["real_accuracy"].tolist() == [1, 0, 0, 1, 1]
+    assert sums["fake_accuracy"].tolist() == [value < 0 for value in drawn]
+    assert 0 < sums["fake_accuracy"].sum() < 5
     logits = [2.0 * value for value in real]
-    expected = sum(softplus([-x for x in logits])) + sum(softplus(drawn))
-    assert sums["discriminator_loss"].item() == pytest.approx(expected, rel=1e-6)
-    assert sums["generator_loss"].item() == pytest.approx(sum(softplus([-x for x in drawn])), rel=1e-6)
+    expected = [
+        as_real + as_drawn for as_real, as_drawn in zip(softplus([-x for x in logits]), softplus(drawn), strict=True)
+    ]
+    assert sums["discriminator_loss"].tolist() == pytest.approx(expected, rel=1e-6)
+    assert sums["generator_loss"].tolist() == pytest.approx(softplus([-x for x in drawn]), rel=1e-6)
 
 
 def test_sums_over_parts_make_the_metrics_of_the_whole(tape):
     task, model, batch = Gan(), Pair(), pair_batch(*torch.linspace(-3, 2, 50).tolist())
-    whole = task.summarise({name: value.item() for name, value in task.measure(model, batch).items()}, 50)
+    whole = task.summarise({name: value.sum().item() for name, value in task.measure(model, batch).items()}, 50)
     tape.rewind()
     sums: dict[str, float] = {}
     for begin, end in ((0, 20), (20, 21), (21, 50)):
         for name, value in task.measure(model, Batch(batch.inputs[begin:end], batch.targets[begin:end])).items():
-            sums[name] = sums.get(name, 0.0) + value.item()
+            sums[name] = sums.get(name, 0.0) + value.sum().item()
     assert task.summarise(sums, 50) == pytest.approx(whole)
     assert set(whole) == {"discriminator_loss", "generator_loss", "real_accuracy", "fake_accuracy"}
     assert 0 < whole["real_accuracy"] < 1
@@ -220,8 +223,8 @@ def test_measuring_judges_each_kind_by_its_own_statistics_as_training_does():
         by_training = copy.deepcopy(model.discriminator).train()
         expected = softplus((-by_training(batch.inputs)).tolist()) + softplus(by_training(drawn).tolist())
         other = softplus((-model.discriminator(batch.inputs)).tolist()) + softplus(model.discriminator(drawn).tolist())
-    assert sums["discriminator_loss"].item() == pytest.approx(sum(expected), rel=1e-6)
-    assert sums["discriminator_loss"].item() != pytest.approx(sum(other), rel=1e-3)
+    assert sums["discriminator_loss"].sum().item() == pytest.approx(sum(expected), rel=1e-6)
+    assert sums["discriminator_loss"].sum().item() != pytest.approx(sum(other), rel=1e-3)
 
 
 def test_measuring_and_exhibiting_leave_the_weights_the_generators_statistics_and_the_mode():
@@ -274,9 +277,65 @@ def test_a_network_that_is_no_such_pair_is_refused_with_the_model_to_choose(miss
         assert "model=dcgan" in caught.value.problems[0].hint
 
 
-def test_no_metric_chooses_a_best_checkpoint():
+def test_without_a_classifier_no_metric_chooses_a_best_checkpoint_and_nothing_is_answered():
     assert Gan().metric is None
     assert Gan().term == "samples"
+    assert Gan().answers(networks().eval(), image_batch()) == ()
+
+
+class Means(nn.Module):
+    """A classifier of two features, the means of the upper and lower half, that calls what is bright above a 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(2, 2, bias=False)
+        with torch.no_grad():
+            self.last.weight.copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+
+    def forward(self, images):
+        return self.last(images.unflatten(2, (2, -1)).mean((1, 3, 4)))
+
+
+def seeing(labelled=True):
+    return Gan(features=Features(lambda device: Means().to(device), None, labelled=labelled))
+
+
+@pytest.mark.parametrize("policy", [None, HALF, MIXED], ids=["full", "half", "autocast"])
+def test_with_a_classifier_the_answers_are_what_it_sees_in_real_and_in_drawn_images_whatever_the_precision(policy):
+    model, batch, task = networks().eval(), image_batch(), seeing()
+    inputs = batch.inputs
+    if policy is HALF:
+        cast_model(model, policy)
+        inputs = inputs.half()
+    torch.manual_seed(4)
+    with torch.no_grad(), Widened(), autocast(policy or HALF, torch.device("cpu")):
+        answers = task.answers(model, Batch(inputs, batch.targets))
+    torch.manual_seed(4)
+    noise = torch.randn(6, 6).to(inputs.dtype)
+    with torch.no_grad(), Widened(), autocast(policy or HALF, torch.device("cpu")):
+        drawn = model.generator(noise).float()
+    halves = torch.stack([inputs.float()[:, :, :8].mean((1, 2, 3)), inputs.float()[:, :, 8:].mean((1, 2, 3))], 1)
+    assert (task.metric, task.higher_is_better, len(answers)) == ("frechet", False, 6)
+    for position, (real, invented, right) in enumerate(answers):
+        assert real.dtype == invented.dtype == "float32"
+        assert real == pytest.approx(halves[position].numpy(), abs=1e-6)
+        assert invented[0] == pytest.approx(drawn[position, :, :8].mean().item(), abs=1e-6)
+        assert invented[1] == pytest.approx(drawn[position, :, 8:].mean().item(), abs=1e-6)
+        assert right == (halves[position, 0] <= 0)  # all labels are 0
+    scores = task.score(answers)
+    assert scores["classifier_top1"] == sum(right for *_, right in answers) / 6
+    assert scores["frechet"] > 0
+    assert set(task.shares) == {"real_accuracy", "fake_accuracy", *scores} - {"frechet"}
+
+
+def test_a_classifier_of_other_classes_is_not_asked_whether_it_is_right():
+    answers = seeing(labelled=False).answers(networks().eval(), image_batch())
+    assert seeing().score(answers).keys() == {"frechet"}
+
+
+def test_one_sample_has_no_score():
+    task = seeing()
+    assert task.score(task.answers(networks().eval(), image_batch(1))) == {}
 
 
 def test_the_file_gives_every_key_and_the_defaults(pytestconfig):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mptrain.dataset.batch import Batch
+from mptrain.errors import ConfigError
 from mptrain.task import Language
 
 
@@ -84,18 +85,19 @@ def test_what_a_batch_carries_besides_reaches_the_model_by_name():
     assert model.given == {}
 
 
-def test_sums_by_hand():
+def test_sums_of_each_window_by_hand():
     sums = TASK.measure(Says(LOGITS), batch_of(TARGETS))
-    assert all(value.dtype == torch.float64 and value.shape == () for value in sums.values())
-    assert sums["loss"].item() == pytest.approx(sum(by_hand()), rel=1e-6)
-    assert sums["top1"].item() == 2.0
+    assert all(value.dtype == torch.float64 and value.shape == (2,) for value in sums.values())
+    first, second, third, fourth = by_hand()
+    assert sums["loss"].tolist() == pytest.approx([first + second, third + fourth], rel=1e-6)
+    assert sums["top1"].tolist() == [1.0, 1.0]
 
 
 def test_perplexity_is_that_of_the_whole_split_and_not_a_mean_of_perplexities():
     sums = {"loss": 0.0, "top1": 0.0}
     for part in (slice(0, 1), slice(1, 2)):
         for name, value in TASK.measure(Says(LOGITS[part]), batch_of(TARGETS[part])).items():
-            sums[name] += value.item()
+            sums[name] += value.sum().item()
     metrics = TASK.summarise(sums, 4)
     assert metrics["loss"] == pytest.approx(sum(by_hand()) / 4, rel=1e-6)
     assert metrics["perplexity"] == pytest.approx(math.exp(sum(by_hand()) / 4), rel=1e-6)
@@ -104,7 +106,9 @@ def test_perplexity_is_that_of_the_whole_split_and_not_a_mean_of_perplexities():
 
 def test_a_model_that_knows_nothing_has_the_perplexity_of_the_vocabulary():
     sums = TASK.measure(Says(torch.zeros(2, 2, 3)), batch_of(TARGETS))
-    assert TASK.summarise({name: value.item() for name, value in sums.items()}, 4)["perplexity"] == pytest.approx(3.0)
+    assert TASK.summarise({name: value.sum().item() for name, value in sums.items()}, 4)["perplexity"] == pytest.approx(
+        3.0
+    )
 
 
 @pytest.mark.parametrize(("loss", "perplexity"), [(1e6, math.inf), (math.inf, math.inf)])
@@ -121,7 +125,7 @@ def test_smoothing_changes_the_loss_that_is_trained_and_not_the_one_that_is_meas
     batch = batch_of(TARGETS)
     expected = F.cross_entropy(LOGITS.flatten(0, 1), torch.tensor(TARGETS).flatten(), label_smoothing=0.2)
     assert smooth.loss(Says(LOGITS), batch).item() == pytest.approx(expected.item(), rel=1e-6)
-    assert smooth.measure(Says(LOGITS), batch)["loss"].item() == pytest.approx(sum(by_hand()), rel=1e-6)
+    assert smooth.measure(Says(LOGITS), batch)["loss"].sum().item() == pytest.approx(sum(by_hand()), rel=1e-6)
 
 
 def test_there_is_one_objective_for_all_parameters_and_the_metric_is_better_when_lower():
@@ -130,3 +134,80 @@ def test_there_is_one_objective_for_all_parameters_and_the_metric_is_better_when
     assert TASK.metric in TASK.summarise({"loss": 1.0, "top1": 0.0}, 1)
     assert TASK.higher_is_better is False
     assert TASK.term == "tokens"
+
+
+class TestModelsThatComputeTheirLosses:
+    class Knows(nn.Module):
+        takes_targets = True
+
+        def __init__(self, losses, best=None) -> None:
+            super().__init__()
+            self.losses, self.best, self.given = losses, best, None
+
+        def forward(self, tokens, **more):
+            self.given = more
+            return self.losses, self.best
+
+    LOSSES = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+    def test_the_loss_is_the_mean_of_what_it_says_of_the_targets_which_it_is_given_with_the_rest(self):
+        model, batch = self.Knows(self.LOSSES), batch_of(TARGETS, lane=torch.arange(2))
+        assert TASK.loss(model, batch).item() == 2.5
+        assert model.given == {"lane": batch.more["lane"], "targets": batch.targets}
+
+    def test_what_is_measured_are_its_losses_and_its_guesses(self):
+        sums = TASK.measure(self.Knows(self.LOSSES, torch.tensor([[0, 0], [1, 2]])), batch_of(TARGETS))
+        assert {name: value.tolist() for name, value in sums.items()} == {"loss": [3.0, 7.0], "top1": [1.0, 2.0]}
+        assert all(value.dtype == torch.float64 for value in sums.values())
+
+    def test_labels_cannot_be_smoothed_for_it(self):
+        with pytest.raises(ConfigError, match=r"task.label_smoothing=0.1: Knows computes its losses by itself"):
+            Language(vocabulary_size=3, label_smoothing=0.1).loss(self.Knows(self.LOSSES), batch_of(TARGETS))
+
+
+class Counts(nn.Module):
+    """Says that the next number follows, and remembers how long its texts were."""
+
+    def __init__(self, vocabulary=100) -> None:
+        super().__init__()
+        self.vocabulary, self.lengths = vocabulary, []
+
+    def forward(self, tokens):
+        self.lengths.append(tokens.shape[1])
+        return nn.functional.one_hot((tokens + 1) % self.vocabulary, self.vocabulary).half() * 1000
+
+
+class TestContinuations:
+    def shown(self, length, samples=6, model=None):
+        task = Language(vocabulary_size=100, decode=lambda numbers: " ".join(map(str, numbers)))
+        windows = torch.arange(length).expand(samples, -1)
+        return task.exhibits(model or Counts(), Batch(windows, windows))["continuations"]
+
+    def test_the_model_writes_on_where_a_window_is_broken_off(self):
+        texts = self.shown(6)
+        assert texts.columns == ("text", "goes on", "the model goes on")
+        assert texts.rows == (("0 1 2", "3 4 5", "3 4 5"),) * 4
+
+    def test_long_windows_are_cut_and_no_text_becomes_longer_than_a_window(self):
+        for length, asked in ((8, range(4, 8)), (9, range(4, 9)), (90, range(32, 64))):
+            model = Counts()
+            self.shown(length, model=model)
+            assert model.lengths == list(asked)
+
+    def test_what_is_drawn_is_the_same_each_time_and_leaves_torchs_generator_alone(self):
+        flat = Counts()
+        flat.forward = lambda tokens: torch.zeros(*tokens.shape, 100)
+        before = torch.get_rng_state()
+        assert self.shown(60, model=flat) == self.shown(60, model=flat)
+        assert torch.equal(torch.get_rng_state(), before)
+        assert len(set(self.shown(60, model=flat).rows[0][2].split())) > 5
+
+    def test_logits_that_are_not_finite_are_written_down_as_well(self):
+        broken = Counts()
+        broken.forward = lambda tokens: torch.full((*tokens.shape, 100), math.nan)
+        assert len(self.shown(6, model=broken).rows) == 4
+
+    def test_a_window_of_one_token_or_data_that_cannot_decode_have_none(self):
+        windows = torch.zeros(3, 1, dtype=torch.int64)
+        assert Language(vocabulary_size=100, decode=str).exhibits(Counts(), Batch(windows, windows)) == {}
+        assert TASK.exhibits(Counts(), batch_of(TARGETS)) == {}

@@ -1,0 +1,78 @@
+"""The prompts of the Asterisk telephone exchange as raw sound with the words said in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptrain.dataset.alphabet import ENGLISH, Alphabet
+from mptrain.dataset.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts
+from mptrain.dataset.audio import RecordingError, read_recording
+from mptrain.dataset.faults import Faults, OnError
+from mptrain.dataset.recordings import spelled
+from mptrain.dataset.sound_dataset import SoundDataset, hold_out_clips
+from mptrain.dataset.sound_windows import Clip, SoundSplit
+from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def load_asterisk_audio(
+    *,
+    sounds: Path = SOUNDS,
+    transcripts: Path = TRANSCRIPTS,
+    text: bool = True,
+    levels: PositiveInt = 256,
+    window: PositiveInt = 4000,
+    context: NonNegativeInt = 510,
+    val_share: BelowOneOrZero = 0.1,
+    test_share: BelowOneOrZero = 0.1,
+    train_samples: PositiveInt | None = None,
+    on_error: OnError = "stop",
+) -> SoundDataset:
+    """Read the prompts, some 24 minutes of one speaker at 8 kHz, into memory.
+
+    Args:
+        sounds: Folder of the recordings.
+        transcripts: The list of what is said.
+        text: Tell the network which letter is being said.
+        levels: Of µ-law.
+        window: Samples that are predicted at a time.
+        context: Samples that are heard before a window: what the network sees, less one.
+        val_share: Share of the prompts held out for validation.
+        test_share: Share of the prompts to test on.
+        train_samples: Train on so many prompts only; None trains on all.
+        on_error: What to do about recordings that cannot be read.
+
+    Raises:
+        DataError: The prompts are not there, or one cannot be read and ``on_error`` is ``stop``.
+        ConfigError: Nothing is left to train on.
+    """
+    faults, alphabet = Faults(on_error), Alphabet(ENGLISH)
+    waves: dict[str, Tensor] = {}
+    clips = []
+    for _, path, words in asterisk_prompts(sounds.expanduser(), transcripts.expanduser()):
+        try:
+            wave = read_recording(path, RATE)
+        except RecordingError as error:
+            faults.report({str(path): error.reason})
+            continue
+        waves[str(path)] = wave
+        clips.append(Clip(str(path), len(wave), letters=spelled(words, alphabet) if text else ()))
+    splits = {
+        part: SoundSplit(
+            f"asterisk_audio {part}",
+            chosen,
+            waves.__getitem__,
+            window,
+            context,
+            faults if part == "train" else Faults(on_error),
+            in_memory=True,
+        )
+        for part, chosen in hold_out_clips("asterisk_audio", clips, val_share, test_share, train_samples).items()
+    }
+    letters = tuple(alphabet.labels()) if text else ()
+    return SoundDataset(
+        "asterisk_audio", RATE, levels, ("Allison",), letters, 0, splits["train"], splits.get("val"), splits.get("test")
+    )

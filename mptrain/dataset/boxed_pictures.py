@@ -1,0 +1,274 @@
+"""Picture files with boxes, decoded when a batch asks for them. Where the boxes come from is not known here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from mptrain.dataset.box_crop import CROP_DRAWS, FitTo, mirrored, random_window, through_window
+from mptrain.dataset.boxed import Boxes, boxed_batch
+from mptrain.dataset.class_folders import MEAN, STD
+from mptrain.dataset.decoding import UNDECODABLE
+from mptrain.dataset.draws import permutation, sample_order, uniforms
+from mptrain.dataset.images import Channels, ImageDataset
+from mptrain.dataset.partition import first_samples
+from mptrain.dataset.preparation import LUMINANCE, Preparation
+from mptrain.errors import DataError
+
+if TYPE_CHECKING:
+    from mptrain.dataset.batch import Batch
+    from mptrain.dataset.faults import Faults
+
+_FIXED = 20151208  # names the one order of which a few training pictures are the first
+_DRAWS = 1 + CROP_DRAWS  # mirroring, and a crop
+
+
+@dataclass(frozen=True)
+class Annotated:
+    """What an annotation says of one picture.
+
+    Attributes:
+        path: Its file.
+        boxes: Left, upper, right, lower, class and kind of each box, in pixels of the file.
+        size: Width and height in pixels; None where the annotation does not say.
+    """
+
+    path: str
+    boxes: tuple[tuple[float, float, float, float, int, int], ...]
+    size: tuple[int, int] | None
+
+
+class Listing:
+    """Picture files and their boxes, in few large tensors: a million small ones would take gigabytes."""
+
+    def __init__(self, annotated: Iterable[Annotated]) -> None:
+        paths, sizes, counts = [], [], []
+        rows: list[tuple[float, float, float, float, int, int]] = []
+        for one in annotated:
+            paths.append(one.path)
+            sizes.append(one.size or (0, 0))
+            counts.append(len(one.boxes))
+            rows += one.boxes
+        self.paths = tuple(paths)
+        self._sizes = torch.tensor(sizes, dtype=torch.int32).view(-1, 2)
+        self._ends = torch.tensor(counts, dtype=torch.int64).cumsum(0)
+        table = torch.tensor(rows, dtype=torch.float64).view(-1, 6)
+        self._corners, self._classes = table[:, :4].float(), table[:, 4:].long()
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def box_count(self) -> int:
+        """How many boxes there are in all pictures."""
+        return len(self._corners)
+
+    def boxes(self, index: int) -> Boxes:
+        """The boxes of a picture, in pixels of its file."""
+        end = int(self._ends[index])
+        begin = int(self._ends[index - 1]) if index else 0
+        labels, kinds = self._classes[begin:end].unbind(1)
+        return Boxes(self._corners[begin:end], labels, kinds)
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Width and height that the annotation gives, if it does."""
+        width, height = self._sizes[index].tolist()
+        return (width, height) if width else None
+
+
+def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
+    """What is wrong with boxes in a picture of this size: one without an area, or outside; None if nothing is.
+
+    Parts that stick out are no fault; they are cut off.
+
+    Args:
+        boxes: Left, upper, right, lower, ``[M, 4]``.
+        width: In pixels.
+        height: In pixels.
+    """
+    edge = torch.tensor([width, height], dtype=boxes.dtype)
+    inside = torch.minimum(boxes[:, 2:], edge) > boxes[:, :2].clamp(min=0)
+    wrong = ~(inside.all(1) & boxes.isfinite().all(1))
+    if not wrong.any():
+        return None
+    number = int(wrong.int().argmax())
+    corners = ", ".join(f"{value:g}" for value in boxes[number].tolist())
+    return f"box {number + 1} ({corners}) has no area inside the picture of {width}x{height}"
+
+
+class PictureSplit:
+    """Picture files with boxes, decoded on demand to squares of one size.
+
+    Args:
+        listing: Files and boxes.
+        indices: Which of them belong to this split, int64.
+        image_size: Side of the squares in pixels.
+        channels: 3 for RGB, 1 for grey.
+        fit: How a picture becomes a square.
+        augment: Crop and mirror at random.
+        faults: What to do about files that cannot be used.
+
+    Raises:
+        DataError: There is no picture, or not one of the listing's has a box.
+    """
+
+    in_memory = False
+
+    def __init__(
+        self,
+        listing: Listing,
+        indices: Tensor,
+        *,
+        image_size: int,
+        channels: Channels,
+        fit: FitTo,
+        augment: bool,
+        faults: Faults,
+    ) -> None:
+        self.listing = listing
+        self.indices = indices
+        self.image_size = image_size
+        self.channels = channels
+        self.fit = fit
+        self.augment = augment
+        self.faults = faults
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def skipped(self) -> int:
+        """How many pictures were left out so far because they could not be used."""
+        return len(self.faults.found)
+
+    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
+        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
+        return sample_order(len(self), seed, epoch, shuffle=shuffle)
+
+    def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
+        """Decode the pictures with these indices; see `mptrain.dataset.source.Split.fetch`.
+
+        A picture that cannot be used makes the batch smaller where ``on_error`` is ``skip``.
+        """
+        draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.augment else [None] * len(indices)
+        images: list[Tensor] = []
+        boxes: list[Boxes] = []
+        for index, numbers in zip(indices, draws, strict=True):
+            place = int(self.indices[index])
+            try:
+                image, own = self._picture(place, numbers)
+            except UNDECODABLE as error:
+                self.faults.report({self.listing.paths[place]: f"cannot be used: {error}"})
+            else:
+                images.append(image)
+                boxes.append(own)
+        if not images:
+            raise DataError(
+                f"no picture of a batch can be used, the first of them {self.listing.paths[int(self.indices[indices[0]])]}",
+                "mend or remove the files, or choose a larger train.batch_size",
+            )
+        return boxed_batch(torch.stack(images), boxes)
+
+    def _picture(self, place: int, draws: Sequence[float] | None) -> tuple[Tensor, Boxes]:
+        """A square picture uint8 ``[C, side, side]`` and its boxes.
+
+        Raises:
+            OSError: Or another of `UNDECODABLE`: the file is no picture.
+            ValueError: The picture and its annotation do not fit each other.
+        """
+        from PIL import Image
+
+        try:
+            with Image.open(self.listing.paths[place]) as file:
+                picture = file.convert("RGB" if self.channels == 3 else "L")
+        except Image.DecompressionBombError as error:
+            raise OSError(str(error)) from error
+        boxes, said = self.listing.boxes(place), self.listing.size(place)
+        if said is not None and said != picture.size:
+            width, height = picture.size
+            raise ValueError(f"it has {width}x{height} pixels, but its annotation says {said[0]}x{said[1]}")
+        if (wrong := wrong_boxes(boxes.corners, *picture.size)) is not None:
+            raise ValueError(wrong)
+        window = (0, 0, *picture.size) if draws is None else random_window(*picture.size, boxes, draws[1:])
+        width, height = window[2] - window[0], window[3] - window[1]
+        across = down = self.image_size
+        if self.fit == "letterbox":
+            longer = max(width, height)
+            across, down = (max(1, round(side * self.image_size / longer)) for side in (width, height))
+        boxes = through_window(boxes, window, (across / width, down / height))
+        # Resampling inside PIL averages over the area that shrinks into a pixel.
+        picture = picture.resize((across, down), Image.Resampling.BILINEAR, box=window)
+        if draws is not None and draws[0] < 0.5:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+            boxes = mirrored(boxes, across)
+        values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+        square = torch.zeros(self.channels, self.image_size, self.image_size, dtype=torch.uint8)
+        square[:, :down, :across] = values.view(down, across, self.channels).permute(2, 0, 1)
+        return square, boxes
+
+
+@dataclass(frozen=True)
+class PictureChoices:
+    """What a user chooses about pictures with boxes; the YAML files explain each."""
+
+    image_size: int
+    channels: Channels
+    fit: FitTo
+    augment: bool
+    train_samples: int | None
+    workers: int
+
+
+def boxed_dataset(
+    name: str,
+    class_names: tuple[str, ...],
+    parts: dict[str, tuple[Listing, Faults]],
+    choices: PictureChoices,
+) -> ImageDataset:
+    """A data set of the listings ``train`` and, where they are there, ``val`` and ``test``.
+
+    Raises:
+        DataError: A part has no picture, or not one box.
+        ConfigError: More samples are asked for than there are.
+    """
+
+    def split(part: str) -> PictureSplit | None:
+        if part not in parts:
+            return None
+        listing, faults = parts[part]
+        if not listing.box_count:
+            raise DataError(
+                f"{name} {part}: none of {len(listing)} pictures has a box", "check the annotations of that part"
+            )
+        indices = torch.arange(len(listing))
+        if part == "train" and choices.train_samples is not None:
+            indices = first_samples(permutation(len(listing), _FIXED), choices.train_samples)
+        return PictureSplit(
+            listing,
+            indices,
+            image_size=choices.image_size,
+            channels=choices.channels,
+            fit=choices.fit,
+            augment=choices.augment and part == "train",
+            faults=faults,
+        )
+
+    train = split("train")
+    if train is None:
+        raise DataError(f"{name} has no pictures to train on", "name a part to train on in dataset.train")
+    grey = tuple(sum(w * v for w, v in zip(LUMINANCE, values, strict=True)) for values in (MEAN, STD))
+    mean, std = (MEAN, STD) if choices.channels == 3 else ((grey[0],), (grey[1],))
+    return ImageDataset(
+        name=name,
+        class_names=class_names,
+        preparation=Preparation(mean, std, choices.image_size, choices.channels),
+        augment=choices.augment,
+        workers=choices.workers,
+        train=train,
+        val=split("val"),
+        test=split("test"),
+    )

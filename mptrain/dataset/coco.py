@@ -1,0 +1,164 @@
+"""COCO (Lin et al. 2014), and data of one's own in its form: folders of pictures and one JSON file of instances for each."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mptrain.dataset.box_crop import FitTo
+from mptrain.dataset.boxed import CROWD, OBJECT
+from mptrain.dataset.boxed_pictures import Annotated, Listing, PictureChoices, boxed_dataset, wrong_boxes
+from mptrain.dataset.download import NO_DOWNLOAD
+from mptrain.dataset.faults import Faults, OnError
+from mptrain.dataset.images import Channels, ImageDataset
+from mptrain.errors import DataError
+from mptrain.fields import NonNegativeInt, PositiveInt
+
+
+def load_coco(
+    *,
+    root: Path = Path("data/coco"),
+    name: str = "coco",
+    train: str = "train2017",
+    val: str | None = "val2017",
+    test: str | None = None,
+    image_size: PositiveInt | None = None,
+    channels: Channels | None = None,
+    fit: FitTo = "stretch",
+    augment: bool = True,
+    train_samples: PositiveInt | None = None,
+    workers: NonNegativeInt = 4,
+    on_error: OnError = "skip",
+) -> ImageDataset:
+    """Read ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``.
+
+    The classes are the categories of the training part, in the order of their ids.
+
+    Args:
+        root: Folder that holds the folders of pictures, and ``annotations``.
+        name: What to call the data set in records.
+        train: Part to train on.
+        val: Part for validation; None for none.
+        test: Part to test on; None for none.
+        image_size: Side in pixels of the squares that the network sees; None makes 300.
+        channels: 3 for RGB, 1 for grey; None makes 3.
+        fit: How a picture becomes a square.
+        augment: Crop and mirror training pictures at random.
+        train_samples: Train on so many only; None trains on all.
+        workers: Processes that decode, at most as many as there are cores to use.
+        on_error: What to do about pictures that cannot be used or have boxes without area; train2017 has two such.
+
+    Raises:
+        DataError: A file is missing or damaged, or the parts have different categories.
+        ConfigError: More samples are asked for than there are.
+    """
+    root = root.expanduser()
+    read = {
+        part: read_instances(root, written)
+        for part, written in {"train": train, "val": val, "test": test}.items()
+        if written
+    }
+    categories = read["train"].categories
+    parts = {}
+    for part, found in read.items():
+        if unknown := set(found.categories) - set(categories):
+            raise DataError(
+                f"{found.path} has {len(unknown)} categories that {read['train'].path} has not, such as "
+                f"{found.categories[min(unknown)]}",
+                "write one list of categories into both files",
+            )
+        faults = Faults(on_error)
+        with _of_this_form(found.path):
+            parts[part] = (Listing(found.pictures(list(categories), faults)), faults)
+    choices = PictureChoices(image_size or 300, channels or 3, fit, augment, train_samples, workers)
+    return boxed_dataset(name, tuple(categories.values()), parts, choices)
+
+
+class Instances:
+    """What a file of instances says.
+
+    Attributes:
+        path: The file.
+        categories: Names by id, in the order of the ids.
+    """
+
+    def __init__(self, path: Path, folder: Path, content: Any) -> None:
+        self.path = path
+        self._folder = folder
+        self.categories: dict[int, str] = {
+            one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])
+        }
+        self._images: list[Any] = content["images"]
+        self._boxes: dict[Any, list[Any]] = {one["id"]: [] for one in self._images}
+        for one in content["annotations"]:
+            if one["image_id"] not in self._boxes:
+                raise ValueError(
+                    f"annotation {one.get('id')} is of image {one['image_id']}, which is not among the images"
+                )
+            self._boxes[one["image_id"]].append(one)
+
+    def pictures(self, ids: list[int], faults: Faults) -> list[Annotated]:
+        """The pictures and their boxes, those that cannot be used left out.
+
+        Args:
+            ids: Category ids in the order of the classes.
+            faults: Takes pictures that cannot be used.
+        """
+        numbers = {identity: number for number, identity in enumerate(ids)}
+        found = []
+        for image in self._images:
+            path = str(self._folder / image["file_name"])
+            boxes = []
+            for one in self._boxes[image["id"]]:
+                left, upper, width, height = map(float, one["bbox"])
+                if one["category_id"] not in numbers:
+                    faults.report({path: f"annotation {one.get('id')} has the unknown category {one['category_id']}"})
+                    break
+                kind = CROWD if one.get("iscrowd") else OBJECT
+                boxes.append((left, upper, left + width, upper + height, numbers[one["category_id"]], kind))
+            else:
+                size = (int(image["width"]), int(image["height"])) if "width" in image and "height" in image else None
+                corners = torch.tensor([box[:4] for box in boxes], dtype=torch.float64).view(-1, 4)
+                wrong = wrong_boxes(corners, *size) if size is not None else None
+                if wrong is None:
+                    found.append(Annotated(path, tuple(boxes), size))
+                else:
+                    faults.report({path: wrong})
+        return found
+
+
+def read_instances(root: Path, part: str) -> Instances:
+    """Read the file of one part.
+
+    Raises:
+        DataError: It is missing, or has another form.
+    """
+    path = root / "annotations" / f"instances_{part}.json"
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read: {error.strerror}",
+            "expected ROOT/annotations/instances_PART.json and ROOT/PART/FILE; set dataset.root=ROOT, dataset.train=PART "
+            f"and dataset.val=PART; {NO_DOWNLOAD}, and dataset=digit_scenes neither",
+        ) from error
+    except ValueError as error:
+        raise DataError(f"{path} is no JSON: {error}", "fetch or write it again") from error
+    with _of_this_form(path):
+        return Instances(path, root / part, content)
+
+
+@contextlib.contextmanager
+def _of_this_form(path: Path) -> Iterator[None]:
+    """Turns what reading another form of file fails with into a `DataError`."""
+    try:
+        yield
+    except KeyError as error:
+        raise DataError(f"{path} lacks {error}", "it must have what COCO's files of instances have") from error
+    except (TypeError, AttributeError, ValueError) as error:
+        raise DataError(f"{path} is no file of instances: {error}", "write it as COCO's are written") from error

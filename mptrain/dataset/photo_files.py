@@ -1,0 +1,134 @@
+"""Photographs in files: their sizes from the headers, their pixels when they are asked for, kept while there is room."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.dataset.decoding import EXTENSIONS
+from mptrain.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from mptrain.dataset.faults import Faults
+    from mptrain.dataset.images import Channels
+
+#: What Pillow raises for files that are empty, cut short, of another format, or too large to be an honest picture.
+UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
+
+#: Pillow's modes with at most 8 bits a channel; converting others would clip them.
+_MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
+
+
+class Photos:
+    """Files whose headers could be read, in the order given.
+
+    Args:
+        paths: The files.
+        channels: 3 for RGB, 1 for grey.
+        smallest: Side in pixels of the smallest photo that is of use.
+        cache_mb: Megabytes of decoded pixels to keep, the last used ones; each process keeps its own.
+        faults: Takes files that cannot be read or are too small.
+
+    Attributes:
+        paths: Those that can be used.
+        sizes: Height and width of each, in pixels.
+        fit: Whether all of them can be kept at once.
+
+    Raises:
+        DataError: A file cannot be used and ``faults`` says stop.
+    """
+
+    def __init__(
+        self, paths: Sequence[str], channels: Channels, smallest: int, cache_mb: float, faults: Faults
+    ) -> None:
+        self.channels = channels
+        self.faults = faults
+        self.paths: list[str] = []
+        self.sizes: list[tuple[int, int]] = []
+        problems: dict[str, str] = {}
+        for path in paths:
+            try:
+                height, width = _size(path)
+            except UNREADABLE as error:
+                problems[path] = f"cannot be decoded: {error}"
+                continue
+            if min(height, width) < smallest:
+                problems[path] = f"has {width}x{height} pixels, and {smallest}x{smallest} are cut out of each photo"
+                continue
+            self.paths.append(path)
+            self.sizes.append((height, width))
+        faults.report(problems)
+        self._room = cache_mb * 2**20
+        self._kept: OrderedDict[int, Tensor] = OrderedDict()
+        self.fit = sum(channels * height * width for height, width in self.sizes) <= self._room
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def pixels(self, number: int) -> Tensor:
+        """The photo with this number, uint8 ``[C, H, W]``; transparency is left out.
+
+        Raises:
+            OSError: The file cannot be decoded, or is another one than before; as are the others of `UNREADABLE`.
+        """
+        if number in self._kept:
+            self._kept.move_to_end(number)
+            return self._kept[number]
+        photo = _decode(self.paths[number], self.channels)
+        if photo.shape[1:] != self.sizes[number]:
+            raise OSError("its size has changed since the run began")
+        self._kept[number] = photo
+        while len(self._kept) > 1 and sum(kept.numel() for kept in self._kept.values()) > self._room:
+            self._kept.popitem(last=False)
+        return photo
+
+
+def files_below(folder: Path) -> list[str]:
+    """The image files in a folder and in the folders inside it, sorted; hidden ones are left out.
+
+    Raises:
+        DataError: There are none.
+    """
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        pictures = (name for name in names if name[name.rfind(".") :].lower() in EXTENSIONS)
+        found += [f"{parent}/{name}" for name in pictures if not name.startswith(".")]
+    if not found:
+        raise DataError(
+            f"no images found below {folder}",
+            f"set dataset.root=FOLDER; known endings: {' '.join(sorted(EXTENSIONS))}; dataset=photos needs no files of yours",
+        )
+    return sorted(found)
+
+
+def _size(path: str) -> tuple[int, int]:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            if file.mode not in _MODES:
+                raise OSError(f"more than 8 bits a channel ({file.mode})")
+            return file.height, file.width
+    except Image.DecompressionBombError as error:
+        raise OSError(str(error)) from error
+
+
+def _decode(path: str, channels: Channels) -> Tensor:
+    from PIL import Image
+
+    with Image.open(path) as file:
+        # Of a palette with transparency Pillow makes other colours, and says so, unless it goes this way.
+        whole = file.convert("RGBA") if "transparency" in file.info else file
+        picture = whole.convert("RGB" if channels == 3 else "L")
+    values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+    return values.view(picture.height, picture.width, channels).permute(2, 0, 1).contiguous()

@@ -1,0 +1,132 @@
+"""Recordings of the user's own: any folder of sound files, by speaker and with texts where there are such."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptrain.dataset.alphabet import ENGLISH, Alphabet
+from mptrain.dataset.audio import SUFFIXES, RecordingError, read_recording, recording_seconds
+from mptrain.dataset.faults import Faults, OnError
+from mptrain.dataset.sound_dataset import SoundDataset, hold_out_clips
+from mptrain.dataset.sound_windows import Clip, SoundSplit
+from mptrain.errors import DataError
+from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_HINT = "set dataset.root to a folder of WAV files; dataset=made_up_sounds needs no files"
+
+
+def load_recordings(
+    *,
+    root: Path = Path("data/recordings"),
+    name: str = "recordings",
+    rate: PositiveInt = 16000,
+    speakers: bool = True,
+    text: bool = True,
+    alphabet: str = ENGLISH,
+    levels: PositiveInt = 256,
+    window: PositiveInt = 4000,
+    context: NonNegativeInt = 510,
+    val_share: BelowOneOrZero = 0.1,
+    test_share: BelowOneOrZero = 0.1,
+    train_samples: PositiveInt | None = None,
+    workers: NonNegativeInt = 2,
+    on_error: OnError = "stop",
+) -> SoundDataset:
+    """Find the recordings in a folder; they are read when a batch asks for them.
+
+    Files lie in the folder itself or below it. Where they lie in folders of it, each of these is a speaker. A text file
+    beside a recording, ``NAME.txt`` beside ``NAME.wav``, has what is said in it.
+
+    Args:
+        root: The folder.
+        name: What to call the data set in records.
+        rate: Samples a second that all recordings are converted to, in hertz.
+        speakers: Tell the network who speaks, where there are several speakers.
+        text: Tell it which letter is being said, where there are texts.
+        alphabet: Letters of the texts; others are left out.
+        levels: Of µ-law.
+        window: Samples that are predicted at a time.
+        context: Samples that are heard before a window: what the network sees, less one.
+        val_share: Share of the recordings held out for validation.
+        test_share: Share of the recordings to test on.
+        train_samples: Train on so many recordings only; None trains on all.
+        workers: Processes that read files.
+        on_error: What to do about recordings and texts that cannot be read.
+
+    Raises:
+        DataError: There are no recordings, or one cannot be read and ``on_error`` is ``stop``.
+        ConfigError: Nothing is left to train on.
+    """
+    root = root.expanduser()
+    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not files:
+        what = f"no file in {root} ends in {' '.join(SUFFIXES)}" if root.is_dir() else f"looked for the folder {root}"
+        raise DataError(f"{name} not found: {what}", _HINT)
+    found = sorted({_speaker_of(file, root) for file in files}) if speakers else [""]
+    letters, faults = Alphabet(alphabet), Faults(on_error)
+    clips = []
+    for file in files:
+        try:
+            samples = max(1, round(recording_seconds(file) * rate))
+            said = _text_beside(file) if text else ""
+        except RecordingError as error:
+            faults.report({str(file): error.reason})
+            continue
+        speaker = found.index(_speaker_of(file, root)) if speakers else 0
+        clips.append(Clip(str(file), samples, speaker, spelled(said, letters)))
+    if not clips:
+        raise DataError(f"{name}: no recording in {root} can be read", "mend or remove the files")
+    splits = {
+        part: SoundSplit(
+            f"{name} {part}",
+            chosen,
+            _Reading(rate),
+            window,
+            context,
+            faults if part == "train" else Faults(on_error),
+            in_memory=False,
+        )
+        for part, chosen in hold_out_clips(name, clips, val_share, test_share, train_samples).items()
+    }
+    told = tuple(letters.labels()) if any(clip.letters for clip in clips) else ()
+    return SoundDataset(
+        name, rate, levels, tuple(found), told, workers, splits["train"], splits.get("val"), splits.get("test")
+    )
+
+
+def spelled(text: str, alphabet: Alphabet) -> tuple[int, ...]:
+    """The numbers of a text's letters; what the alphabet cannot write is left out."""
+    return tuple(alphabet.numbers("".join(letter for letter in alphabet.spelled(text) if letter in alphabet.letters)))
+
+
+class _Reading:
+    """Reads a recording at a rate; something that worker processes can be handed."""
+
+    def __init__(self, rate: int) -> None:
+        self.rate = rate
+
+    def __call__(self, name: str) -> Tensor:
+        return read_recording(name, self.rate)
+
+
+def _speaker_of(file: Path, root: Path) -> str:
+    """The folder of the root that a file lies in; empty in the root itself."""
+    inside = file.relative_to(root).parts
+    return inside[0] if len(inside) > 1 else ""
+
+
+def _text_beside(file: Path) -> str:
+    """What is said in a recording; empty where no text file lies beside it.
+
+    Raises:
+        RecordingError: The text cannot be read.
+    """
+    path = file.with_suffix(".txt")
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordingError(path, f"its text, {path.name}, cannot be read: {error}") from error

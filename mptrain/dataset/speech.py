@@ -1,0 +1,121 @@
+"""Speech of the user's own: a manifest of recordings with transcripts, or folders as LibriSpeech has them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptrain.dataset.alphabet import ENGLISH, Alphabet
+from mptrain.dataset.audio import RecordingError, read_recording, recording_seconds
+from mptrain.dataset.faults import Faults, OnError
+from mptrain.dataset.sound_features import Features, Kind
+from mptrain.dataset.speech_dataset import Format, SpeechDataset, SpeechSplit, Utterance, usable
+from mptrain.dataset.speech_manifest import Entry, entries_of
+from mptrain.dataset.speech_parts import hold_out_utterances
+from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def load_speech(
+    *,
+    path: Path = Path("data/speech"),
+    val_path: Path | None = None,
+    test_path: Path | None = None,
+    name: str = "speech",
+    sample_rate: PositiveInt = 16000,
+    alphabet: str = ENGLISH,
+    features: Kind = "log_mel",
+    window_ms: PositiveFloat = 20.0,
+    hop_ms: PositiveFloat = 10.0,
+    bands: PositiveInt = 80,
+    stride: PositiveInt = 2,
+    max_seconds: PositiveFloat | None = 20.0,
+    val_share: BelowOneOrZero = 0.1,
+    test_share: BelowOneOrZero = 0.1,
+    train_samples: PositiveInt | None = None,
+    workers: NonNegativeInt = 4,
+    on_error: OnError = "stop",
+    batch_size: PositiveInt = 16,
+) -> SpeechDataset:
+    """Find recordings and their transcripts; a recording is read when a batch asks for it.
+
+    For the forms that ``path`` may have see `mptrain.dataset.speech_manifest.entries_of`. Where a manifest does not say
+    how long a recording is, its header is read.
+
+    Args:
+        path: A manifest or a folder, to train on.
+        val_path: Likewise, to validate on; None holds out ``val_share`` of ``path``.
+        test_path: Likewise, to test on; None holds out ``test_share`` of ``path``.
+        name: What to call the data set in records.
+        sample_rate: What recordings are resampled to, in hertz.
+        alphabet: Letters of the transcripts, the space included.
+        features: ``log_mel`` or ``log_spectrogram``.
+        window_ms: Length of the window of a frame, in milliseconds.
+        hop_ms: From frame to frame, in milliseconds.
+        bands: Numbers of a frame of ``log_mel``.
+        stride: Frames that the network makes one of.
+        max_seconds: Leave out what is longer; None for no limit.
+        val_share: Share of the utterances held out for validation, where no path is for it.
+        test_share: Share of the utterances to test on, where no path is for it.
+        train_samples: Train on so many only; None trains on all.
+        workers: Processes that read recordings, at most as many as there are cores to use.
+        on_error: What to do about recordings that cannot be read and transcripts that cannot be used.
+        batch_size: Of the run: batches are made of neighbours in length.
+
+    Raises:
+        DataError: There is nothing there, or an utterance cannot be used and ``on_error`` is ``stop``.
+        EnvironmentRefused: The recordings need the extra ``speech``, which is not installed.
+        ConfigError: The features cannot be made, or nothing is left to train on.
+    """
+    form = Format(Alphabet(alphabet), Features(features, sample_rate, window_ms, hop_ms, bands), stride)
+    faults: dict[str, Faults] = {}
+    parts: dict[str, list[Utterance]] = {}
+    shares: dict[str, float] = {}
+    for part, place, share in (("val", val_path, val_share), ("test", test_path, test_share)):
+        if place is None:
+            shares[part] = share
+        else:
+            faults[part] = Faults(on_error)
+            parts[part] = _utterances(place, form, max_seconds, faults[part])
+    faults["train"] = Faults(on_error)
+    everything = _utterances(path, form, max_seconds, faults["train"])
+    parts.update(hold_out_utterances(name, everything, shares, train_samples))
+    read = functools.partial(_read, sample_rate)
+    splits = {
+        part: SpeechSplit(
+            f"{name} {part}", chosen, form, read, batch_size, faults.get(part, Faults(on_error)), in_memory=False
+        )
+        for part, chosen in parts.items()
+    }
+    return SpeechDataset(name, form, workers, splits["train"], splits.get("val"), splits.get("test"))
+
+
+def _utterances(place: Path, form: Format, max_seconds: float | None, faults: Faults) -> list[Utterance]:
+    """The utterances of a manifest or folder that can be used and are not too long, in the order of their paths."""
+    found = []
+    for entry in entries_of(place.expanduser(), faults):
+        try:
+            seconds = _seconds(entry)
+        except RecordingError as error:
+            faults.report({entry.path: error.reason})
+            continue
+        if max_seconds is None or seconds <= max_seconds:
+            samples = round(seconds * form.features.rate)
+            found.append(Utterance(entry.path, form.alphabet.spelled(entry.text), samples))
+    return sorted(usable(found, form, faults), key=lambda utterance: utterance.name)
+
+
+def _seconds(entry: Entry) -> float:
+    if entry.seconds is None:
+        return recording_seconds(entry.path)
+    if not os.access(entry.path, os.R_OK):  # before an epoch has begun, not in the middle of it
+        raise RecordingError(entry.path, "there is no such file, or none that may be read")
+    return entry.seconds
+
+
+def _read(rate: int, path: str) -> Tensor:
+    return read_recording(path, rate)

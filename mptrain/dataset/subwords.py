@@ -1,0 +1,116 @@
+"""Pieces of words as tokens, learned from the training text by sentencepiece, the same in every run.
+
+The text is taken as it is, but for runs of white space, which become one space: what a metric compares is what stands in
+the user's file.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import io
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mptrain.errors import ConfigError, DataError
+from mptrain.extras import load_extra
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: ``bpe``: byte pair encoding (Sennrich et al. 2016); ``unigram``: the most likely pieces (Kudo 2018); ``char``:
+#: characters; ``word``: what stands between spaces.
+Pieces = Literal["bpe", "unigram", "char", "word"]
+
+#: Numbers that every vocabulary begins with: padding, a character never seen in training, and the two ends of a sentence.
+PAD, UNKNOWN, BEGIN, END = 0, 1, 2, 3
+
+_LONGEST = 1 << 20  # bytes of a sentence to learn from; sentencepiece would leave out longer ones than 4,192
+
+
+@dataclass(frozen=True)
+class Subwords:
+    """A vocabulary of pieces.
+
+    Attributes:
+        model: What sentencepiece learned, in its own format.
+    """
+
+    model: bytes
+
+    def __len__(self) -> int:
+        return int(self._processor.get_piece_size())
+
+    @functools.cached_property
+    def _processor(self) -> Any:
+        library = load_extra("sentencepiece", "translation", "a vocabulary of subwords")
+        return library.SentencePieceProcessor(model_proto=self.model)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token numbers of each text, the last of which is `END`; an empty text has that one alone."""
+        encoded: list[list[int]] = self._processor.encode(list(texts), num_threads=1)
+        return [[*numbers, END] for numbers in encoded]
+
+    def decode(self, numbers: list[int]) -> str:
+        """The text of token numbers, up to the first `END`; ends and padding say nothing."""
+        if END in numbers:
+            numbers = numbers[: numbers.index(END)]
+        return str(self._processor.decode(numbers))
+
+    def pieces(self) -> list[str]:
+        """The tokens in the order of their numbers; ``▁`` stands for a space."""
+        return [self._processor.id_to_piece(number) for number in range(len(self))]
+
+    def portable(self) -> str:
+        """The model in base64, for a JSON file; sentencepiece reads it with ``model_proto=base64.b64decode(...)``."""
+        return base64.b64encode(self.model).decode()
+
+
+def learn(name: str, texts: Sequence[str], pieces: Pieces, vocabulary: int) -> Subwords:
+    """Learn a vocabulary, in one thread and without sampling, so that equal texts give equal vocabularies.
+
+    Args:
+        name: Of the texts, for messages.
+        texts: The training text alone: what test text adds to a vocabulary would be known beforehand.
+        pieces: What a token is.
+        vocabulary: At most so many tokens, the four of every vocabulary included; fewer where the text has no more.
+
+    Raises:
+        EnvironmentRefused: sentencepiece is not installed.
+        DataError: There is no text.
+        ConfigError: The vocabulary is too small for the characters of the text.
+    """
+    library = load_extra("sentencepiece", "translation", f"dataset.pieces={pieces}")
+    written = io.BytesIO()
+    try:
+        library.SentencePieceTrainer.train(
+            sentence_iterator=iter([text for text in texts if text]),
+            model_writer=written,
+            model_type=pieces,
+            vocab_size=vocabulary,
+            hard_vocab_limit=False,
+            character_coverage=1.0,
+            normalization_rule_name="identity",
+            max_sentence_length=_LONGEST,
+            num_threads=1,
+            minloglevel=2,
+            pad_id=PAD,
+            unk_id=UNKNOWN,
+            bos_id=BEGIN,
+            eos_id=END,
+        )
+    except RuntimeError as error:
+        raise _explained(name, vocabulary, str(error)) from error
+    return Subwords(written.getvalue())
+
+
+def _explained(name: str, vocabulary: int, message: str) -> ConfigError | DataError:
+    if "sentences_.empty()" in message:
+        return DataError(f"{name} has no text to learn a vocabulary from", "choose other data")
+    if needed := re.search(r"required_chars\. \d+ vs (\d+)", message):
+        return ConfigError(
+            f"dataset.vocabulary={vocabulary} is too small for the characters of {name}",
+            f"write dataset.vocabulary={needed[1]} or more",
+        )
+    return ConfigError(f"{name}: sentencepiece cannot learn a vocabulary of {vocabulary}: {message.strip()}")

@@ -1,0 +1,142 @@
+"""Inception v2: GoogLeNet with batch normalisation, from its published table. Ours, since torchvision has none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from mptrain.fields import PositiveFloat
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Pool = Literal["avg", "max", "pass"]
+
+
+class Row(NamedTuple):
+    """A row of the table: filters of each branch.
+
+    Attributes:
+        name: As in the table.
+        single: Of the 1x1 convolution; 0 where there is none.
+        reduce3: Of the 1x1 convolution before the 3x3 one.
+        out3: Of the 3x3 convolution.
+        reduce33: Of the 1x1 convolution before the two 3x3 ones.
+        out33: Of each of these two.
+        pool: Which pool; ``pass`` is a max-pool that is passed on, in a block that halves the image.
+        project: Of the 1x1 convolution behind the pool; 0 where it is passed on.
+    """
+
+    name: str
+    single: int
+    reduce3: int
+    out3: int
+    reduce33: int
+    out33: int
+    pool: Pool
+    project: int
+
+
+#: Ioffe and Szegedy 2015, figure 5. Its column of output sizes says 576 for 4c and 4d and 1024 for 4e, where the
+#: filters of the same rows add up to 608, 608 and 1056; everyone builds the latter.
+TABLE = (
+    Row("3a", 64, 64, 64, 64, 96, "avg", 32),
+    Row("3b", 64, 64, 96, 64, 96, "avg", 64),
+    Row("3c", 0, 128, 160, 64, 96, "pass", 0),
+    Row("4a", 224, 64, 96, 96, 128, "avg", 128),
+    Row("4b", 192, 96, 128, 96, 128, "avg", 128),
+    Row("4c", 160, 128, 160, 128, 160, "avg", 128),
+    Row("4d", 96, 128, 192, 160, 192, "avg", 128),
+    Row("4e", 0, 128, 192, 192, 256, "pass", 0),
+    Row("5a", 352, 192, 320, 160, 224, "avg", 128),
+    Row("5b", 352, 192, 320, 192, 224, "max", 128),
+)
+
+
+def bn_inception(*, num_classes: int, in_channels: int = 3, width: PositiveFloat = 1.0) -> nn.Sequential:
+    """Inception v2, or BN-Inception (Ioffe and Szegedy, *Batch normalization*, 2015, arXiv 1502.03167, figure 5).
+
+    At width 1 with three channels and 1,000 classes it has 11,285,224 parameters: the 11,295,240 of the well-known
+    definitions (Caffe's, MXNet's, pretrained-models.pytorch's) without the biases of its 10,016 filters, which the
+    normalisation behind them would subtract again. Scales and shifts of the normalisation are trained. As in those
+    definitions, the first convolution is a plain one, where the paper made a separable one to save time, and there
+    is no auxiliary head. Convolutions begin as He et al. 2015 have it. All pools are padded by one pixel, which gives
+    the sizes of the table at 224 pixels and something to every other size, however small.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: Channels of the input ``[N, in_channels, H, W]``.
+        width: Multiplies all numbers of filters, rounded to multiples of 4.
+    """
+    filters = _Filters(width)
+    stem = (filters(64), filters(192))
+    layers: list[tuple[str, nn.Module]] = [
+        ("conv1", _convolution(in_channels, stem[0], 7, stride=2)),
+        ("pool1", nn.MaxPool2d(3, stride=2, padding=1)),
+        ("conv2_reduce", _convolution(stem[0], stem[0], 1)),
+        ("conv2", _convolution(stem[0], stem[1], 3)),
+        ("pool2", nn.MaxPool2d(3, stride=2, padding=1)),
+    ]
+    channels = stem[1]
+    for row in TABLE:
+        block = Inception(channels, row, filters)
+        layers.append((f"block{row.name}", block))
+        channels = block.out_channels
+    layers += [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
+    model = nn.Sequential()
+    for name, layer in (*layers, ("classifier", nn.Linear(channels, num_classes))):
+        model.add_module(name, layer)
+    return model
+
+
+class Inception(nn.Module):
+    """Branches side by side: 1x1, 3x3, twice 3x3, and a pool; their channels are put behind one another.
+
+    Args:
+        in_channels: Channels of the input.
+        row: Of the table.
+        filters: From a number in the table to how many are built.
+
+    Attributes:
+        out_channels: Channels of the output.
+    """
+
+    def __init__(self, in_channels: int, row: Row, filters: _Filters) -> None:
+        super().__init__()
+        single, reduce3, out3, reduce33, out33, project = (
+            filters(count) for count in (row.single, row.reduce3, row.out3, row.reduce33, row.out33, row.project)
+        )
+        stride = 2 if row.pool == "pass" else 1
+        self.one = _convolution(in_channels, single, 1) if single else None
+        self.three = nn.Sequential(_convolution(in_channels, reduce3, 1), _convolution(reduce3, out3, 3, stride=stride))
+        self.twice = nn.Sequential(
+            _convolution(in_channels, reduce33, 1),
+            _convolution(reduce33, out33, 3),
+            _convolution(out33, out33, 3, stride=stride),
+        )
+        pool = nn.AvgPool2d if row.pool == "avg" else nn.MaxPool2d
+        self.pool = nn.Sequential(pool(3, stride=stride, padding=1))
+        if project:
+            self.pool.append(_convolution(in_channels, project, 1))
+        self.out_channels = single + out3 + out33 + (project or in_channels)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features ``[N, out_channels, H, W]``, or half as high and wide where the block halves."""
+        first = [] if self.one is None else [self.one(images)]
+        return torch.cat([*first, self.three(images), self.twice(images), self.pool(images)], dim=1)
+
+
+class _Filters:
+    def __init__(self, width: float) -> None:
+        self.width = width
+
+    def __call__(self, published: int) -> int:
+        return max(4, round(published * self.width / 4) * 4) if published else 0
+
+
+def _convolution(in_channels: int, out_channels: int, side: int, stride: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(in_channels, out_channels, side, stride, padding=side // 2, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return nn.Sequential(convolution, nn.BatchNorm2d(out_channels), nn.ReLU())

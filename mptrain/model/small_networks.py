@@ -1,0 +1,139 @@
+"""The published families of classifiers in the size of small images: what they are made of, in seconds on a CPU."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import MinLen
+from torch import nn
+
+from mptrain.errors import ConfigError
+from mptrain.fields import BelowOneOrZero, PositiveInt
+
+Widths = Annotated[tuple[PositiveInt, ...], MinLen(1)]
+
+
+def small_alexnet(
+    *,
+    num_classes: int,
+    in_channels: int,
+    image_size: int,
+    width: PositiveInt = 16,
+    hidden: PositiveInt = 128,
+    dropout: BelowOneOrZero = 0.5,
+) -> nn.Sequential:
+    """AlexNet's order (Krizhevsky et al. 2012): two 5x5 and three 3x3 convolutions, overlapping pools, dropout.
+
+    Like the published one of 2014 it has no normalisation.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
+        image_size: Side of the input in pixels.
+        width: Channels of the first convolution; the others have 3, 6, 4 and 4 times as many, as published.
+        hidden: Width of both hidden linear layers.
+        dropout: Share of activations set to zero in training before each hidden layer.
+    """
+    wide, wider, widest = 3 * width, 4 * width, 6 * width
+    layers = [
+        *(nn.Conv2d(in_channels, width, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)),
+        *(nn.Conv2d(width, wide, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)),
+        *(nn.Conv2d(wide, widest, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(widest, wider, 3, padding=1), nn.ReLU()),
+        *(nn.Conv2d(wider, wider, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)),
+    ]
+    side = -(-image_size // 8)
+    return nn.Sequential(*layers, *_dense(wider * side * side, hidden, num_classes, dropout))
+
+
+def small_vgg(
+    *,
+    num_classes: int,
+    in_channels: int,
+    image_size: int,
+    widths: Widths = (16, 32, 64),
+    hidden: PositiveInt = 128,
+    dropout: BelowOneOrZero = 0.5,
+) -> nn.Sequential:
+    """VGG's order (Simonyan and Zisserman 2014): stages of two 3x3 convolutions, pools, dropout, no normalisation.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: Channels of the input ``[N, in_channels, image_size, image_size]``.
+        image_size: Side of the input in pixels.
+        widths: Channels of each stage; a 2x2 max-pool ends it.
+        hidden: Width of both hidden linear layers.
+        dropout: Share of activations set to zero in training before each hidden layer.
+
+    Raises:
+        ConfigError: The pools leave nothing of such an image.
+    """
+    layers: list[nn.Module] = []
+    for width in widths:
+        for channels in (in_channels, width):
+            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2))
+        in_channels = width
+    for layer in layers:
+        if isinstance(layer, nn.Conv2d):  # as in torchvision's: without it the signal fades from layer to layer
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    side = image_size >> len(widths)
+    if side == 0:
+        raise ConfigError(
+            f"model.widths has {len(widths)} stages: their pools leave nothing of {image_size} pixels",
+            "write fewer widths, or a larger dataset.image_size",
+        )
+    return nn.Sequential(*layers, *_dense(in_channels * side * side, hidden, num_classes, dropout))
+
+
+def small_resnext(
+    *,
+    num_classes: int,
+    in_channels: int,
+    widths: Widths = (64, 128, 256),
+    blocks: PositiveInt = 1,
+    cardinality: PositiveInt = 8,
+) -> nn.Sequential:
+    """ResNeXt (Xie et al. 2016): torchvision's bottlenecks with grouped convolutions, behind a 3x3 convolution.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: Channels of the input ``[N, in_channels, H, W]``.
+        widths: Channels of each stage's output, multiples of four; all stages but the first halve the image.
+        blocks: Of each stage.
+        cardinality: Groups of each 3x3 convolution, which has half as many channels as the output.
+
+    Raises:
+        ConfigError: The widths do not divide so.
+    """
+    from torchvision.models.resnet import Bottleneck
+
+    if any(width % 4 or (width // 2) % cardinality for width in widths):
+        raise ConfigError(
+            f"model.widths={list(widths)} with model.cardinality={cardinality}: half of each width is divided into "
+            f"{cardinality} groups, and a quarter must be whole",
+            "write multiples of four, and of twice the cardinality",
+        )
+    channels = widths[0] // 2
+    layers: list[nn.Module] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]
+    layers.append(nn.ReLU())
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            stride = 2 if stage and not block else 1
+            shortcut = None
+            if channels != width or stride > 1:
+                shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            # The width of its grouped convolution is planes * base_width / 64 * groups: here half of the output's.
+            grouped = {"groups": cardinality, "base_width": 128 // cardinality}
+            layers.append(Bottleneck(channels, width // 4, stride, shortcut, **grouped))
+            channels = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes))
+
+
+def _dense(features: int, hidden: int, num_classes: int, dropout: float) -> list[nn.Module]:
+    return [
+        nn.Flatten(),
+        *(nn.Dropout(dropout), nn.Linear(features, hidden), nn.ReLU()),
+        *(nn.Dropout(dropout), nn.Linear(hidden, hidden), nn.ReLU()),
+        nn.Linear(hidden, num_classes),
+    ]

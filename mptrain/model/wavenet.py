@@ -1,0 +1,203 @@
+"""WaveNet: a network that says of each sample of a sound which level follows, given those before it.
+
+It sees samples through convolutions that look back only, at ever larger distances. Everything here may be half
+precision; the softmax over the levels is the task's, in FP32. How a sound is drawn sample by sample is in
+`mptrain.model.wavenet_drawing`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.model.wavenet_drawing import drawn
+
+
+class GatedLayer(nn.Module):
+    """A dilated convolution whose result is the product of a tanh and a sigmoid (van den Oord et al. 2016, eq. 2).
+
+    Args:
+        residual: Channels that pass from layer to layer, R.
+        kernel_size: Samples that it sees.
+        dilation: Distance between these.
+        condition: Numbers of the condition; 0 for none.
+        last: Nothing comes behind it, so it has no residual output.
+    """
+
+    def __init__(self, residual: int, kernel_size: int, dilation: int, condition: int, *, last: bool) -> None:
+        super().__init__()
+        self.past = dilation * (kernel_size - 1)
+        self.gates = nn.Conv1d(residual, 2 * residual, kernel_size, dilation=dilation)
+        self.condition = nn.Conv1d(condition, 2 * residual, 1, bias=False) if condition else None
+        self.residual = None if last else nn.Conv1d(residual, residual, 1)
+
+    def forward(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        """From ``[N, R, L]`` and a condition ``[N, E, L]`` or ``[N, E, 1]`` to what goes on, and the product, alike."""
+        gates = self.gates(F.pad(given, (self.past, 0)))
+        if self.condition is not None and condition is not None:
+            gates = gates + self.condition(condition)
+        return self.outputs(given, gates)
+
+    def outputs(self, given: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes on, and the product, from the sums ``[N, 2 R, L]`` before the two gates."""
+        filtered, gate = gates.chunk(2, 1)
+        product = torch.tanh(filtered) * torch.sigmoid(gate)
+        onward = given if self.residual is None else given + self.residual(product)
+        return onward, product
+
+
+class WaveNet(nn.Module):
+    """Stacks of gated layers with dilations 1, 2, 4 ... over an embedding of levels (van den Oord et al. 2016).
+
+    A speaker is an embedding that all samples are told (global conditioning, their section 2.5); text an embedding of its
+    letters and their neighbours, of which each sample is told the one that is being said (local conditioning).
+
+    Args:
+        levels: How many there are.
+        stacks: How often the dilations begin again at 1.
+        layers: Layers of a stack, the last with a dilation of ``2 ** (layers - 1)``.
+        residual: Channels that pass from layer to layer, and of the gates.
+        skip: Channels of the sum over all layers.
+        kernel_size: Samples that each layer sees.
+        speakers: How many there are; 0 tells none.
+        letters: How many there are, with the one for none; 0 tells none.
+        condition: Numbers of the embeddings of speakers and letters.
+
+    Attributes:
+        receptive_field: How many samples an answer depends on:
+            ``1 + stacks (kernel_size - 1) (2 ** layers - 1)``.
+    """
+
+    def __init__(
+        self,
+        levels: int,
+        *,
+        stacks: int,
+        layers: int,
+        residual: int,
+        skip: int,
+        kernel_size: int,
+        speakers: int,
+        letters: int,
+        condition: int,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(levels, residual)
+        self.speakers = nn.Embedding(speakers, condition) if speakers else None
+        self.letters = nn.Embedding(letters, condition, padding_idx=0) if letters else None
+        self.neighbours = nn.Conv1d(condition, condition, 5, padding=2) if letters else None
+        dilations = [2**layer for _ in range(stacks) for layer in range(layers)]
+        told = condition if speakers or letters else 0
+        self.layers = nn.ModuleList(
+            GatedLayer(residual, kernel_size, dilation, told, last=number == len(dilations))
+            for number, dilation in enumerate(dilations, start=1)
+        )
+        # The skip connections of all layers in one product: their sum is rounded once, and not at every layer.
+        self.skip = nn.Conv1d(len(dilations) * residual, skip, 1)
+        self.hidden = nn.Conv1d(skip, skip, 1)
+        self.output = nn.Conv1d(skip, levels, 1)
+        self.receptive_field = 1 + sum(dilations) * (kernel_size - 1)
+
+    def forward(
+        self, given: Tensor, speaker: Tensor | None = None, text: Tensor | None = None, place: Tensor | None = None
+    ) -> Tensor:
+        """Logits of the level that follows each level.
+
+        Args:
+            given: Levels, int64 ``[N, L]``.
+            speaker: Numbers, int64 ``[N]``.
+            text: Numbers of letters, int64 ``[N, M]``, 0 behind the last.
+            place: Which of these is being said, int64 ``[N, L]``.
+
+        Returns:
+            ``[N, levels, L]``.
+        """
+        condition = self.told(speaker, text, place)
+        value = self.embedding(given).transpose(1, 2)
+        products = []
+        for layer in self.layers:
+            value, product = layer(value, condition)
+            products.append(product)
+        return self.answer(products)
+
+    def told(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
+        """The condition, ``[N, E, L]`` with text and ``[N, E, 1]`` with a speaker alone; None for none of them."""
+        condition: Tensor | None = None
+        if self.letters is not None and self.neighbours is not None and text is not None and place is not None:
+            letters = self.neighbours(self.letters(text).transpose(1, 2)).transpose(1, 2)
+            # Looked up as in an embedding, whose gradients are summed in FP32: hundreds of samples say the same letter.
+            rows = place + torch.arange(len(text), device=text.device)[:, None] * text.shape[1]
+            condition = F.embedding(rows, letters.flatten(0, 1)).transpose(1, 2)
+        if self.speakers is not None and speaker is not None:
+            voice = self.speakers(speaker).unsqueeze(2)
+            condition = voice if condition is None else condition + voice
+        return condition
+
+    def answer(self, products: list[Tensor]) -> Tensor:
+        """Logits from the products of all layers, each ``[N, R, L]``."""
+        logits: Tensor = self.output(F.relu(self.hidden(F.relu(self.skip(torch.cat(products, 1))))))
+        return logits
+
+    def drawn(
+        self,
+        given: Tensor,
+        count: int,
+        source: torch.Generator,
+        speaker: Tensor | None = None,
+        text: Tensor | None = None,
+        place: Tensor | None = None,
+    ) -> Tensor:
+        """Levels drawn one after the other, each from what follows those before it.
+
+        Args:
+            given: Levels to go on from, int64 ``[N, L]``, L at least 1.
+            count: How many to draw.
+            source: What they are drawn from.
+            speaker: As in `forward`.
+            text: As in `forward`.
+            place: As in `forward`, int64 ``[N, L - 1 + count]``: of each level that follows one of them.
+
+        Returns:
+            int64 ``[N, count]``.
+        """
+        return drawn(self, given, count, source, self.told(speaker, text, place))
+
+
+def wavenet(
+    *,
+    levels: PositiveInt,
+    speakers: NonNegativeInt = 0,
+    vocabulary_size: NonNegativeInt = 0,
+    stacks: PositiveInt = 3,
+    layers: PositiveInt = 10,
+    residual: PositiveInt = 64,
+    skip: PositiveInt = 256,
+    kernel_size: PositiveInt = 2,
+    condition: PositiveInt = 64,
+) -> WaveNet:
+    """Build a WaveNet in PyTorch's default initialisation.
+
+    Args:
+        levels: Levels of a sample.
+        speakers: How many there are; 0 tells none.
+        vocabulary_size: How many letters there are, with the one for none; 0 tells none.
+        stacks: How often the dilations begin again at 1.
+        layers: Layers of a stack.
+        residual: Channels that pass from layer to layer, and of the gates.
+        skip: Channels of the sum over all layers.
+        kernel_size: Samples that each layer sees.
+        condition: Numbers of the embeddings of speakers and letters.
+    """
+    return WaveNet(
+        levels,
+        stacks=stacks,
+        layers=layers,
+        residual=residual,
+        skip=skip,
+        kernel_size=kernel_size,
+        speakers=speakers,
+        letters=vocabulary_size,
+        condition=condition,
+    )

@@ -1,0 +1,107 @@
+"""COCO's form: categories by id, crowds, folders, and files that are wrong."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+
+from mptrain.dataset import load_coco
+from mptrain.dataset.boxed import CROWD, OBJECT
+from mptrain.errors import DataError
+
+OWN = {"train": "mine", "val": None, "image_size": 32, "augment": False}
+
+
+def content(**other):
+    """Two pictures; the ids of the categories have gaps and another order, as COCO's have."""
+    return {
+        "images": [
+            {"id": 7, "file_name": "a.png", "width": 40, "height": 20},
+            {"id": 3, "file_name": "b.png", "width": 40, "height": 20},
+        ],
+        "categories": [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}],
+        "annotations": [
+            {"id": 1, "image_id": 7, "category_id": 90, "bbox": [0, 0, 20, 10], "iscrowd": 0},
+            {"id": 2, "image_id": 7, "category_id": 1, "bbox": [20, 10, 20, 10], "iscrowd": 1},
+        ],
+        **other,
+    }
+
+
+def write(root, part, said):
+    (root / "annotations").mkdir(exist_ok=True)
+    (root / part).mkdir(exist_ok=True)
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (40, 20), (9, 99, 200)).save(root / part / name)
+    text = said if isinstance(said, str) else json.dumps(said)
+    (root / "annotations" / f"instances_{part}.json").write_text(text)
+
+
+def test_boxes_categories_and_crowds_are_read(tmp_path):
+    write(tmp_path, "mine", content())
+    data = load_coco(root=tmp_path, **OWN)
+    batch = data.train.fetch([0, 1], 0, 0)
+    assert data.class_names == ("person", "toothbrush")
+    assert batch.more["labels"].tolist() == [[1, 0], [-1, -1]]
+    assert batch.more["kinds"].tolist() == [[OBJECT, CROWD], [0, 0]]
+    assert batch.targets[0].flatten().tolist() == pytest.approx([0, 0, 16, 16, 16, 16, 32, 32])
+    assert (len(data.train), data.val, data.test) == (2, None, None)
+
+
+def test_other_parts_have_the_classes_of_the_training_part(tmp_path):
+    write(tmp_path, "mine", content())
+    fewer = [{"id": 90, "name": "toothbrush"}]
+    write(tmp_path, "other", content(categories=fewer, annotations=content()["annotations"][:1]))
+    data = load_coco(root=tmp_path, **{**OWN, "val": "other"})
+    assert data.val.fetch([0], 0, 0).more["labels"].tolist() == [[1]]
+    write(tmp_path, "strange", content(categories=[*content()["categories"], {"id": 4, "name": "plane"}]))
+    with pytest.raises(DataError, match=r"1 categories that .* has not, such as plane"):
+        load_coco(root=tmp_path, **{**OWN, "val": "strange"})
+
+
+BAD_FILES = {
+    "is no JSON": "",
+    "is no JSON: ": "{",
+    "is no file of instances": "[]",
+    "lacks 'categories'": {"images": [], "annotations": []},
+    "lacks 'bbox'": content(annotations=[{"id": 1, "image_id": 7, "category_id": 1}]),
+    "lacks 'file_name'": content(images=[{"id": 7, "width": 4, "height": 4}], annotations=[]),
+    "of image 99, which is not among": content(annotations=[{"id": 1, "image_id": 99, "category_id": 1, "bbox": [0, 0, 1, 1]}]),
+    "not enough values": content(annotations=[{"id": 1, "image_id": 7, "category_id": 1, "bbox": [0, 0]}]),
+    "none of 2 pictures has a box": content(annotations=[]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", BAD_FILES)
+def test_a_file_of_another_form_is_one_line(tmp_path, said):
+    write(tmp_path, "mine", BAD_FILES[said])
+    with pytest.raises(DataError) as raised:
+        load_coco(root=tmp_path, **OWN)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+BAD_BOXES = {
+    "has no area inside": {"id": 3, "image_id": 3, "category_id": 1, "bbox": [5, 5, 0, 9]},
+    "(60, 5, 69, 14) has no area": {"id": 3, "image_id": 3, "category_id": 1, "bbox": [60, 5, 9, 9]},
+    "unknown category 12": {"id": 3, "image_id": 3, "category_id": 12, "bbox": [5, 5, 9, 9]},
+}
+
+
+@pytest.mark.parametrize("said", BAD_BOXES)
+def test_a_wrong_box_is_named_or_its_picture_skipped(tmp_path, said):
+    write(tmp_path, "mine", content(annotations=[*content()["annotations"], BAD_BOXES[said]]))
+    data = load_coco(root=tmp_path, **OWN)
+    assert len(data.train) == 1
+    assert data.train.skipped == 1
+    with pytest.raises(DataError, match=r"mine/b\.png") as raised:
+        load_coco(root=tmp_path, on_error="stop", **OWN)
+    assert said in str(raised.value)
+
+
+def test_a_missing_file_says_what_is_expected(tmp_path):
+    with pytest.raises(DataError, match=r"instances_mine\.json cannot be read") as raised:
+        load_coco(root=tmp_path, **OWN)
+    assert "instances_PART.json" in raised.value.hint

@@ -1,0 +1,261 @@
+"""Speech of the user's own: manifests and folders, what is wrong with some of it, and what a batch is made of."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import wavfile
+
+from mptrain.dataset.alphabet import Alphabet
+from mptrain.dataset.faults import Faults
+from mptrain.dataset.speech import load_speech
+from mptrain.dataset.speech_manifest import entries_of
+from mptrain.dataset.tone_words import make_tone_words, text_of, wave_of
+from mptrain.errors import ConfigError, DataError
+
+
+def record(path, seconds=1.0, rate=16000, channels=1, seed=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shape = (int(rate * seconds), channels) if channels > 1 else int(rate * seconds)
+    wavfile.write(path, rate, np.random.default_rng(seed).integers(-999, 999, shape).astype(np.int16))
+
+
+def table(folder, rows, name="all.tsv"):
+    for place, (file, _) in enumerate(rows):
+        record(folder / file, 1.0 + place / 10, seed=place)
+    (folder / name).write_text("".join(f"{file}\t{text}\n" for file, text in rows))
+    return folder / name
+
+
+ROWS = [("a.wav", "Hello, world!"), ("sub/b.wav", "It\u2019s 5 o'clock."), ("c.wav", ""), ("d.wav", "good-bye")]
+NOTHING_HELD = {"val_share": 0.0, "test_share": 0.0}
+
+
+class TestAlphabet:
+    @pytest.mark.parametrize(
+        ("text", "spelled"),
+        [
+            ("Hello, world!", "hello world"),
+            ("It\u2019s 5 o'clock.", "it's five o'clock"),
+            ("  well -- known ", "well known"),
+            ("good-bye", "good bye"),
+            ("...", ""),
+            ("50", "50"),
+        ],
+    )
+    def test_english_is_spelled_in_small_letters_without_punctuation(self, text, spelled):
+        assert Alphabet().spelled(text) == spelled
+
+    def test_letters_that_are_in_the_alphabet_stay(self):
+        assert Alphabet("AB-5 ").spelled("AB-5 AB") == "AB-5 AB"
+        assert Alphabet("äö ").spelled("ÄÖ") == "äö"
+
+    def test_numbers_begin_at_1_and_lead_back(self):
+        alphabet = Alphabet()
+        assert len(alphabet) == 29
+        assert alphabet.text(alphabet.numbers("it's a z")) == "it's a z"
+        assert min(alphabet.numbers("abc")) == 1
+        assert alphabet.text([0, 1, 0]) == "a"
+        assert alphabet.labels()[:2] == ["<blank>", "a"]
+
+    def test_foreign_letters_are_named(self):
+        assert Alphabet("ab ").problem("abc d") == "its transcript has 'c' 'd', not in dataset.alphabet"
+        assert Alphabet("ab ").problem("ab a") == ""
+
+    @pytest.mark.parametrize("letters", ["", "aba"])
+    def test_an_alphabet_without_letters_or_with_one_twice_is_refused(self, letters):
+        with pytest.raises(ConfigError, match=r"dataset\.alphabet="):
+            Alphabet(letters)
+
+
+class TestManifests:
+    def test_a_table_has_paths_relative_to_it_and_transcripts(self, tmp_path):
+        found = entries_of(table(tmp_path, ROWS), Faults())
+        assert [(entry.path, entry.text) for entry in found] == [(str(tmp_path / file), text) for file, text in ROWS]
+
+    def test_lines_of_json_may_say_how_long_a_recording_is(self, tmp_path):
+        lines = [
+            {"audio_filepath": "a.wav", "text": "x", "duration": 2},
+            {"audio": str(tmp_path / "b.wav"), "text": ""},
+        ]
+        (tmp_path / "all.json").write_text("\n".join(map(json.dumps, lines)))
+        found = entries_of(tmp_path / "all.json", Faults())
+        assert [(entry.path, entry.seconds) for entry in found] == [
+            (str(tmp_path / "a.wav"), 2),
+            (str(tmp_path / "b.wav"), None),
+        ]
+
+    def test_a_folder_as_librispeech_has_them(self, tmp_path):
+        record(tmp_path / "84" / "121" / "84-121-0000.flac")
+        (tmp_path / "84" / "121" / "84-121.trans.txt").write_text("84-121-0000 GO DO YOU HEAR\n84-121-0001 NO\n")
+        found = entries_of(tmp_path, Faults())
+        assert [(entry.path.rpartition("/")[2], entry.text) for entry in found] == [
+            ("84-121-0000.flac", "GO DO YOU HEAR"),
+            ("84-121-0001.wav", "NO"),
+        ]
+
+    def test_a_folder_of_recordings_beside_their_texts(self, tmp_path):
+        record(tmp_path / "x" / "one.wav")
+        (tmp_path / "x" / "one.txt").write_text("what\nis said\n")
+        (tmp_path / "readme.txt").write_text("no recording has this name")
+        assert [entry.text for entry in entries_of(tmp_path, Faults())] == ["what is said"]
+
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ("only a path\n", "line 1: is not PATH, tab, TRANSCRIPT"),
+            ('{"audio": "a.wav"}\n', "line 1: has no audio_filepath and text"),
+            ('{"audio": "a.wav", "text": "x", "duration": -1}\n', "says a duration of -1 seconds"),
+            ('{"audio": "a.wav", "text": "x"}\n{oops\n', "line 2: is no JSON"),
+        ],
+    )
+    def test_a_line_that_cannot_be_understood_stops_or_is_counted(self, tmp_path, content, said):
+        (tmp_path / "all").write_text(content)
+        with pytest.raises(DataError, match=said):
+            entries_of(tmp_path / "all", Faults())
+        good = "good.wav\tb\n" if "{" not in content else '{"audio": "good.wav", "text": "b"}\n'
+        (tmp_path / "all").write_text(content + good)
+        faults = Faults("skip")
+        assert "good.wav" in entries_of(tmp_path / "all", faults)[-1].path
+        assert len(faults.found) == 1
+
+    def test_nothing_there_is_an_error_that_says_what_there_could_be(self, tmp_path):
+        for place, said in ((tmp_path / "no", "looked for"), (tmp_path, "no recording with a transcript")):
+            with pytest.raises(DataError, match=said) as caught:
+                load_speech(path=place)
+            assert "dataset=tone_words needs no files" in caught.value.hint
+        (tmp_path / "empty.tsv").write_text("")
+        with pytest.raises(DataError, match="lists no recording"):
+            load_speech(path=tmp_path / "empty.tsv")
+
+
+class TestLoading:
+    def test_batches_hold_samples_letters_and_their_lengths(self, tmp_path):
+        dataset = load_speech(path=table(tmp_path, ROWS), **NOTHING_HELD)
+        order = dataset.train.order(0, 0, shuffle=False).tolist()
+        batch = dataset.train.fetch(order, 0, 0)
+        assert batch.inputs.dtype == torch.int16
+        assert batch.more["lengths"].tolist() == [16000, 17600, 19200, 20800]
+        said = [
+            dataset.facts()["decode"](row[:size])
+            for row, size in zip(batch.targets.tolist(), batch.more["target_lengths"].tolist(), strict=True)
+        ]
+        assert said == ["hello world", "it's five o'clock", "", "good bye"]
+        prepared = dataset.prepare(batch, torch.device("cpu"), torch.contiguous_format)
+        assert prepared.inputs.shape == (4, 131, 80)
+        assert prepared.inputs.dtype == torch.float32
+        assert prepared.more["lengths"].tolist() == [101, 111, 121, 131]
+        assert all(len(part.inputs) == 2 for part in prepared.split(2))
+
+    def test_a_batch_of_empty_transcripts_has_a_column_all_the_same(self, tmp_path):
+        dataset = load_speech(path=table(tmp_path, [("a.wav", ""), ("b.wav", "...")]), **NOTHING_HELD)
+        batch = dataset.train.fetch([0, 1], 0, 0)
+        assert batch.targets.tolist() == [[0], [0]]
+        assert batch.more["target_lengths"].tolist() == [0, 0]
+
+    def test_other_rates_and_stereo_come_to_one_rate(self, tmp_path):
+        manifest = table(tmp_path, ROWS[:1])
+        record(tmp_path / "a.wav", 1.0, 44100, channels=2)
+        dataset = load_speech(path=manifest, sample_rate=8000, bands=40, **NOTHING_HELD)
+        assert dataset.train.fetch([0], 0, 0).inputs.shape == (1, 8000)
+
+    @pytest.mark.parametrize(
+        ("text", "seconds", "said"),
+        [
+            ("naïve", 1.0, "its transcript has 'ï', not in dataset.alphabet"),
+            ("room 101", 1.0, "not in dataset.alphabet"),
+            ("a" * 40, 1.0, "its transcript of 40 letters takes 79 frames, and the network sees 51"),
+            ("abc", 0.02, "its transcript of 3 letters takes 3 frames, and the network sees 2"),
+        ],
+    )
+    def test_a_transcript_that_no_network_could_give_stops_or_is_counted(self, tmp_path, text, seconds, said):
+        manifest = table(tmp_path, [("a.wav", "fine"), ("b.wav", text)])
+        record(tmp_path / "b.wav", seconds)
+        with pytest.raises(DataError, match=said):
+            load_speech(path=manifest, **NOTHING_HELD)
+        dataset = load_speech(path=manifest, on_error="skip", **NOTHING_HELD)
+        assert (len(dataset.train), dataset.train.skipped) == (1, 1)
+
+    def test_a_stride_says_how_many_frames_are_left_for_letters(self, tmp_path):
+        manifest = table(tmp_path, [("a.wav", "ab" * 20)])
+        assert len(load_speech(path=manifest, stride=2, **NOTHING_HELD).train) == 1
+        with pytest.raises(DataError, match="takes 40 frames, and the network sees 26"):
+            load_speech(path=manifest, stride=4, **NOTHING_HELD)
+
+    def test_a_broken_recording_stops_or_makes_the_batch_smaller(self, tmp_path):
+        manifest = tmp_path / "all.jsonl"
+        rows = [
+            {"audio": "a.wav", "text": "fine", "duration": 1},
+            {"audio": "b.wav", "text": "fine too", "duration": 1},
+        ]
+        manifest.write_text("\n".join(map(json.dumps, rows)))
+        record(tmp_path / "a.wav")
+        (tmp_path / "b.wav").write_bytes(b"RIFF and no more")
+        with pytest.raises(DataError, match=r"b.wav: cannot be read"):
+            load_speech(path=manifest, **NOTHING_HELD).train.fetch([0, 1], 0, 0)
+        dataset = load_speech(path=manifest, on_error="skip", **NOTHING_HELD)
+        assert dataset.train.fetch([0, 1], 0, 0).samples == 1
+        assert dataset.train.skipped == 1
+        with pytest.raises(DataError, match="no utterance of a batch can be used"):
+            dataset.train.fetch([1], 0, 0)
+
+    def test_a_recording_that_is_not_there_is_found_before_training(self, tmp_path):
+        manifest = table(tmp_path, ROWS)
+        (tmp_path / "a.wav").unlink()
+        with pytest.raises(DataError, match=r"a.wav: there is no such file"):
+            load_speech(path=manifest)
+        assert load_speech(path=manifest, on_error="skip", **NOTHING_HELD).train.skipped == 1
+
+    def test_a_recording_shorter_than_its_manifest_says_does_not_reach_the_loss(self, tmp_path):
+        record(tmp_path / "a.wav", 0.02)
+        (tmp_path / "all").write_text('{"audio": "a.wav", "text": "hello", "duration": 3}')
+        with pytest.raises(DataError, match="takes 6 frames, and the network sees 2"):
+            load_speech(path=tmp_path / "all", **NOTHING_HELD).train.fetch([0], 0, 0)
+
+    def test_parts_are_the_same_in_every_run_and_share_no_transcript(self, tmp_path):
+        rows = [(f"{place}.wav", "abcdefgh"[place // 3]) for place in range(24)]
+        manifest = table(tmp_path, rows)
+        one, other = (load_speech(path=manifest, val_share=0.2, test_share=0.2) for _ in range(2))
+        texts = []
+        for part in ("train", "val", "test"):
+            assert getattr(one, part).utterances == getattr(other, part).utterances
+            texts.append({utterance.text for utterance in getattr(one, part).utterances})
+        assert [len(part) for part in (one.train, one.val, one.test)] == [12, 6, 6]
+        assert sorted(letter for part in texts for letter in part) == sorted("abcdefgh")
+        with pytest.raises(ConfigError, match="none is left to train on"):
+            load_speech(path=manifest, val_share=0.6, test_share=0.6)
+
+    def test_files_for_validation_and_test_are_taken_as_they_are(self, tmp_path):
+        train, val = table(tmp_path, ROWS[:2], "train.tsv"), table(tmp_path, ROWS[2:], "val.tsv")
+        dataset = load_speech(path=train, val_path=val, test_share=0.0)
+        assert (len(dataset.train), len(dataset.val), dataset.test) == (2, 2, None)
+
+
+class TestToneWords:
+    def test_utterances_follow_from_their_place_alone(self):
+        assert text_of(0, 5) == text_of(0, 5) != text_of(0, 6)
+        assert text_of(1, 5) != text_of(0, 5)
+        assert torch.equal(wave_of("ab c", 0, 5, 1.0), wave_of("ab c", 0, 5, 1.0))
+        few, more = make_tone_words(train_samples=3), make_tone_words(train_samples=5)
+        assert few.train.utterances == more.train.utterances[:3]
+
+    def test_each_letter_is_its_pair_of_tones(self):
+        for place, letter in enumerate("ap"):
+            wave = wave_of(letter, 0, 0, 1e-9).double()
+            spectrum = torch.fft.rfft(wave, 4000).abs()
+            loudest = sorted((int(spectrum[:1000].argmax()), 1000 + int(spectrum[1000:].argmax())))
+            assert loudest == pytest.approx([[697, 1209], [941, 1633]][place], rel=0.05)
+
+    def test_no_transcript_of_the_defaults_is_too_long_for_its_frames(self):
+        dataset = make_tone_words(train_samples=200)
+        assert (dataset.train.skipped, dataset.val.skipped, dataset.test.skipped) == (0, 0, 0)
+        assert (len(dataset.train), len(dataset.val), len(dataset.test)) == (200, 200, 400)
+        assert dataset.facts()["vocabulary_size"] == 18
+        assert dataset.card()["labels"][0] == "<blank>"
+
+    def test_0_utterances_make_no_split(self):
+        dataset = make_tone_words(train_samples=2, val_samples=0, test_samples=0)
+        assert (dataset.val, dataset.test) == (None, None)

@@ -1,0 +1,112 @@
+"""Detection through the engine: every mode learns and keeps its promises, resuming, skipped files, odd micro-batches."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from precision_promises import PROMISED
+from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
+
+from mptrain.engine.evaluate import evaluate
+from mptrain.engine.rehearsal import rehearse
+from mptrain.records import EvalRecord
+
+NARROW = (
+    "model=ssd_small", "model.width=4", "dataset.image_size=32", "dataset.train_samples=96", "dataset.val_samples=20",
+    "dataset.test_samples=20", "train.batch_size=16", "train.epochs=4", "checkpoint.every_epochs=null",
+    "optimizer.lr=0.005",
+)  # fmt: skip
+
+
+def scaled(mode):
+    return (f"precision={mode}", *(["scaler.init_scale=1024"] if "dynamic" in mode else []))
+
+
+@pytest.mark.parametrize("mode", ["fp32", "amp_dynamic", "fp16_dynamic", "amp_bf16"])
+def test_detection_learns_in_every_mode(tmp_path, mode):
+    kept = Kept()
+    loop = loop_of(tmp_path, *NARROW, *scaled(mode), kept=kept)
+    promised, _operands, norms = PROMISED[mode]
+    assert loop.parts.model.head.regression_head.module_list[0].weight.dtype == promised
+    assert loop.parts.model.backbone.stem[1].weight.dtype == norms
+    loop.run()
+    losses = [row["loss"] for row in steps_of(loop)]
+    assert sum(losses[-6:]) < 0.75 * sum(losses[:6])
+    validations = [record for record in kept.of(EvalRecord) if record.split == "val"]
+    assert {"loss", "class_loss", "box_loss", "map50", "map"} == set(validations[-1].metrics)
+    assert validations[-1].metrics["loss"] < validations[0].metrics["loss"]
+    tested = kept.of(EvalRecord)[-1]
+    assert tested.split == "test"
+    assert {"loss", "map50", "map"} <= set(tested.intervals)
+    assert any(loop.storage.paths.root.glob("samples/boxes-*.png"))
+
+
+@pytest.mark.parametrize("mode", ["fp16_dynamic", "amp_dynamic", "fp32"])
+def test_boxes_and_losses_are_float32_in_every_mode(mode):
+    """No operator of the loss computes in half: those of boxes and of losses appear with FP32 only."""
+    parts, _ = parts_of(*NARROW, *scaled(mode))
+    parts.model.train()
+    found = rehearse(parts, parts.prepare(next(parts.loaders["train"].batches(0))))
+    assert found.untrained["no_gradient"] == []
+    boxed = {"_log_softmax", "smooth_l1_loss", "nll_loss_forward", "argsort", "sort", "log", "gather", "div"}
+    rows = [row for row in found.operators["operators"] if row["operator"] in boxed and row["phase"] == "forward"]
+    assert {"_log_softmax", "smooth_l1_loss", "log"} <= {row["operator"] for row in rows}
+    assert {row["inputs"] for row in rows} == {"float32"}
+
+
+def test_micro_batches_of_which_some_have_no_box_are_trained(monkeypatch):
+    """Cut into single images, one of which has lost its boxes: the loss is finite and weighs by images."""
+    parts, _ = parts_of(*NARROW, "train.batch_size=8", "train.accumulate=4", *scaled("fp16_dynamic"))
+    batch = parts.prepare(next(parts.loaders["train"].batches(0)))
+    batch.more["labels"][2:4] = -1
+    parts.model.train()
+    cut = [parts.task.loss(parts.model, part).item() for part in batch.split(4)]
+    assert cut[1] == 0.0
+    assert all(value > 0 for place, value in enumerate(cut) if place != 1)
+    rehearse(parts, batch)
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(tmp_path):
+    words = (*NARROW, *scaled("fp16_dynamic"), "train.epochs=2", "dataset.test_samples=0")
+    whole = loop_of(tmp_path / "whole", *words)
+    whole.run()
+    broken = loop_of(tmp_path / "broken", *words)
+    interrupt_after(broken, 5)
+    continued = continue_loop(broken, *words)
+    continued.run()
+    assert [row["loss"] for row in steps_of(continued)] == [row["loss"] for row in steps_of(whole)]
+    for name, value in whole.parts.model.state_dict().items():
+        assert torch.equal(value, continued.parts.model.state_dict()[name]), name
+
+
+def test_own_pictures_are_trained_on_and_bad_ones_counted(tmp_path):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    said = {"images": [], "annotations": [], "categories": [{"id": 1, "name": "square"}]}
+    for number in range(12):
+        image = Image.new("L" if number % 2 else "RGB", (48, 36))
+        box = (4 + 2 * number, 5, 20 + 2 * number, 25)
+        image.paste(255 if number % 2 else (255, 255, 255), box)
+        image.save(folder / f"{number}.png")
+        said["images"].append({"id": number, "file_name": f"{number}.png", "width": 48, "height": 36})
+        if number != 3:  # a picture without boxes
+            bbox = [box[0], box[1], 16, 20]
+            said["annotations"].append({"id": number, "image_id": number, "category_id": 1, "bbox": bbox})
+    (folder / "5.png").write_bytes(b"no picture")
+    (tmp_path / "annotations").mkdir()
+    (tmp_path / "annotations" / "instances_train.json").write_text(json.dumps(said))
+    words = (
+        "model=ssd_small", "model.width=2", "dataset=coco", f"dataset.root={tmp_path}", "dataset.train=train",
+        "dataset.val=train", "dataset.image_size=32", "dataset.channels=1", "dataset.workers=0", "train.batch_size=6",
+        "train.epochs=1",
+    )  # fmt: skip
+    parts, _ = parts_of(*words, *scaled("fp16_dynamic"))
+    rehearse(parts, parts.prepare(next(parts.loaders["train"].batches(0))))
+    found = evaluate(parts, parts.loaders["val"], "val", 0, 0, lambda: False, exhibit=True)
+    assert found.record.samples == 11
+    assert parts.loaders["val"].split.skipped == 1
+    assert 0 <= found.record.metrics["map50"] <= 1
+    assert found.exhibits["boxes"].shape == (5, 3, 192, 192)
