@@ -43,13 +43,13 @@ def load_photos(
     augment: bool = True,
     tile_size: PositiveInt = 96,
     tiles_per_photo: PositiveInt | None = None,
-    skimage: bool | None = False,
+    skimage: bool = True,
     workers: NonNegativeInt = 0,
     on_error: OnError = "stop",
 ) -> PhotoDataset:
-    """Photos in packages that mptrain needs: a temple and a flower to train on, a portrait to validate on.
+    """Photos in packages: a temple, a flower, an astronaut and a rocket to train on, a portrait to validate on, a cat and coffee to test on.
 
-    Of scikit-image's, two more are trained on and two are tested on; without them there is no test split.
+    Half of those to train on and all to test on are scikit-image's.
 
     Args:
         degradation: ``downsample`` or ``noise``.
@@ -61,7 +61,7 @@ def load_photos(
         augment: Turn patches over, by chance.
         tile_size: Side in pixels of the good tiles that are evaluated on.
         tiles_per_photo: Evaluate on so many of each photo; None takes all.
-        skimage: Take the photos of scikit-image too; None takes them where it is installed.
+        skimage: False leaves out the photos of scikit-image; then there is no test split.
         workers: Not used: the photos are kept in memory.
         on_error: What to do about files that cannot be decoded.
 
@@ -70,7 +70,7 @@ def load_photos(
         ConfigError: Sizes do not go together.
     """
     files = {split: [_photo(name) for name in names] for split, names in _ALWAYS.items()}
-    if skimage or (skimage is None and _folder("skimage") is not None):
+    if skimage:
         for split, names in _SKIMAGE.items():
             files[split] = files.get(split, []) + [_photo(name) for name in names]
     cutting = Cutting(

@@ -8,7 +8,21 @@ from mptrain.task.exhibits import Exhibit, Sounds, Texts
 from mptrain.task.gan import Gan
 from mptrain.task.language import Language
 from mptrain.task.raw_audio import RawAudio
-from mptrain.task.translate import Translate
 from mptrain.task.transcribe import Transcribe
+from mptrain.task.translate import Translate
 
-__all__ = ["Classify", "Detect", "Enhance", "Exhibit", "Gan", "Language", "Objective", "RawAudio", "Sounds", "Task", "Texts", "Translate", "Transcribe"]
+__all__ = [
+    "Classify",
+    "Detect",
+    "Enhance",
+    "Exhibit",
+    "Gan",
+    "Language",
+    "Objective",
+    "RawAudio",
+    "Sounds",
+    "Task",
+    "Texts",
+    "Transcribe",
+    "Translate",
+]

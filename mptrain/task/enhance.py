@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from mptrain.errors import ConfigError
+from mptrain.extras import require_extra
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.task.base import Objective, Task
 from mptrain.task.exhibits import Exhibit
-from mptrain.task.pictures import WINDOW, in_8_bits, luminance, psnr, ssim
+from mptrain.task.pictures import EXTRA, WINDOW, in_8_bits, luminance, psnr, ssim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +53,14 @@ class Enhance(Task):
 
     metric = "psnr"
     higher_is_better = True
+
+    def __post_init__(self) -> None:
+        """Refuse to begin without the library that measures SSIM.
+
+        Raises:
+            EnvironmentRefused: It is not installed.
+        """
+        require_extra("skimage", *EXTRA)
 
     def objectives(self) -> tuple[Objective, ...]:
         """One loss for all parameters."""

@@ -1,16 +1,20 @@
-"""How much one picture is like another: PSNR and SSIM, in FP32 and under no autocast."""
+"""How much one picture is like another: PSNR and SSIM."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from mptrain.extras import load_extra
 
 #: The smallest mean squared error that counts, which is a PSNR of 100 dB: equal pictures have an infinite one.
 LEAST_ERROR = 1e-10
 
-#: Of SSIM: side and standard deviation of its window, and its two constants (Wang et al. 2004, section III.C).
-WINDOW, DEVIATION, CONSTANTS = 11, 1.5, (0.01**2, 0.03**2)
+#: Of SSIM: side and standard deviation of its window (Wang et al. 2004, section III.C).
+WINDOW, DEVIATION = 11, 1.5
+
+#: What has scikit-image, and what it is for.
+EXTRA = ("enhancement", "task=enhance")
 
 #: Y of ITU-R BT.601 in 8 bits, where black is 16 and white 235, as MATLAB's rgb2ycbcr has it.
 _LUMINANCE, _BLACK = (65.481 / 255, 128.553 / 255, 24.966 / 255), 16 / 255
@@ -34,24 +38,20 @@ def psnr(one: Tensor, other: Tensor) -> Tensor:
 
 
 def ssim(one: Tensor, other: Tensor) -> Tensor:
-    """Structural similarity (Wang et al. 2004) of pictures of 0 to 1, mean over places and channels, float64 ``[N]``.
+    """Structural similarity of pictures of 0 to 1, mean over places and channels, float64 ``[N]`` on the host.
 
-    Windows lie wholly inside, so the pictures have at least 11 pixels a side.
+    As Wang et al. (2004) define it, with their Gaussian window, by scikit-image. Windows lie wholly inside, so the pictures have
+    at least 11 pixels a side.
+
+    Raises:
+        EnvironmentRefused: scikit-image is not installed.
     """
-    channels = one.shape[1]
-    places = torch.arange(WINDOW, device=one.device, dtype=torch.float64) - WINDOW // 2
-    weights = (-0.5 * (places / DEVIATION).square()).exp()
-    weights = (weights / weights.sum()).to(one.dtype)
-    with torch.autocast(one.device.type, enabled=False):
-
-        def mean(pictures: Tensor) -> Tensor:
-            down = weights.view(1, 1, WINDOW, 1).expand(channels, -1, -1, -1)
-            across = weights.view(1, 1, 1, WINDOW).expand(channels, -1, -1, -1)
-            return F.conv2d(F.conv2d(pictures, down, groups=channels), across, groups=channels)
-
-        mean_one, mean_other = mean(one), mean(other)
-        variances = mean(one * one) - mean_one**2 + mean(other * other) - mean_other**2
-        covariance = mean(one * other) - mean_one * mean_other
-    first, second = CONSTANTS
-    places_alike = (2 * mean_one * mean_other + first) / (mean_one**2 + mean_other**2 + first)
-    return (places_alike * (2 * covariance + second) / (variances + second)).double().mean((1, 2, 3))
+    metrics = load_extra("skimage.metrics", *EXTRA)
+    pairs = zip(one.float().cpu().numpy(), other.float().cpu().numpy(), strict=True)
+    values = [
+        metrics.structural_similarity(
+            *pair, data_range=1.0, channel_axis=0, gaussian_weights=True, sigma=DEVIATION, use_sample_covariance=False
+        )
+        for pair in pairs
+    ]
+    return torch.tensor(values, dtype=torch.float64)

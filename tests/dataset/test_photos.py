@@ -313,26 +313,23 @@ class TestDataset:
 
 class TestInstalledPhotos:
     def test_the_photos_of_every_installation_train_and_validate(self):
-        data = load_photos(patches=20)
+        data = load_photos(patches=20, skimage=False)
         assert names(data.train) == {"china.jpg", "flower.jpg"}
         assert names(data.val) == {"grace_hopper.jpg"}
         assert data.test is None
         assert data.train.in_memory
         assert (len(data.train), len(data.val)) == (20, 5 * 6)
 
-    @pytest.mark.skipif(importlib.util.find_spec("skimage") is None, reason="scikit-image is not installed")
-    @pytest.mark.parametrize("skimage", [True, None])
-    def test_those_of_scikit_image_are_more_to_train_on_and_to_test_on(self, skimage):
-        data = load_photos(skimage=skimage)
+    def test_those_of_scikit_image_are_more_to_train_on_and_to_test_on(self):
+        data = load_photos()
         assert names(data.train) == {"china.jpg", "flower.jpg", "astronaut.png", "rocket.jpg"}
         assert names(data.test) == {"chelsea.png", "coffee.png"}
 
-    def test_without_scikit_image_it_is_left_out_or_asked_for(self, monkeypatch):
+    def test_without_scikit_image_it_is_asked_for(self, monkeypatch):
         found = importlib.util.find_spec
         monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "skimage" else found(name))
-        assert load_photos(skimage=None).test is None
         with pytest.raises(DataError, match=r"astronaut.png of scikit-image not found") as caught:
-            load_photos(skimage=True)
+            load_photos()
         assert "pip install scikit-image" in caught.value.hint
 
     def test_a_package_that_came_without_its_photo_is_named(self, monkeypatch, tmp_path):

@@ -175,5 +175,4 @@ def test_the_loss_reads_no_value_of_the_device():
         fake = Batch(torch.empty_like(batch.inputs, requires_grad=True), torch.empty_like(batch.targets))
         loss = Enhance().loss(nn.Identity(), fake)
         loss.backward()
-        assert all(isinstance(value, FakeTensor) for value in Enhance().measure(nn.Identity(), fake).values())
     assert isinstance(loss, FakeTensor)
