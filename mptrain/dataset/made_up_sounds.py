@@ -81,7 +81,7 @@ def sound(kind: int, part: int, index: int) -> Tensor:
     make = KINDS[list(KINDS)[kind]]
     wave = make(100.0 * 3.0**pitch, LENGTH - begin, torch.tensor(draws, dtype=torch.float64))
     wave = wave / wave.abs().max() * _LOUDEST * 3.0 ** (loudness - 1.0)
-    breath = (uniforms(mix(_FIXED, 1), part, [index], LENGTH)[0] - 0.5) * 0.004
+    breath = (uniforms(mix(_FIXED, 1), part, [index], LENGTH)[0] - 0.5) * 0.0008
     breath[begin:] += wave
     return (breath * 32767).round().to(torch.int16)
 
