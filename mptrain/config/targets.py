@@ -38,8 +38,15 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 
 #: What data sets say about themselves (`mptrain.dataset.source.Dataset.facts`).
 DATA_FACTS = (
-    *("num_classes", "in_channels", "image_size", "upscale"),
-    *("vocabulary_size", "sequence_length", "lanes", "source_vocabulary_size", "target_vocabulary_size", "shared_vocabulary"),
+    *("num_classes", "class_names", "in_channels", "image_size", "upscale"),
+    *(
+        "vocabulary_size",
+        "sequence_length",
+        "lanes",
+        "source_vocabulary_size",
+        "target_vocabulary_size",
+        "shared_vocabulary",
+    ),
     *("feature_size", "sample_rate", "levels", "speakers", "decode", "decode_source"),
 )
 

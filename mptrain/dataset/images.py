@@ -51,10 +51,11 @@ class ImageDataset:
     test: Split | None
 
     def facts(self) -> dict[str, Any]:
-        """``num_classes``, ``in_channels`` and ``image_size`` (side of the square in pixels)."""
+        """``num_classes``, ``class_names``, ``in_channels`` and ``image_size`` (side of the square in pixels)."""
         prepared = self.preparation
         return {
             "num_classes": len(self.class_names),
+            "class_names": self.class_names,
             "in_channels": prepared.channels,
             "image_size": prepared.image_size,
         }

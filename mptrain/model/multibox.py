@@ -148,7 +148,7 @@ def detections(logits: Tensor, offsets: Tensor, anchors: Tensor, side: int) -> l
         For each image ``boxes`` float32 ``[D, 4]``, ``labels`` from 0 (int64 ``[D]``) and ``scores`` (float32 ``[D]``), the best
         first, at most `MOST`.
     """
-    samples, count, classes = len(logits), len(anchors), logits.shape[2] - 1
+    samples, count = len(logits), len(anchors)
     boxes = decode(offsets, anchors).clamp(0.0, float(side))
     best, places = F.softmax(logits, dim=2)[..., 1:].transpose(1, 2).topk(min(CANDIDATES, count), dim=2)
     image, label, rank = torch.nonzero(best > LOWEST_SCORE, as_tuple=True)  # waits for the device

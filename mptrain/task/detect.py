@@ -54,6 +54,7 @@ class Detect(Task):
             overlap of one half (Pascal VOC's criterion, by COCO's 101 points), or ``map``, its mean over overlaps of .5
             to .95 (COCO's).
         shown_score: Lowest score of boxes that are shown; metrics count all.
+        class_names: What to call the classes in pictures; their numbers where there are none.
 
     Raises:
         EnvironmentRefused: pycocotools is not installed.
@@ -62,6 +63,7 @@ class Detect(Task):
     num_classes: PositiveInt
     metric: Literal["map50", "map"] = "map50"
     shown_score: Fraction = 0.5
+    class_names: tuple[str, ...] = ()
 
     higher_is_better = True
     term = "images"
@@ -124,7 +126,7 @@ class Detect(Task):
             boxes = torch.cat([true, certain]) * factor
             usable = (boxes[:, 2:] > boxes[:, :2]).all(1)
             numbers = torch.cat([labels[number][there], one["labels"][one["scores"] >= self.shown_score]])
-            names = [str(label) for label in numbers[usable].tolist()]
+            names = [self.class_names[label] if self.class_names else str(label) for label in numbers[usable].tolist()]
             colours = [c for c, keep in zip(colours + [_FOUND] * len(certain), usable.tolist(), strict=True) if keep]
             if usable.any():
                 picture = draw_bounding_boxes(picture, boxes[usable], names, colors=colours, width=2)
