@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mptrain.config.compose import reload
 from mptrain.config.targets import DATA_FACTS
 from mptrain.dataset.preparation import Preparation
@@ -19,7 +21,6 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.task.features import Features
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from mptrain.config.schema import Config
@@ -78,6 +79,7 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
             f"task.classifier={classifier}: its weights do not fit the model its configuration describes",
             "train it again with this version",
         )
+    _require_classifier(model, card, classifier)
     own = dataset.card().get("labels") if hasattr(dataset, "card") else None
     labelled = bool(own) and own == card.get("labels")
 
@@ -85,6 +87,24 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
         return model.to(device)
 
     return Features(make, preparation, labelled=labelled)
+
+
+def _require_classifier(model: nn.Module, card: dict[str, Any], classifier: str) -> None:
+    """Let it see a picture before anything is trained.
+
+    Raises:
+        ConfigError: It does not answer with a number for each class.
+    """
+    try:
+        with torch.no_grad():
+            logits = model.eval()(torch.zeros(1, card["in_channels"], card["image_size"], card["image_size"]))
+    except (RuntimeError, TypeError, ValueError, LookupError):
+        logits = None
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, card.get("num_classes")):
+        raise ConfigError(
+            f"task.classifier={classifier} does not answer a picture with a number for each class",
+            "choose a run that classified pictures",
+        )
 
 
 def _preparation(card: dict[str, Any]) -> Preparation:

@@ -7,6 +7,7 @@ here knows what the recordings are for.
 from __future__ import annotations
 
 import math
+import os
 import struct
 import warnings
 import wave
@@ -95,14 +96,14 @@ def recording_seconds(path: str | Path) -> float:
         try:
             with wave.open(str(path), "rb") as file:
                 rate, samples = file.getframerate(), file.getnframes()
-        except (wave.Error, EOFError, OSError, RuntimeError):  # no plain PCM, or broken: reading it tells which
+        except (wave.Error, EOFError, OSError, RuntimeError, ValueError):  # no plain PCM, or broken: reading it tells
             rate, content = _decoded(path)
             samples = len(content)
     else:
         library = load_extra("soundfile", "speech", f"reading {path.suffix or path.name} files")
         try:
             about = library.info(str(path))
-        except (library.LibsndfileError, OSError) as error:
+        except (library.LibsndfileError, OSError, ValueError) as error:
             raise RecordingError(path, _reason(path, error)) from error
         rate, samples = about.samplerate, about.frames
     if rate not in RATES:
@@ -137,13 +138,13 @@ def _decoded(path: Path) -> tuple[int, Any]:
     library = load_extra("soundfile", "speech", f"reading {path.suffix or path.name} files")
     try:
         samples, rate = library.read(str(path), dtype="int16")
-    except (library.LibsndfileError, OSError) as error:
+    except (library.LibsndfileError, OSError, ValueError) as error:
         raise RecordingError(path, _reason(path, error)) from error
     return int(rate), samples
 
 
 def _reason(path: Path, error: Exception) -> str:
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises for names that no file can have)
         return "there is no such file"
     return f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}"
 

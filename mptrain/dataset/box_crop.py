@@ -35,6 +35,9 @@ CROP_DRAWS = 1 + 4 * _TRIES
 #: Boxes thinner than this are gone: what is left of them at the edge of a crop shows nothing.
 _THINNEST = 1.0
 
+#: Thinner ones have no area left in FP32, and the logarithm of their size is -inf.
+_NOTHING_LEFT = 1e-3
+
 
 def random_window(width: int, height: int, boxes: Boxes, draws: Sequence[float]) -> Window:
     """A random part of a picture that shows the centre of an object and overlaps an object's box by a drawn share.
@@ -94,10 +97,27 @@ def through_window(boxes: Boxes, window: Window, scale: tuple[float, float]) -> 
         scale: Resized pixels for each of the window's, across and down.
     """
     part = torch.tensor(window, dtype=torch.float32)
-    boxes = boxes.select(_centre_inside(boxes.corners, part))
+    return _cut_off(boxes.select(_centre_inside(boxes.corners, part)), part, scale, _THINNEST)
+
+
+def resized(boxes: Boxes, width: int, height: int, scale: tuple[float, float]) -> Boxes:
+    """All boxes of a whole picture, cut off at its edges, in the pixels of what it is resized to.
+
+    What is measured must not lose objects by being small or half outside, as training may.
+
+    Args:
+        boxes: In pixels of the picture, each with an area inside.
+        width: Of the picture, in pixels.
+        height: Of the picture, in pixels.
+        scale: Resized pixels for each of the picture's, across and down.
+    """
+    return _cut_off(boxes, torch.tensor((0, 0, width, height), dtype=torch.float32), scale, _NOTHING_LEFT)
+
+
+def _cut_off(boxes: Boxes, part: torch.Tensor, scale: tuple[float, float], thinnest: float) -> Boxes:
     corners = torch.minimum(torch.maximum(boxes.corners, part[[0, 1, 0, 1]]), part[[2, 3, 2, 3]]) - part[[0, 1, 0, 1]]
     corners = corners * torch.tensor([*scale, *scale])
-    return replace(boxes, corners=corners).select(((corners[:, 2:] - corners[:, :2]) >= _THINNEST).all(1))
+    return replace(boxes, corners=corners).select(((corners[:, 2:] - corners[:, :2]) >= thinnest).all(1))
 
 
 def mirrored(boxes: Boxes, width: int) -> Boxes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mptrain.dataset.box_crop import CROP_DRAWS, FitTo, mirrored, random_window, through_window
+from mptrain.dataset.box_crop import CROP_DRAWS, FitTo, mirrored, random_window, resized, through_window
 from mptrain.dataset.boxed import Boxes, boxed_batch
 from mptrain.dataset.class_folders import MEAN, STD
 from mptrain.dataset.decoding import UNDECODABLE
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _FIXED = 20151208  # names the one order of which a few training pictures are the first
 _DRAWS = 1 + CROP_DRAWS  # mirroring, and a crop
+_LONGEST = 2**31 - 1  # pixels of a side, as annotations may say; no picture has as many
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Listing:
         rows: list[tuple[float, float, float, float, int, int]] = []
         for one in annotated:
             paths.append(one.path)
-            sizes.append(one.size or (0, 0))
+            sizes.append([min(max(side, 0), _LONGEST) for side in one.size or (0, 0)])
             counts.append(len(one.boxes))
             rows += one.boxes
         self.paths = tuple(paths)
@@ -199,7 +200,8 @@ class PictureSplit:
         if self.fit == "letterbox":
             longer = max(width, height)
             across, down = (max(1, round(side * self.image_size / longer)) for side in (width, height))
-        boxes = through_window(boxes, window, (across / width, down / height))
+        scale = (across / width, down / height)
+        boxes = resized(boxes, width, height, scale) if draws is None else through_window(boxes, window, scale)
         # Resampling inside PIL averages over the area that shrinks into a pixel.
         picture = picture.resize((across, down), Image.Resampling.BILINEAR, box=window)
         if draws is not None and draws[0] < 0.5:

@@ -147,7 +147,7 @@ def read_instances(root: Path, part: str) -> Instances:
             "expected ROOT/annotations/instances_PART.json and ROOT/PART/FILE; set dataset.root=ROOT, dataset.train=PART "
             f"and dataset.val=PART; {NO_DOWNLOAD}, and dataset=digit_scenes neither",
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no JSON: {error}", "fetch or write it again") from error
     with _of_this_form(path):
         return Instances(path, root / part, content)
@@ -160,5 +160,5 @@ def _of_this_form(path: Path) -> Iterator[None]:
         yield
     except KeyError as error:
         raise DataError(f"{path} lacks {error}", "it must have what COCO's files of instances have") from error
-    except (TypeError, AttributeError, ValueError) as error:
+    except (TypeError, AttributeError, ValueError, OverflowError) as error:
         raise DataError(f"{path} is no file of instances: {error}", "write it as COCO's are written") from error

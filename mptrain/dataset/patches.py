@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.dataset.batch import Batch
+from mptrain.dataset.decoding import UNDECODABLE
 from mptrain.dataset.draws import keys, sample_order, uniforms
-from mptrain.dataset.photo_files import UNREADABLE
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class _Cut:
         for place, (photo, top, left, side) in enumerate(cuts):
             try:
                 cut = self.photos.pixels(photo)[:, top : top + side, left : left + side]
-            except UNREADABLE as error:
+            except UNDECODABLE as error:
                 self.faults.report({self.photos.paths[photo]: f"cannot be decoded: {error}"})
                 continue
             upright, sideways, transposed = flips[place] if flips else (False, False, False)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import torch
 
-from mptrain.dataset.decoding import EXTENSIONS
+from mptrain.dataset.decoding import EXTENSIONS, UNDECODABLE
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
 
     from mptrain.dataset.faults import Faults
     from mptrain.dataset.images import Channels
-
-#: What Pillow raises for files that are empty, cut short, of another format, or too large to be an honest picture.
-UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 
 #: Pillow's modes with at most 8 bits a channel; converting others would clip them.
 _MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
@@ -58,7 +54,7 @@ class Photos:
         for path in paths:
             try:
                 height, width = _size(path)
-            except UNREADABLE as error:
+            except UNDECODABLE as error:
                 problems[path] = f"cannot be decoded: {error}"
                 continue
             if min(height, width) < smallest:
@@ -78,7 +74,7 @@ class Photos:
         """The photo with this number, uint8 ``[C, H, W]``; transparency is left out.
 
         Raises:
-            OSError: The file cannot be decoded, or is another one than before; as are the others of `UNREADABLE`.
+            OSError: The file cannot be decoded, or is another one than before; as are the others of `UNDECODABLE`.
         """
         if number in self._kept:
             self._kept.move_to_end(number)

@@ -112,7 +112,9 @@ def _utterances(place: Path, form: Format, max_seconds: float | None, faults: Fa
 def _seconds(entry: Entry) -> float:
     if entry.seconds is None:
         return recording_seconds(entry.path)
-    if not os.access(entry.path, os.R_OK):  # before an epoch has begun, not in the middle of it
+    # Before an epoch has begun, not in the middle of it.
+    is_file = os.path.isfile(entry.path)  # noqa: PTH113 (Path.is_file raises for names that no file can have)
+    if not (is_file and os.access(entry.path, os.R_OK)):
         raise RecordingError(entry.path, "there is no such file, or none that may be read")
     return entry.seconds
 

@@ -97,6 +97,8 @@ def _from_json(line: str) -> Entry:
         given = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"is no JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise ValueError("is no JSON of a recording: too deep") from error
     values = {name: _first(given, keys) for name, keys in _KEYS.items()} if isinstance(given, dict) else {}
     path, text, seconds = (values.get(name) for name in _KEYS)
     if not isinstance(path, str) or not isinstance(text, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,7 +152,7 @@ def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:
         return tried[1]
     looked = " and ".join(str(folder / "ImageSets" / "Main" / f"{list_name}.txt") for folder in tried)
     raise DataError(
-        f"the list {name}/{list_name} was not found: looked for {looked}".replace(" /", " "),
+        f"the list {f'{name}/{list_name}' if name else list_name} was not found: looked for {looked}",
         f"set dataset.root=FOLDER to where it is, and dataset.train, .val and .test to its lists; {NO_DOWNLOAD} "
         "and dataset=digit_scenes neither",
     )
@@ -172,7 +173,7 @@ def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Anno
         root = ElementTree.parse(path).getroot()
     except OSError as error:
         raise ValueError(f"cannot be read: {error.strerror}") from error
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError) as error:  # an encoding that is not known is looked up in vain
         raise ValueError(f"is no XML: {error}") from error
     boxes = tuple(_box(number, element, numbers) for number, element in enumerate(root.iter("object"), start=1))
     size = None
@@ -202,8 +203,11 @@ def _box(number: int, element: Element, numbers: dict[str, int]) -> tuple[float,
 
 
 def _number(element: Element, key: str) -> float:
-    text = element.findtext(key)
+    text = element.findtext(key) or ""
     try:
-        return float(text or "")
-    except ValueError as error:
-        raise ValueError(f"{element.tag} has no number {key}, but '{text or ''}'") from error
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{element.tag} has no number {key}, but '{text}'")
+    return number

@@ -79,9 +79,10 @@ def _grid(pictures: Tensor) -> bytes:
 def _table(texts: Texts) -> bytes:
     file = io.StringIO()
     writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")
-    writer.writerow(texts.columns)
-    writer.writerows(texts.rows)
-    return file.getvalue().encode()
+    for row in (texts.columns, *texts.rows):
+        # Python before 3.13 puts no quotes around a carriage return, which would end the row where it is read.
+        writer.writerow([text.replace("\r\n", "\n").replace("\r", "\n") for text in row])
+    return file.getvalue().encode(errors="replace")
 
 
 def _recording(samples: Tensor, rate: int) -> bytes:

@@ -91,7 +91,8 @@ def multibox_losses(
     """The loss of Liu et al. 2016, equations 1 to 3, with hard negative mining; image by image.
 
     Both sums are divided by the number of default boxes in the whole batch that stand for an object, at least 1, as in
-    the authors' program and in torchvision's. An image without objects, where nothing is mined, adds nothing.
+    the authors' program and in torchvision's; with ``train.accumulate`` in the micro-batch, so that an object weighs more
+    in one with few. An image without objects, where nothing is mined, adds nothing.
 
     Args:
         logits: float32 ``[N, A, 1 + classes]``, the first of the background.

@@ -32,8 +32,8 @@ def exhibits(run: Run, *, over: str = "", most_bytes: int = MOST_BYTES) -> list[
     for suffix in (".png", ".tsv", ".wav"):
         newest: dict[str, Path] = {}
         try:
-            for path in sorted(run.paths.samples.glob(f"*{suffix}")):
-                newest[path.stem.rpartition("-")[0] or path.stem] = path
+            for path in sorted(run.paths.samples.glob(f"*{suffix}"), key=_kind_and_step):
+                newest[_kind_and_step(path)[0]] = path
             found = [(path, path.read_bytes()) for path in newest.values() if path.stat().st_size <= most_bytes]
         except OSError:
             continue
@@ -48,7 +48,10 @@ def _block(path: Path, file: str, data: bytes) -> list[Block]:
     if path.suffix == ".wav" and data.startswith(_WAV):
         return [Sound(file, _what(path), data)]
     if path.suffix == ".tsv":
-        rows = list(csv.reader(io.StringIO(data.decode(errors="replace"), newline=""), dialect="excel-tab"))
+        try:
+            rows = list(csv.reader(io.StringIO(data.decode(errors="replace"), newline=""), dialect="excel-tab"))
+        except csv.Error:
+            return []
         if rows and rows[0]:
             width = len(rows[0])
             body: list[list[Cell | str]] = [
@@ -56,6 +59,12 @@ def _block(path: Path, file: str, data: bytes) -> list[Block]:
             ]
             return [Text(f"{_what(path)}:"), table(tuple(rows[0]), body)]
     return []
+
+
+def _kind_and_step(path: Path) -> tuple[str, int]:
+    """``("samples", 60)`` of ``samples-000060.png``; other files are of a kind of their own."""
+    name, _, step = path.stem.rpartition("-")
+    return (name, int(step)) if name and step.isdecimal() else (path.stem, 0)
 
 
 def _what(path: Path) -> str:

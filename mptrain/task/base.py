@@ -74,8 +74,8 @@ class Task(Protocol):
     def score(self, answers: Sequence[Any]) -> dict[str, float]:
         """Metrics from the answers to a whole split, in any order; and some may be there twice.
 
-        They stand beside those of `summarise`. Called again and again where an interval is wanted, so what can be done
-        for one sample at a time belongs into `answers`.
+        They stand beside those of `summarise`. Called again and again where an interval is wanted, on lists of the same
+        length, so what can be done for one sample at a time belongs into `answers`.
         """
         return {}
 

@@ -126,3 +126,15 @@ def test_data_without_classes_cannot_train_a_classifier():
 
     with pytest.raises(ConfigError, match="needs num_classes"):
         build_features("train", compose(PAIR), Nameless())
+
+
+@pytest.mark.parametrize("part", ["answer", "error"])
+def test_a_run_that_does_not_answer_with_classes_is_refused_before_anything_is_trained(trained, monkeypatch, part):
+    def forward(self, images):
+        if part == "error":
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+        return [{"boxes": images}]
+
+    monkeypatch.setattr(torch.nn.Sequential, "forward", forward)
+    with pytest.raises(ConfigError, match="a number for each class"):
+        parts_of(*PAIR, f"task.classifier={trained.storage.paths.root}")

@@ -143,3 +143,10 @@ def test_flac_without_its_library_says_how_to_get_it_and_wav_does_not_need_it(tm
         with pytest.raises(EnvironmentRefused, match="soundfile") as caught:
             read(tmp_path / "a.flac")
         assert caught.value.hint == "pip install 'mptrain[speech]'"
+
+
+@pytest.mark.parametrize("name", ["nul\0.wav", "nul\0.flac", "half\ud800.wav", "x" * 300 + ".wav", "x" * 300 + ".flac"])
+def test_a_name_that_no_file_can_have_is_a_missing_file(tmp_path, name):
+    for read in (read_recording, recording_seconds):
+        with pytest.raises(RecordingError, match="there is no such file"):
+            read(tmp_path / name)

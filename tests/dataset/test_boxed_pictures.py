@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from mptrain.dataset.box_crop import CROP_DRAWS, mirrored, random_window, through_window
+from mptrain.dataset.box_crop import CROP_DRAWS, mirrored, random_window, resized, through_window
 from mptrain.dataset.boxed import CROWD, OBJECT, Boxes
 from mptrain.dataset.boxed_pictures import Annotated, Listing, PictureSplit, wrong_boxes
 from mptrain.dataset.draws import uniforms
@@ -181,3 +181,16 @@ def test_a_listing_gives_each_picture_its_own_boxes():
     assert [listing.boxes(index).kinds.tolist() for index in range(3)] == [[0, 1], [], [2]]
     assert listing.boxes(2).corners.tolist() == [[3, 3, 4, 4]]
     assert [listing.size(index) for index in range(3)] == [(9, 8), None, None]
+
+
+def test_what_is_measured_has_every_object_be_it_thin_or_half_outside(tmp_path):
+    rows = ((10, 10, 11, 60, 0, OBJECT), (70, 10, 300, 30, 1, OBJECT))
+    path = painted(tmp_path / "a.png", (80, 80), [10, 10, 11, 60])
+    measured = split_of(Annotated(path, rows, (80, 80))).fetch([0], 0, 0)
+    assert measured.targets[0].tolist() == [[2.5, 2.5, 2.75, 15.0], [17.5, 2.5, 20.0, 7.5]]
+    trained = split_of(Annotated(path, rows, (80, 80)), augment=True)
+    assert all((trained.fetch([0], epoch, 0).more["labels"] == -1).all() for epoch in range(5))
+
+
+def test_a_box_without_area_in_fp32_is_gone():
+    assert len(resized(boxes([10, 10, 10.00001, 60], [0, 0, 5, 5]), 100, 100, (0.3, 0.3)).labels) == 1

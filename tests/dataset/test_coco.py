@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from PIL import Image
@@ -105,3 +106,29 @@ def test_a_missing_file_says_what_is_expected(tmp_path):
     with pytest.raises(DataError, match=r"instances_mine\.json cannot be read") as raised:
         load_coco(root=tmp_path, **OWN)
     assert "instances_PART.json" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "value"), [("images", "width", math.inf), ("annotations", "bbox", [1, 1, 10**400, 1])]
+)
+def test_numbers_too_large_for_any_picture_are_one_line(tmp_path, where, key, value):
+    said = content()
+    said[where][0][key] = value
+    write(tmp_path, "mine", said)
+    with pytest.raises(DataError, match="is no file of instances"):
+        load_coco(root=tmp_path, **OWN)
+
+
+def test_a_size_that_no_picture_has_is_the_fault_of_that_picture(tmp_path):
+    said = content()
+    said["images"][0]["width"] = 3_000_000_000
+    write(tmp_path, "mine", said)
+    data = load_coco(root=tmp_path, **OWN)
+    assert len(data.train.fetch([0, 1], 0, 0).inputs) == 1
+    assert data.train.skipped == 1
+
+
+def test_json_that_is_too_deep_is_one_line(tmp_path):
+    write(tmp_path, "mine", "[" * 200_000)
+    with pytest.raises(DataError, match="is no JSON"):
+        load_coco(root=tmp_path, **OWN)

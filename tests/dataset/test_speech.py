@@ -259,3 +259,21 @@ class TestToneWords:
     def test_0_utterances_make_no_split(self):
         dataset = make_tone_words(train_samples=2, val_samples=0, test_samples=0)
         assert (dataset.val, dataset.test) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"audio": "a\\u0000.wav", "text": "hi", "duration": 1}',
+        '{"audio": "a\\ud800.wav", "text": "hi"}',
+        '{"a":' * 100_000,
+    ],
+)
+def test_lines_of_which_no_recording_can_come_are_skipped_and_counted(tmp_path, line):
+    manifest = table(tmp_path, ROWS)
+    rows = [json.dumps({"audio": file, "text": text}) for file, text in ROWS]
+    manifest.write_text("\n".join([*rows, line]))
+    with pytest.raises(DataError, match=r"no such file|too deep"):
+        load_speech(path=manifest, workers=0, **NOTHING_HELD)
+    data = load_speech(path=manifest, workers=0, on_error="skip", **NOTHING_HELD)
+    assert (len(data.train), data.train.skipped) == (4, 1)

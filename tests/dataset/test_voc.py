@@ -178,3 +178,33 @@ def test_data_that_cannot_be_had_are_one_line_and_a_way_out(tmp_path, monkeypatc
     with pytest.raises(DataError, match="VOC2007") as raised:
         load_voc(root=tmp_path, download=download)
     assert "no download" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("xml", "said"),
+    [
+        (annotation(thing("cat", 1, 1, 9, 9), size=("inf", 20)), "size has no number width, but 'inf'"),
+        (annotation(thing("cat", 1, 1, "nan", 9)), "bndbox has no number xmax, but 'nan'"),
+        ("<?xml version='1.0' encoding='klingon'?><annotation/>", "is no XML: unknown encoding"),
+    ],
+)
+def test_numbers_that_are_not_finite_and_unknown_encodings_are_wrong_annotations(root, xml, said):
+    (root / "mine" / "Annotations" / "a.xml").write_text(xml)
+    with pytest.raises(DataError, match=said):
+        load_voc(root=root, **OWN)
+
+
+@pytest.mark.parametrize("width", [3_000_000_000, "1e30"])
+def test_a_size_that_no_picture_has_is_the_fault_of_that_picture(root, width):
+    add(root / "mine", "a", annotation(thing("cat", 1, 1, 9, 9), size=(width, 20)))
+    data = load_voc(root=root, on_error="skip", **{**OWN, "val": []})
+    assert len(data.train.fetch([0, 1, 2], 0, 0).inputs) == 2
+    assert "annotation says" in "".join(data.train.faults.found.values())
+
+
+def test_where_a_list_was_looked_for_is_said_as_it_is(tmp_path):
+    wanted = tmp_path / "mine" / "ImageSets" / "Main" / "train.txt"
+    with pytest.raises(DataError, match=rf"the list mine/train was not found: looked for {wanted} and "):
+        load_voc(root=tmp_path, **OWN)
+    with pytest.raises(DataError, match="the list train was not found"):
+        load_voc(root=tmp_path, **{**OWN, "train": ["train"]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
 
 
 COMMANDS = [
-    line.split("#")[0].split()[2:] for block in BLOCKS for line in block.splitlines() if line.startswith("$ mptrain")
+    shlex.split(line.split("#")[0])[2:] for block in BLOCKS for line in block.splitlines() if line.startswith("$ mptrain")
 ]
 
 

@@ -39,3 +39,9 @@ def test_half_precision_is_widened_on_the_host():
     assert sounds.samples.dtype == torch.float32
     assert on_host(torch.ones(1, 1, 2, 2, dtype=torch.bfloat16)).dtype == torch.float32
     assert on_host(TEXTS) is TEXTS
+
+
+def test_a_text_with_carriage_returns_or_half_a_letter_stays_one_row(tmp_path):
+    keep_exhibits(tmp_path / "samples", 1, {"said": Texts(("one", "two"), (("a\rb\r\nc", "d"), ("\ud800", "e")))})
+    with (tmp_path / "samples" / "said-000001.tsv").open(newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file, dialect="excel-tab")) == [["one", "two"], ["a\nb\nc", "d"], ["?", "e"]]

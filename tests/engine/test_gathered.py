@@ -102,3 +102,26 @@ def test_a_sum_of_a_whole_batch_counts_and_has_no_interval():
         gathered.add(batch_of(10), {"right": torch.tensor(5.0)}, ())
     assert gathered.metrics(Whole()) == {"right": 0.5}
     assert gathered.intervals(Whole(), {"right": 0.5}) == {}
+
+
+def test_an_infinite_loss_has_no_interval_and_no_warning():
+    class Loses(Says):
+        shares = ()
+
+    assert gathered_of([0.5, math.inf, *[1.0] * 40]).intervals(Loses(), {"right": math.inf}) == {}
+    assert gathered_of([math.nan] * 40).intervals(Says(), {"right": math.nan}) == {}
+
+
+@pytest.mark.parametrize(("samples", "calls"), [(100, 200), (1000, 100), (40_000, 25)])
+def test_the_more_answers_there_are_the_fewer_resamples_are_scored(samples, calls):
+    asked = []
+
+    class Counts(Says):
+        def score(self, answers):
+            asked.append(len(answers))
+            return {"middle": float(answers[0])}
+
+    gathered = Gathered()
+    gathered.add(batch_of(samples), {}, list(range(samples)))
+    assert gathered.intervals(Counts(), {"middle": 0.5}).keys() == {"middle"}
+    assert asked == [samples] * calls
