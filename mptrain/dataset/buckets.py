@@ -29,13 +29,14 @@ def bucketed_order(lengths: Tensor, batch_size: int, seed: int, epoch: int, *, s
         batch_size: Samples of a batch.
         seed: The run's seed.
         epoch: Completed passes over the training data.
-        shuffle: False sorts all samples by length, whatever the seed and the epoch.
+        shuffle: False gives the same order whatever the seed and the epoch. It is drawn as well: what an evaluation shows is
+            from its first batch, which would hold the shortest samples of all.
 
     Returns:
         Sample indices, int64 ``[N]``, a permutation.
     """
     if not shuffle:
-        return torch.argsort(lengths, stable=True)
+        seed = epoch = 0
     shuffled = permutation(len(lengths), seed, epoch)
     pools = [pool[torch.argsort(lengths[pool], stable=True)] for pool in torch.split(shuffled, POOL * batch_size)]
     batches = [batch for pool in pools for batch in torch.split(pool, batch_size)]

@@ -39,6 +39,9 @@ def test_the_short_batch_is_the_last() -> None:
     assert [int(part.max() - part.min()) for part in torch.split(order, 4)][:2] == [3, 3]
 
 
-def test_without_shuffling_the_order_is_that_of_the_lengths() -> None:
-    order = bucketed_order(torch.tensor([3, 1, 2, 1]), 2, 5, 7, shuffle=False)
-    assert order.tolist() == [1, 3, 2, 0]
+def test_without_shuffling_the_order_is_always_the_same_and_does_not_begin_with_the_shortest() -> None:
+    orders = [bucketed_order(LENGTHS, 8, seed, epoch, shuffle=False) for seed, epoch in ((0, 0), (5, 7))]
+    assert torch.equal(*orders)
+    assert int(LENGTHS[orders[0][:8]].max()) > int(LENGTHS.sort().values[8])
+    spans = [int(LENGTHS[batch].max() - LENGTHS[batch].min()) for batch in torch.split(orders[0], 8)]
+    assert max(spans) <= 6

@@ -51,7 +51,10 @@ def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
 
 
 COMMANDS = [
-    shlex.split(line.split("#")[0])[2:] for block in BLOCKS for line in block.splitlines() if line.startswith("$ mptrain")
+    shlex.split(line.split("#")[0])[2:]
+    for block in BLOCKS
+    for line in block.splitlines()
+    if line.startswith("$ mptrain")
 ]
 
 
