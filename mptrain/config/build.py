@@ -64,9 +64,7 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     notes = _begin_with(model, config.weights) if weights and config.weights is not None else ()
     model.float()
     origin = Origin(digest_of_weights(model) if weights else "", memory_before)
-    initial = {}
-    if policy.parameters != "float32":
-        initial = {name: value.detach().clone() for name, value in model.named_parameters()}
+    initial = _drawn(model) if policy.parameters != "float32" else {}
     model.to(device)
     kept = cast_model(model, policy)
     memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
@@ -101,6 +99,11 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     _require_copies(config, model)
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
+
+
+def _drawn(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the parameters by name, before they are cast: master weights begin with these."""
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def _ready(config: Config) -> torch.device:

@@ -38,7 +38,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 
 #: What data sets say about themselves (`mptrain.dataset.source.Dataset.facts`).
 DATA_FACTS = (
-    *("num_classes", "class_names", "in_channels", "image_size", "upscale"),
+    *("num_classes", "class_names", "in_channels", "image_size", "upscale", "boxes"),
     *(
         "vocabulary_size",
         "sequence_length",

@@ -40,6 +40,7 @@ def build_task(config: Config, dataset: Dataset) -> Task:
         StorageError: The run of its classifier is not there, or cannot be used.
     """
     require_facts(config, "task", config.task, dataset)
+    _require_own_kind(config, dataset)
     facts = dataset.facts()
     classifier = config.task.arguments.get("classifier")
     if classifier is not None and "features" in parameters(config.task.resolve())[0]:
@@ -69,6 +70,22 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
         raise ConfigError(
             f"{group}={chosen or target.path} needs {', '.join(missing)}, which dataset={data or config.dataset.path} does "
             f"not have: it has {', '.join(facts) or 'nothing to say'}",
+            "choose a model, a dataset and a task that go together; a model's own file does, if the command line lets it",
+        )
+
+
+def _require_own_kind(config: Config, dataset: Dataset) -> None:
+    """Refuse a task that says of itself that such data are not for it.
+
+    Raises:
+        ConfigError: Names what the data have, by the words of the command line.
+    """
+    refused = [name for name in getattr(config.task.resolve(), "refuses", ()) if name in dataset.facts()]
+    if refused:
+        chosen, data = (config.chosen.get(name) for name in ("task", "dataset"))
+        raise ConfigError(
+            f"task={chosen or config.task.path} does not go with dataset={data or config.dataset.path}, which has "
+            f"{', '.join(refused)}",
             "choose a model, a dataset and a task that go together; a model's own file does, if the command line lets it",
         )
 

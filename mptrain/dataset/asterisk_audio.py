@@ -10,8 +10,8 @@ from mptrain.dataset.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts
 from mptrain.dataset.audio import RecordingError, read_recording
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.recordings import spelled
-from mptrain.dataset.sound_dataset import SoundDataset, hold_out_clips
-from mptrain.dataset.sound_windows import Clip, SoundSplit
+from mptrain.dataset.sound_dataset import Choices, SoundDataset, clips_as_dataset
+from mptrain.dataset.sound_windows import Clip
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 
 if TYPE_CHECKING:
@@ -60,19 +60,6 @@ def load_asterisk_audio(
             continue
         waves[str(path)] = wave
         clips.append(Clip(str(path), len(wave), letters=spelled(words, alphabet) if text else ()))
-    splits = {
-        part: SoundSplit(
-            f"asterisk_audio {part}",
-            chosen,
-            waves.__getitem__,
-            window,
-            context,
-            faults if part == "train" else Faults(on_error),
-            in_memory=True,
-        )
-        for part, chosen in hold_out_clips("asterisk_audio", clips, val_share, test_share, train_samples).items()
-    }
+    choices = Choices(RATE, levels, window, context, val_share, test_share, train_samples, None, on_error)
     letters = tuple(alphabet.labels()) if text else ()
-    return SoundDataset(
-        "asterisk_audio", RATE, levels, ("Allison",), letters, 0, splits["train"], splits.get("val"), splits.get("test")
-    )
+    return clips_as_dataset("asterisk_audio", clips, waves.__getitem__, faults, choices, ("Allison",), letters)

@@ -10,8 +10,8 @@ from mptrain.dataset.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts
 from mptrain.dataset.audio import RecordingError, read_recording
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.sound_features import Features, Kind
-from mptrain.dataset.speech_dataset import Format, SpeechDataset, SpeechSplit, Utterance, usable
-from mptrain.dataset.speech_parts import hold_out_utterances
+from mptrain.dataset.speech_dataset import Format, SpeechDataset, Utterance
+from mptrain.dataset.speech_parts import Choices, speech_as_dataset
 from mptrain.fields import BelowOneOrZero, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def load_asterisk(
 ) -> SpeechDataset:
     """Read the prompts, about 24 minutes of one speaker at 8 kHz, and divide them, the same in every run.
 
-    Prompts with numbers of several digits are left out: the list says ``500``, and not which words that was. So is one
-    that would be longer than ``max_seconds``.
+    Prompts with numbers of several digits are left out: the list says ``500``, and not which words that was.
 
     Args:
         sounds: Folder of the recordings.
@@ -49,7 +48,7 @@ def load_asterisk(
         hop_ms: From frame to frame, in milliseconds.
         bands: Numbers of a frame of ``log_mel``.
         stride: Frames that the network makes one of.
-        max_seconds: Leave out what is longer; None for no limit.
+        max_seconds: Leave out, and count, what is longer; None for no limit.
         val_share: Share of the prompts held out for validation.
         test_share: Share of the prompts to test on.
         train_samples: Train on so many only; None trains on all.
@@ -61,34 +60,26 @@ def load_asterisk(
         ConfigError: The features cannot be made, or nothing is left to train on.
     """
     form = Format(Alphabet(alphabet), Features(features, RATE, window_ms, hop_ms, bands), stride)
-    faults = Faults(on_error)
+    choices = Choices(form, max_seconds, {"val": val_share, "test": test_share}, train_samples, batch_size, on_error)
     waves: dict[str, Tensor] = {}
+    faults = Faults(on_error)
+    utterances = _utterances(asterisk_prompts(sounds.expanduser(), transcripts.expanduser()), form, faults, waves)
+    return speech_as_dataset("asterisk", {"train": (utterances, faults)}, waves.__getitem__, choices, None)
+
+
+def _utterances(
+    prompts: list[tuple[str, Path, str]], form: Format, faults: Faults, waves: dict[str, Tensor]
+) -> list[Utterance]:
+    """The prompts whose words are known; their samples go into ``waves``, by name."""
     utterances = []
-    for name, path, words in asterisk_prompts(sounds.expanduser(), transcripts.expanduser()):
+    for name, path, words in prompts:
         text = form.alphabet.spelled(words)
-        if any(letter.isdigit() and letter not in alphabet for letter in text):
+        if any(letter.isdigit() and letter not in form.alphabet.letters for letter in text):
             continue
         try:
-            wave = read_recording(path, RATE)
+            waves[name] = read_recording(path, RATE)
         except RecordingError as error:
             faults.report({str(path): error.reason})
-            continue
-        if max_seconds is None or len(wave) <= max_seconds * RATE:
-            waves[name] = wave
-            utterances.append(Utterance(name, text, len(wave)))
-    parts = hold_out_utterances(
-        "asterisk", usable(utterances, form, faults), {"val": val_share, "test": test_share}, train_samples
-    )
-    splits = {
-        part: SpeechSplit(
-            f"asterisk {part}",
-            chosen,
-            form,
-            waves.__getitem__,
-            batch_size,
-            faults if part == "train" else Faults(on_error),
-            in_memory=True,
-        )
-        for part, chosen in parts.items()
-    }
-    return SpeechDataset("asterisk", form, 0, splits["train"], splits.get("val"), splits.get("test"))
+        else:
+            utterances.append(Utterance(name, text, len(waves[name])))
+    return utterances

@@ -21,7 +21,8 @@ class Batch:
     Attributes:
         inputs: What the network sees first, ``[N, ...]``: images (uint8 or float32 on the host, float32 once
             prepared), token numbers (int64).
-        targets: What it is to give, ``[N, ...]``: class indices, token numbers.
+        targets: What it is to give, ``[N, ...]``: class indices, token numbers. One tensor may be both, and is then moved
+            once.
         counts: How many terms the loss of each sample averages over, N host integers; None means one each.
         more: Further tensors ``[N, ...]`` by name, for tasks and models that know the name.
     """
@@ -81,8 +82,11 @@ class Batch:
         return {"inputs": self.inputs, "targets": self.targets, **self.more}
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        more = {name: change(tensor) for name, tensor in self.more.items()}
-        return replace(self, inputs=change(self.inputs), targets=change(self.targets), more=more)
+        inputs = change(self.inputs)
+        targets = inputs if self.targets is self.inputs else change(self.targets)
+        return replace(
+            self, inputs=inputs, targets=targets, more={name: change(one) for name, one in self.more.items()}
+        )
 
     def _cut(self, begin: int, end: int) -> Batch:
         part = self._each(lambda tensor: tensor[begin:end])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from mptrain.dataset.batch import Batch
-from mptrain.dataset.draws import sample_order
 from mptrain.dataset.faults import Faults
+from mptrain.dataset.images import ImageDataset
+from mptrain.dataset.independent import IndependentSamples
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def boxed_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
     return Batch(images, corners, more={"labels": labels, "kinds": kinds})
 
 
-class BoxedSplit:
+class BoxedSplit(IndependentSamples):
     """Pictures with boxes in memory.
 
     Args:
@@ -81,22 +82,21 @@ class BoxedSplit:
     def __init__(self, images: Tensor, boxes: Sequence[Boxes]) -> None:
         if not any(len(one.labels) for one in boxes):
             raise DataError(f"none of {len(boxes)} pictures has a box", "there is nothing to learn or to find in them")
+        super().__init__(Faults())
         self.images = images
         self.boxes = tuple(boxes)
-        self.faults = Faults()
 
     def __len__(self) -> int:
         return len(self.images)
 
-    @property
-    def skipped(self) -> int:
-        """How many pictures were left out because they could not be used: none."""
-        return 0
-
-    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
-        return sample_order(len(self), seed, epoch, shuffle=shuffle)
-
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """The batch of the pictures with these indices; see `mptrain.dataset.source.Split.fetch`."""
         return boxed_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
+
+
+class BoxedDataset(ImageDataset):
+    """Pictures with boxes; meets `mptrain.dataset.source.Dataset`."""
+
+    def facts(self) -> dict[str, Any]:
+        """Those of any images, and ``boxes``: the unit of their coordinates, ``pixels`` of the network's input."""
+        return {**super().facts(), "boxes": "pixels"}

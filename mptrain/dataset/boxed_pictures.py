@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from mptrain.dataset.box_crop import CROP_DRAWS, FitTo, mirrored, random_window, resized, through_window
-from mptrain.dataset.boxed import Boxes, boxed_batch
+from mptrain.dataset.boxed import BoxedDataset, Boxes, boxed_batch
 from mptrain.dataset.class_folders import MEAN, STD
 from mptrain.dataset.decoding import UNDECODABLE
-from mptrain.dataset.draws import permutation, sample_order, uniforms
-from mptrain.dataset.images import Channels, ImageDataset
+from mptrain.dataset.draws import permutation, uniforms
+from mptrain.dataset.faults import none_usable
+from mptrain.dataset.images import Channels
+from mptrain.dataset.independent import IndependentSamples
 from mptrain.dataset.partition import first_samples
 from mptrain.dataset.preparation import LUMINANCE, Preparation
 from mptrain.errors import DataError
@@ -101,7 +103,7 @@ def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
     return f"box {number + 1} ({corners}) has no area inside the picture of {width}x{height}"
 
 
-class PictureSplit:
+class PictureSplit(IndependentSamples):
     """Picture files with boxes, decoded on demand to squares of one size.
 
     Args:
@@ -130,25 +132,16 @@ class PictureSplit:
         augment: bool,
         faults: Faults,
     ) -> None:
+        super().__init__(faults)
         self.listing = listing
         self.indices = indices
         self.image_size = image_size
         self.channels = channels
         self.fit = fit
         self.augment = augment
-        self.faults = faults
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    @property
-    def skipped(self) -> int:
-        """How many pictures were left out so far because they could not be used."""
-        return len(self.faults.found)
-
-    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
-        return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Decode the pictures with these indices; see `mptrain.dataset.source.Split.fetch`.
@@ -168,10 +161,7 @@ class PictureSplit:
                 images.append(image)
                 boxes.append(own)
         if not images:
-            raise DataError(
-                f"no picture of a batch can be used, the first of them {self.listing.paths[int(self.indices[indices[0]])]}",
-                "mend or remove the files, or choose a larger train.batch_size",
-            )
+            raise none_usable("picture", self.listing.paths[int(self.indices[indices[0]])])
         return boxed_batch(torch.stack(images), boxes)
 
     def _picture(self, place: int, draws: Sequence[float] | None) -> tuple[Tensor, Boxes]:
@@ -230,7 +220,7 @@ def boxed_dataset(
     class_names: tuple[str, ...],
     parts: dict[str, tuple[Listing, Faults]],
     choices: PictureChoices,
-) -> ImageDataset:
+) -> BoxedDataset:
     """A data set of the listings ``train`` and, where they are there, ``val`` and ``test``.
 
     Raises:
@@ -264,7 +254,7 @@ def boxed_dataset(
         raise DataError(f"{name} has no pictures to train on", "name a part to train on in dataset.train")
     grey = tuple(sum(w * v for w, v in zip(LUMINANCE, values, strict=True)) for values in (MEAN, STD))
     mean, std = (MEAN, STD) if choices.channels == 3 else ((grey[0],), (grey[1],))
-    return ImageDataset(
+    return BoxedDataset(
         name=name,
         class_names=class_names,
         preparation=Preparation(mean, std, choices.image_size, choices.channels),

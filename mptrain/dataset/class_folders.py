@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mptrain.dataset.decoding import FolderSplit, Listing, class_folders, list_images
 from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.images import Channels, ImageDataset, Normalise, statistics
 from mptrain.dataset.partition import first_samples, hold_out, stratified_order
-from mptrain.dataset.policies import Augment, Variation, variation
+from mptrain.dataset.policies import Augment, variation
 from mptrain.dataset.preparation import Preparation
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import Fraction, NonNegativeInt, PositiveInt
-
-if TYPE_CHECKING:
-    import torch
 
 # Of the ImageNet training images; the usual constants of torchvision's reference training, for any
 # photographs.
@@ -61,55 +57,61 @@ def load_image_folder(
         DataError: A folder is missing or empty.
         ConfigError: More samples are asked for than there are, or images are to be erased but not varied.
     """
-    if random_erasing > 0 and augment is False:
-        raise ConfigError(
-            f"dataset.random_erasing={random_erasing} with dataset.augment=false: training images are left as they are",
-            "write dataset.augment=true, or dataset.random_erasing=0",
-        )
-    root = root.expanduser()
+    _refuse_idle_erasing(random_erasing, augment)
     size, depth = image_size or 224, channels or 3
-    folders = {part: root / part for part in ("train", "val", "test")}
-    if not folders["train"].is_dir():
-        raise DataError(
-            f"{name} not found: looked for {folders['train']}",
-            f"expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE; set dataset.root=ROOT; {NO_DOWNLOAD}",
-        )
-    classes = class_folders(folders["train"])
-
-    def split(listing: Listing, faults: Faults, varied: Variation | None = None) -> FolderSplit:
-        return FolderSplit(listing, size, depth, varied, faults)
-
-    found: dict[str, FolderSplit] = {}
-    for part in ("val", "test"):
-        if folders[part].is_dir():
-            faults = Faults(on_error)
-            found[part] = split(list_images(folders[part], classes, faults), faults)
-    everything = list_images(folders["train"], classes, Faults(on_error))
-    if val_samples:
-        trained, held = hold_out(everything.targets, val_samples, train_samples)
-        if "val" in found:
-            found.setdefault("test", found["val"])
-        found["val"] = split(everything.select(held), Faults(on_error))
-    else:
-        trained = _first(everything.targets, train_samples)
-        if val_samples == 0 and "val" in found:
-            found.setdefault("test", found.pop("val"))
+    classes, parts = _listings(root.expanduser(), name, val_samples, train_samples, on_error)
     mean, std = (MEAN, STD) if depth == 3 else (_GREY_MEAN, _GREY_STD)
     varied = variation(augment, random_erasing, tuple(round(255 * value) for value in mean))
+    splits = {
+        part: FolderSplit(listing, size, depth, varied if part == "train" else None, faults)
+        for part, (listing, faults) in parts.items()
+    }
     return ImageDataset(
         name=name,
         class_names=classes,
         preparation=Preparation(*statistics(mean, std, normalise), size, depth),
         augment=augment is not False,
         workers=workers,
-        train=split(everything.select(trained), Faults(on_error), varied),
-        val=found.get("val"),
-        test=found.get("test"),
+        train=splits["train"],
+        val=splits.get("val"),
+        test=splits.get("test"),
     )
 
 
-def _first(targets: torch.Tensor, train_samples: int | None) -> torch.Tensor:
-    return first_samples(stratified_order(targets), train_samples)
+def _refuse_idle_erasing(random_erasing: float, augment: Augment) -> None:
+    if random_erasing > 0 and augment is False:
+        raise ConfigError(
+            f"dataset.random_erasing={random_erasing} with dataset.augment=false: training images are left as they are",
+            "write dataset.augment=true, or dataset.random_erasing=0",
+        )
+
+
+def _listings(
+    root: Path, name: str, val_samples: int | None, train_samples: int | None, on_error: OnError
+) -> tuple[tuple[str, ...], dict[str, tuple[Listing, Faults]]]:
+    """The classes, and the images of each part; see `load_image_folder`."""
+    if not (root / "train").is_dir():
+        raise DataError(
+            f"{name} not found: looked for {root / 'train'}",
+            f"expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE; set dataset.root=ROOT; {NO_DOWNLOAD}",
+        )
+    classes = class_folders(root / "train")
+    parts: dict[str, tuple[Listing, Faults]] = {}
+    for part in ("val", "test"):
+        if (root / part).is_dir():
+            faults = Faults(on_error)
+            parts[part] = (list_images(root / part, classes, faults), faults)
+    if val_samples is not None and "val" in parts:  # what is there to validate on becomes what is there to test on
+        held = parts.pop("val")
+        parts.setdefault("test", held)
+    everything = list_images(root / "train", classes, Faults(on_error))
+    if val_samples:
+        trained, chosen = hold_out(everything.targets, val_samples, train_samples)
+        parts["val"] = (everything.select(chosen), Faults(on_error))
+    else:
+        trained = first_samples(stratified_order(everything.targets), train_samples)
+    parts["train"] = (everything.select(trained), Faults(on_error))
+    return classes, parts
 
 
 def load_imagenet(

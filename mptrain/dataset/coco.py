@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import torch
 
 from mptrain.dataset.box_crop import FitTo
-from mptrain.dataset.boxed import CROWD, OBJECT
+from mptrain.dataset.boxed import CROWD, OBJECT, BoxedDataset
 from mptrain.dataset.boxed_pictures import Annotated, Listing, PictureChoices, boxed_dataset, wrong_boxes
 from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.faults import Faults, OnError
-from mptrain.dataset.images import Channels, ImageDataset
+from mptrain.dataset.images import Channels
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 
@@ -34,7 +35,7 @@ def load_coco(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 4,
     on_error: OnError = "skip",
-) -> ImageDataset:
+) -> BoxedDataset:
     """Read ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``.
 
     The classes are the categories of the training part, in the order of their ids.
@@ -54,7 +55,8 @@ def load_coco(
         on_error: What to do about pictures that cannot be used or have boxes without area; train2017 has two such.
 
     Raises:
-        DataError: A file is missing or damaged, or the parts have different categories.
+        DataError: A file is missing or damaged, names a category or numbers an image twice, or the parts have different
+            categories.
         ConfigError: More samples are asked for than there are.
     """
     root = root.expanduser()
@@ -90,6 +92,9 @@ class Instances:
     def __init__(self, path: Path, folder: Path, content: Any) -> None:
         self.path = path
         self._folder = folder
+        _require_different("categories have the id", [one["id"] for one in content["categories"]])
+        _require_different("categories have the name", [str(one["name"]) for one in content["categories"]])
+        _require_different("images have the id", [one["id"] for one in content["images"]])
         self.categories: dict[int, str] = {
             one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])
         }
@@ -130,6 +135,12 @@ class Instances:
                 else:
                     faults.report({path: wrong})
         return found
+
+
+def _require_different(what: str, values: list[Any]) -> None:
+    twice = [value for value, count in Counter(values).items() if count > 1]
+    if twice:
+        raise ValueError(f"several {what} {twice[0]!r}")
 
 
 def read_instances(root: Path, part: str) -> Instances:

@@ -16,7 +16,9 @@ import torch
 from mptrain.dataset.batch import Batch
 from mptrain.dataset.crop import CROP_DRAWS, centre_box, random_box
 from mptrain.dataset.download import NO_DOWNLOAD
-from mptrain.dataset.draws import sample_order, uniforms
+from mptrain.dataset.draws import uniforms
+from mptrain.dataset.faults import none_usable
+from mptrain.dataset.independent import IndependentSamples
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -102,7 +104,7 @@ def _image_files(folder: Path) -> list[str]:
     return sorted(found)
 
 
-class FolderSplit:
+class FolderSplit(IndependentSamples):
     """Image files, decoded on demand to squares of one size.
 
     Args:
@@ -118,23 +120,14 @@ class FolderSplit:
     def __init__(
         self, listing: Listing, image_size: int, channels: Channels, varied: Variation | None, faults: Faults
     ) -> None:
+        super().__init__(faults)
         self.listing = listing
         self.image_size = image_size
         self.channels = channels
         self.varied = varied
-        self.faults = faults
 
     def __len__(self) -> int:
         return len(self.listing)
-
-    @property
-    def skipped(self) -> int:
-        """How many files were left out so far because they could not be used."""
-        return len(self.faults.found)
-
-    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
-        return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Decode the files with these indices; see `mptrain.dataset.source.Split.fetch`.
@@ -155,10 +148,7 @@ class FolderSplit:
                 images.append(self.varied.apply(image, numbers[_DRAWS:]) if self.varied else image)
                 targets.append(int(self.listing.targets[index]))
         if not images:
-            raise DataError(
-                f"no image of a batch can be decoded, the first of them {self.listing.paths[indices[0]]}",
-                "mend or remove the files, or choose a larger train.batch_size",
-            )
+            raise none_usable("image", self.listing.paths[indices[0]])
         return Batch(torch.stack(images), torch.tensor(targets, dtype=torch.int64))
 
 

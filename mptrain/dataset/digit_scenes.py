@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from mptrain.dataset.boxed import OBJECT, BoxedSplit, Boxes
+from mptrain.dataset.boxed import OBJECT, BoxedDataset, BoxedSplit, Boxes
 from mptrain.dataset.digits import TEST_SAMPLES, digits_path, read_digits
 from mptrain.dataset.draws import uniforms
-from mptrain.dataset.images import Channels, ImageDataset
+from mptrain.dataset.images import Channels
 from mptrain.dataset.partition import stratified_order
 from mptrain.dataset.preparation import Preparation
 from mptrain.errors import ConfigError
@@ -49,7 +49,7 @@ def load_digit_scenes(
     val_samples: NonNegativeInt = 200,
     test_samples: NonNegativeInt = 400,
     workers: NonNegativeInt = 0,
-) -> ImageDataset:
+) -> BoxedDataset:
     """Draw canvases with digits.
 
     Args:
@@ -79,7 +79,7 @@ def load_digit_scenes(
         for number, (part, count) in enumerate(zip(parts, (train_samples, val_samples, test_samples), strict=True))
     )
     assert train is not None  # its number is at least 1
-    return ImageDataset(
+    return BoxedDataset(
         name="digit_scenes",
         class_names=tuple("0123456789"),
         preparation=Preparation(mean=(MEAN,), std=(STD,), image_size=side, channels=channels or 1),

@@ -10,6 +10,19 @@ from mptrain.errors import DataError
 OnError = Literal["stop", "skip"]
 
 
+def none_usable(what: str, first: str) -> DataError:
+    """What to raise where skipping leaves nothing of a batch.
+
+    Args:
+        what: A sample, in one word: ``picture``.
+        first: What the first of the batch is called, such as its file.
+    """
+    return DataError(
+        f"no {what} of a batch can be used, the first of them {first}",
+        "mend or remove the files, or choose a larger train.batch_size",
+    )
+
+
 @dataclass
 class Faults:
     """The unusable samples of one split.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.dataset.batch import Batch
-from mptrain.dataset.draws import sample_order
 from mptrain.dataset.faults import Faults, OnError
+from mptrain.dataset.independent import IndependentSamples
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mptrain.dataset.augment import Augmentation
 
 
-class MemorySplit:
+class MemorySplit(IndependentSamples):
     """Images and labels in memory. Unusable samples are found, and left out or refused, when it is made.
 
     Args:
@@ -46,7 +46,7 @@ class MemorySplit:
         on_error: OnError = "stop",
         augmentation: Augmentation | None = None,
     ) -> None:
-        self.faults = Faults(on_error)
+        super().__init__(Faults(on_error))
         problems = unusable(name, images, targets, classes)
         self.faults.report(dict(problems.values()))
         if problems:
@@ -61,15 +61,6 @@ class MemorySplit:
 
     def __len__(self) -> int:
         return len(self.targets)
-
-    @property
-    def skipped(self) -> int:
-        """How many samples were left out because they could not be used."""
-        return len(self.faults.found)
-
-    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
-        return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """The batch of the samples with these indices; see `mptrain.dataset.source.Split.fetch`."""

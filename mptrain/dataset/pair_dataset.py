@@ -80,13 +80,11 @@ class PairDataset:
 
     def in_words(self) -> str:
         """Sizes of the vocabularies, and how many pairs were too long, where any were."""
-        sizes = (
-            f"{len(self.source):,} tokens"
-            if self.source is self.target
-            else (f"{len(self.source):,} to {len(self.target):,} tokens")
-        )
+        sizes = f"a vocabulary of {len(self.source):,} pieces"
+        if self.source is not self.target:
+            sizes = f"vocabularies of {len(self.source):,} and {len(self.target):,} pieces"
         left_out = sum(split.left_out for split in (self.train, self.val, self.test) if split is not None)
-        return f"pairs of {sizes}" + (f", {left_out:,} too long" if left_out else "")
+        return f"pairs in {sizes}" + (f", {left_out:,} too long" if left_out else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device; token numbers stay what they are."""

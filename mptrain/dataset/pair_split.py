@@ -77,14 +77,9 @@ class PairSplit:
         return len(self.faults.found) + self.left_out
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Batches of similar length, in another order in each epoch.
-
-        Without ``shuffle`` it is a fixed one, and not that of the lengths: what an evaluation shows are its first samples, which
-        would be the shortest.
-        """
+        """Batches of similar length; see `mptrain.dataset.source.Split.order`."""
         lengths = self.sources.lengths + self.targets.lengths
-        when = (seed, epoch) if shuffle else (0, 0)
-        return bucketed_order(lengths, self.batch_size, *when, shuffle=True)
+        return bucketed_order(lengths, self.batch_size, seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """The pairs with these indices.

@@ -11,22 +11,22 @@ import torch
 
 from mptrain.dataset.batch import Batch
 from mptrain.dataset.decoding import UNDECODABLE
-from mptrain.dataset.draws import keys, sample_order, uniforms
-from mptrain.errors import DataError
+from mptrain.dataset.draws import keys, uniforms
+from mptrain.dataset.faults import none_usable
+from mptrain.dataset.independent import IndependentSamples
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
-    from mptrain.dataset.faults import Faults
     from mptrain.dataset.photo_files import Photos
 
 #: Tells the draws of noise from those of places; and what evaluations draw from, whatever the run's seed.
 _NOISE, _EVALUATION = 0x6E6F697365, 20040413
 
 
-class _Cut:
+class _Cut(IndependentSamples):
     """What both kinds of splits have in common: photos, and batches of what was cut out of them.
 
     Args:
@@ -34,6 +34,7 @@ class _Cut:
     """
 
     def __init__(self, photos: Photos) -> None:
+        super().__init__(photos.faults)
         self.photos = photos
 
     @property
@@ -41,18 +42,8 @@ class _Cut:
         """All photos are decoded once and kept."""
         return self.photos.fit
 
-    @property
-    def faults(self) -> Faults:
-        """What was wrong with photos."""
-        return self.photos.faults
-
-    @property
-    def skipped(self) -> int:
-        """How many photos were left out so far because they could not be used."""
-        return len(self.faults.found)
-
     def _batch(
-        self, cuts: Iterable[tuple[int, int, int, int]], words: Tensor, flips: Sequence[Sequence[bool]]
+        self, cuts: Sequence[tuple[int, int, int, int]], words: Tensor, flips: Sequence[Sequence[bool]]
     ) -> Batch:
         """Cut ``(photo, top, left, side)`` each, turn it over, and leave out what cannot be decoded."""
         pictures: list[Tensor] = []
@@ -68,9 +59,7 @@ class _Cut:
             pictures.append(cut.transpose(1, 2) if transposed else cut)
             used.append(place)
         if not pictures:
-            raise DataError(
-                "no photo of a batch can be decoded", "mend or remove the files, or choose a larger train.batch_size"
-            )
+            raise none_usable("photo", self.photos.paths[cuts[0][0]])
         stacked = torch.stack(pictures)
         return Batch(stacked, stacked, more={"words": words[used]})
 
@@ -93,10 +82,6 @@ class PatchSplit(_Cut):
 
     def __len__(self) -> int:
         return self.patches
-
-    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
-        return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Patches from places that follow from ``(seed, epoch, index)``; see `mptrain.dataset.source.Split.fetch`."""
@@ -136,10 +121,6 @@ class TileSplit(_Cut):
 
     def __len__(self) -> int:
         return len(self._cuts)
-
-    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
-        return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """Tiles, and noise that is the same in every run; see `mptrain.dataset.source.Split.fetch`."""

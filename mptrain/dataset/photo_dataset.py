@@ -66,8 +66,9 @@ class PhotoDataset:
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Good pictures of 0 to 1 as targets, and as inputs what the degradation makes of them."""
-        good = batch.inputs.to(device, non_blocking=True).float() / 255  # the targets are the same bytes
-        bad = self.degradation.apply(good, batch.more["words"].to(device, non_blocking=True))
+        batch = batch.to(device)
+        good = batch.targets.float() / 255
+        bad = self.degradation.apply(good, batch.more["words"])
         return Batch(bad.contiguous(memory_format=memory_format), good.contiguous(memory_format=memory_format))
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mptrain.dataset.alphabet import ENGLISH, Alphabet
 from mptrain.dataset.audio import SUFFIXES, RecordingError, read_recording, recording_seconds
 from mptrain.dataset.faults import Faults, OnError
-from mptrain.dataset.sound_dataset import SoundDataset, hold_out_clips
-from mptrain.dataset.sound_windows import Clip, SoundSplit
+from mptrain.dataset.sound_dataset import Choices, SoundDataset, clips_as_dataset
+from mptrain.dataset.sound_windows import Clip
 from mptrain.errors import DataError
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 
@@ -61,41 +61,31 @@ def load_recordings(
         DataError: There are no recordings, or one cannot be read and ``on_error`` is ``stop``.
         ConfigError: Nothing is left to train on.
     """
-    root = root.expanduser()
-    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    if not files:
-        what = f"no file in {root} ends in {' '.join(SUFFIXES)}" if root.is_dir() else f"looked for the folder {root}"
-        raise DataError(f"{name} not found: {what}", _HINT)
+    root, letters, faults = root.expanduser(), Alphabet(alphabet), Faults(on_error)
+    files = _sound_files(root, name)
     found = sorted({_speaker_of(file, root) for file in files}) if speakers else [""]
-    letters, faults = Alphabet(alphabet), Faults(on_error)
     clips = []
     for file in files:
         try:
             samples = max(1, round(recording_seconds(file) * rate))
-            said = _text_beside(file) if text else ""
+            said = spelled(_text_beside(file), letters) if text else ()
         except RecordingError as error:
             faults.report({str(file): error.reason})
-            continue
-        speaker = found.index(_speaker_of(file, root)) if speakers else 0
-        clips.append(Clip(str(file), samples, speaker, spelled(said, letters)))
+        else:
+            clips.append(Clip(str(file), samples, found.index(_speaker_of(file, root)) if speakers else 0, said))
     if not clips:
         raise DataError(f"{name}: no recording in {root} can be read", "mend or remove the files")
-    splits = {
-        part: SoundSplit(
-            f"{name} {part}",
-            chosen,
-            _Reading(rate),
-            window,
-            context,
-            faults if part == "train" else Faults(on_error),
-            in_memory=False,
-        )
-        for part, chosen in hold_out_clips(name, clips, val_share, test_share, train_samples).items()
-    }
-    told = tuple(letters.labels()) if any(clip.letters for clip in clips) else ()
-    return SoundDataset(
-        name, rate, levels, tuple(found), told, workers, splits["train"], splits.get("val"), splits.get("test")
-    )
+    told = letters.labels() if any(clip.letters for clip in clips) else ()
+    choices = Choices(rate, levels, window, context, val_share, test_share, train_samples, workers, on_error)
+    return clips_as_dataset(name, clips, _Reading(rate), faults, choices, tuple(found), tuple(told))
+
+
+def _sound_files(root: Path, name: str) -> list[Path]:
+    files = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    if not files:
+        what = f"no file in {root} ends in {' '.join(SUFFIXES)}" if root.is_dir() else f"looked for the folder {root}"
+        raise DataError(f"{name} not found: {what}", _HINT)
+    return files
 
 
 def spelled(text: str, alphabet: Alphabet) -> tuple[int, ...]:

@@ -9,15 +9,15 @@ import torch
 
 from mptrain.dataset import mu_law
 from mptrain.dataset.batch import Batch
+from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.partition import first_samples, stratified_order
+from mptrain.dataset.sound_windows import Clip, SoundSplit
 from mptrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
-
-    from mptrain.dataset.sound_windows import Clip, SoundSplit
 
 #: A target that is none: context, or behind the end. torch's own number for it.
 IGNORED = -100
@@ -97,6 +97,70 @@ class SoundDataset:
             more["text"] = batch.more["text"]
             more["place"] = said.minimum(letters - 1).clamp_min(0)
         return Batch(inputs, targets.masked_fill(~within, IGNORED), batch.counts, more)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user chooses about any recordings; the YAML files explain each. Without ``workers`` all is in memory."""
+
+    rate: int
+    levels: int
+    window: int
+    context: int
+    val_share: float
+    test_share: float
+    train_samples: int | None
+    workers: int | None
+    on_error: OnError
+
+
+def clips_as_dataset(
+    name: str,
+    clips: Sequence[Clip],
+    read: Callable[[str], Tensor],
+    faults: Faults,
+    choices: Choices,
+    speakers: tuple[str, ...],
+    alphabet: tuple[str, ...],
+) -> SoundDataset:
+    """Divide recordings and cut them into windows.
+
+    Args:
+        name: Of the data set.
+        clips: All recordings.
+        read: From the name of one to its samples, int16 ``[S]``; raises `RecordingError`.
+        faults: What was wrong with others; the training split goes on with them.
+        choices: The user's.
+        speakers: See `SoundDataset`.
+        alphabet: Likewise.
+
+    Raises:
+        ConfigError: Nothing is left to train on.
+    """
+    parts = hold_out_clips(name, clips, choices.val_share, choices.test_share, choices.train_samples)
+    splits = {
+        part: SoundSplit(
+            f"{name} {part}",
+            chosen,
+            read,
+            choices.window,
+            choices.context,
+            faults if part == "train" else Faults(choices.on_error),
+            in_memory=choices.workers is None,
+        )
+        for part, chosen in parts.items()
+    }
+    return SoundDataset(
+        name=name,
+        rate=choices.rate,
+        levels=choices.levels,
+        speakers=speakers,
+        alphabet=alphabet,
+        workers=choices.workers or 0,
+        train=splits["train"],
+        val=splits.get("val"),
+        test=splits.get("test"),
+    )
 
 
 def hold_out_clips(

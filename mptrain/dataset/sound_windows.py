@@ -12,7 +12,8 @@ import torch
 
 from mptrain.dataset.audio import RecordingError
 from mptrain.dataset.batch import Batch
-from mptrain.dataset.draws import sample_order
+from mptrain.dataset.faults import none_usable
+from mptrain.dataset.independent import IndependentSamples
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Clip:
     letters: tuple[int, ...] = ()
 
 
-class SoundSplit:
+class SoundSplit(IndependentSamples):
     """Windows of recordings.
 
     A recording of S samples has ``ceil(S / window)`` windows, the last of which may be short. The network hears
@@ -72,10 +73,10 @@ class SoundSplit:
     ) -> None:
         if not clips:
             raise DataError(f"{name}: there is no usable recording", "check the data, or choose dataset=made_up_sounds")
+        super().__init__(faults)
         self.clips = tuple(clips)
         self.window = window
         self.context = context
-        self.faults = faults
         self.in_memory = in_memory
         self._read = read
         counts = torch.tensor([-(-clip.samples // window) for clip in self.clips])
@@ -84,15 +85,6 @@ class SoundSplit:
 
     def __len__(self) -> int:
         return len(self._clip_of)
-
-    @property
-    def skipped(self) -> int:
-        """How many recordings were left out because they could not be used."""
-        return len(self.faults.found)
-
-    def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
-        return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """The windows with these indices; what cannot be read makes the batch smaller where that is asked for.
@@ -121,10 +113,7 @@ class SoundSplit:
             clips.append(clip)
             wholes.append(len(wave))
         if not rows:
-            raise DataError(
-                f"no recording of a batch can be used, the first of them {self.clips[int(self._clip_of[indices[0]])].name}",
-                "mend or remove the files, or choose a larger train.batch_size",
-            )
+            raise none_usable("recording", self.clips[int(self._clip_of[indices[0]])].name)
         more = {
             "begins": torch.tensor(begins),
             "lengths": torch.tensor(lengths),

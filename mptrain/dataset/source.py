@@ -78,7 +78,7 @@ class Dataset(Protocol):
     def facts(self) -> dict[str, Any]:
         """What networks and tasks may want to know, by the names of their parameters.
 
-        Images: ``num_classes``, ``in_channels``, ``image_size``. Text: ``vocabulary_size``, ``sequence_length``,
+        Images: ``num_classes``, ``in_channels``, ``image_size``; ``boxes`` where targets are such. Text: ``vocabulary_size``, ``sequence_length``,
         ``lanes``. A target is given those that it has parameters for; one that requires another fact does not go
         with this data.
         """

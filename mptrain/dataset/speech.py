@@ -11,9 +11,9 @@ from mptrain.dataset.alphabet import ENGLISH, Alphabet
 from mptrain.dataset.audio import RecordingError, read_recording, recording_seconds
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.sound_features import Features, Kind
-from mptrain.dataset.speech_dataset import Format, SpeechDataset, SpeechSplit, Utterance, usable
+from mptrain.dataset.speech_dataset import Format, SpeechDataset, Utterance
 from mptrain.dataset.speech_manifest import Entry, entries_of
-from mptrain.dataset.speech_parts import hold_out_utterances
+from mptrain.dataset.speech_parts import Choices, speech_as_dataset
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def load_speech(
 ) -> SpeechDataset:
     """Find recordings and their transcripts; a recording is read when a batch asks for it.
 
-    For the forms that ``path`` may have see `mptrain.dataset.speech_manifest.entries_of`. Where a manifest does not say
-    how long a recording is, its header is read.
+    ``path`` is what `mptrain.dataset.speech_manifest.entries_of` takes. A length that it does not say is read from a header.
 
     Args:
         path: A manifest or a folder, to train on.
@@ -58,7 +57,7 @@ def load_speech(
         hop_ms: From frame to frame, in milliseconds.
         bands: Numbers of a frame of ``log_mel``.
         stride: Frames that the network makes one of.
-        max_seconds: Leave out what is longer; None for no limit.
+        max_seconds: Leave out, and count, what is longer; None for no limit.
         val_share: Share of the utterances held out for validation, where no path is for it.
         test_share: Share of the utterances to test on, where no path is for it.
         train_samples: Train on so many only; None trains on all.
@@ -72,41 +71,23 @@ def load_speech(
         ConfigError: The features cannot be made, or nothing is left to train on.
     """
     form = Format(Alphabet(alphabet), Features(features, sample_rate, window_ms, hop_ms, bands), stride)
-    faults: dict[str, Faults] = {}
-    parts: dict[str, list[Utterance]] = {}
-    shares: dict[str, float] = {}
-    for part, place, share in (("val", val_path, val_share), ("test", test_path, test_share)):
-        if place is None:
-            shares[part] = share
-        else:
-            faults[part] = Faults(on_error)
-            parts[part] = _utterances(place, form, max_seconds, faults[part])
-    faults["train"] = Faults(on_error)
-    everything = _utterances(path, form, max_seconds, faults["train"])
-    parts.update(hold_out_utterances(name, everything, shares, train_samples))
-    read = functools.partial(_read, sample_rate)
-    splits = {
-        part: SpeechSplit(
-            f"{name} {part}", chosen, form, read, batch_size, faults.get(part, Faults(on_error)), in_memory=False
-        )
-        for part, chosen in parts.items()
-    }
-    return SpeechDataset(name, form, workers, splits["train"], splits.get("val"), splits.get("test"))
+    choices = Choices(form, max_seconds, {"val": val_share, "test": test_share}, train_samples, batch_size, on_error)
+    places = {"val": val_path, "test": test_path, "train": path}
+    found = {part: _utterances(place, form, Faults(on_error)) for part, place in places.items() if place is not None}
+    return speech_as_dataset(name, found, functools.partial(_read, sample_rate), choices, workers)
 
 
-def _utterances(place: Path, form: Format, max_seconds: float | None, faults: Faults) -> list[Utterance]:
-    """The utterances of a manifest or folder that can be used and are not too long, in the order of their paths."""
+def _utterances(place: Path, form: Format, faults: Faults) -> tuple[list[Utterance], Faults]:
+    """The utterances of a manifest or folder in the order of their paths, and what was wrong with others."""
     found = []
     for entry in entries_of(place.expanduser(), faults):
         try:
-            seconds = _seconds(entry)
+            samples = round(_seconds(entry) * form.features.rate)
         except RecordingError as error:
             faults.report({entry.path: error.reason})
-            continue
-        if max_seconds is None or seconds <= max_seconds:
-            samples = round(seconds * form.features.rate)
+        else:
             found.append(Utterance(entry.path, form.alphabet.spelled(entry.text), samples))
-    return sorted(usable(found, form, faults), key=lambda utterance: utterance.name)
+    return sorted(found, key=lambda utterance: utterance.name), faults
 
 
 def _seconds(entry: Entry) -> float:

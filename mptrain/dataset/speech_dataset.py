@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from mptrain.dataset.alphabet import Alphabet
 from mptrain.dataset.audio import RecordingError
 from mptrain.dataset.batch import Batch
 from mptrain.dataset.buckets import bucketed_order
+from mptrain.dataset.faults import none_usable
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -156,10 +157,7 @@ class SpeechSplit:
             waves.append(wave)
             targets.append(torch.tensor(self.form.alphabet.numbers(utterance.text), dtype=torch.int64))
         if not waves:
-            raise DataError(
-                f"no utterance of a batch can be used, the first of them {self.utterances[indices[0]].name}",
-                "mend or remove the files, or choose a larger train.batch_size",
-            )
+            raise none_usable("utterance", self.utterances[indices[0]].name)
         lengths, target_lengths = (torch.tensor([len(row) for row in rows]) for rows in (waves, targets))
         return Batch(_padded(waves), _padded(targets), more={"lengths": lengths, "target_lengths": target_lengths})
 
@@ -183,6 +181,7 @@ class SpeechDataset:
         train: Training utterances.
         val: Validation utterances, or None.
         test: Test utterances, or None.
+        too_long: How many utterances were longer than the user wants them, by the part whose files they are in.
     """
 
     name: str
@@ -191,6 +190,7 @@ class SpeechDataset:
     train: SpeechSplit
     val: SpeechSplit | None
     test: SpeechSplit | None
+    too_long: dict[str, int] = field(default_factory=dict)
 
     def facts(self) -> dict[str, Any]:
         """``vocabulary_size`` (letters and the blank), ``feature_size``, ``sample_rate`` and ``decode``."""
@@ -202,14 +202,20 @@ class SpeechDataset:
         }
 
     def card(self) -> dict[str, Any]:
-        """The letters, and how sounds become inputs."""
-        return {"labels": self.form.alphabet.labels(), "preparation": self.form.features.card()}
+        """The letters, how sounds become inputs, and utterances left out."""
+        return {
+            "labels": self.form.alphabet.labels(),
+            "preparation": self.form.features.card(),
+            "too_long": self.too_long,
+        }
 
     def in_words(self) -> str:
-        """Numbers of a frame, and letters: ``40 bands every 10 ms, 28 letters``."""
+        """Numbers of a frame, and letters: ``40 bands every 10 ms, 28 letters``; what was too long, where anything was."""
         features = self.form.features
         kind = "bands" if features.kind == "log_mel" else "frequencies"
-        return f"{features.size} {kind} every {features.hop_ms:g} ms, {len(self.form.alphabet) - 1} letters"
+        left_out = sum(self.too_long.values())
+        told = f"{features.size} {kind} every {features.hop_ms:g} ms, {len(self.form.alphabet) - 1} letters"
+        return told + (f", {left_out:,} too long" if left_out else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device and make features of it.

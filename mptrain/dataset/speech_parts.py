@@ -1,20 +1,93 @@
-"""Divides utterances into those trained on and those held out."""
+"""From the utterances of a source to a data set: what is too long is left out, and some of the rest held out."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mptrain.dataset.draws import permutation
+from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.partition import first_samples
-from mptrain.errors import ConfigError
+from mptrain.dataset.speech_dataset import Format, SpeechDataset, SpeechSplit, Utterance, usable
+from mptrain.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from mptrain.dataset.speech_dataset import Utterance
+    from torch import Tensor
 
 _FIXED = 20151208  # names the one permutation in use; changing it changes every split
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user chooses about any speech; the YAML files explain each. ``shares`` are those of ``val`` and ``test``."""
+
+    form: Format
+    max_seconds: float | None
+    shares: dict[str, float]
+    train_samples: int | None
+    batch_size: int
+    on_error: OnError
+
+
+def speech_as_dataset(
+    name: str,
+    found: Mapping[str, tuple[Sequence[Utterance], Faults]],
+    read: Callable[[str], Tensor],
+    choices: Choices,
+    workers: int | None,
+) -> SpeechDataset:
+    """Leave out what is too long and what cannot be used, hold out what has no files of its own, and make splits.
+
+    Args:
+        name: Of the data set.
+        found: Utterances of ``train``, and of ``val`` and ``test`` where they have files, with what was wrong with others.
+        read: From the name of an utterance to its samples, int16 ``[T]``; raises `RecordingError`.
+        choices: The user's.
+        workers: Processes that read files; None where all is in memory.
+
+    Raises:
+        DataError: A part has only utterances that are too long, or one cannot be used and ``on_error`` is ``stop``.
+        ConfigError: Nothing is left to train on.
+    """
+    parts: dict[str, list[Utterance]] = {}
+    too_long: dict[str, int] = {}
+    for part, (utterances, faults) in found.items():
+        kept = _short_enough(f"{name} {part}", utterances, choices)
+        too_long[part] = len(utterances) - len(kept)
+        parts[part] = usable(kept, choices.form, faults)
+    shares = {part: share for part, share in choices.shares.items() if part not in found}
+    parts |= hold_out_utterances(name, parts["train"], shares, choices.train_samples)
+    splits = {
+        part: SpeechSplit(
+            f"{name} {part}",
+            utterances,
+            choices.form,
+            read,
+            choices.batch_size,
+            found[part][1] if part in found else Faults(choices.on_error),
+            in_memory=workers is None,
+        )
+        for part, utterances in parts.items()
+    }
+    return SpeechDataset(
+        name, choices.form, workers or 0, splits["train"], splits.get("val"), splits.get("test"), too_long
+    )
+
+
+def _short_enough(name: str, utterances: Sequence[Utterance], choices: Choices) -> list[Utterance]:
+    rate, most = choices.form.features.rate, choices.max_seconds
+    kept = [one for one in utterances if most is None or one.samples <= most * rate]
+    if utterances and not kept:
+        longest = math.ceil(max(one.samples for one in utterances) / rate)
+        raise DataError(
+            f"{name}: every one of {len(utterances)} utterances is longer than dataset.max_seconds={most:g}",
+            f"write dataset.max_seconds={longest}, or null for no limit",
+        )
+    return kept
 
 
 def hold_out_utterances(

@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import torch
 
 from mptrain.dataset.box_crop import FitTo
-from mptrain.dataset.boxed import DIFFICULT, OBJECT
+from mptrain.dataset.boxed import DIFFICULT, OBJECT, BoxedDataset
 from mptrain.dataset.boxed_pictures import Annotated, Listing, PictureChoices, boxed_dataset, wrong_boxes
 from mptrain.dataset.download import NO_DOWNLOAD, fetching
 from mptrain.dataset.faults import Faults, OnError
-from mptrain.dataset.images import Channels, ImageDataset
+from mptrain.dataset.images import Channels
 from mptrain.errors import ConfigError, DataError, did_you_mean
 from mptrain.fields import NonNegativeInt, PositiveInt
 
@@ -61,7 +61,7 @@ def load_voc(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 4,
     on_error: OnError = "stop",
-) -> ImageDataset:
+) -> BoxedDataset:
     """Read the annotations of lists of pictures, ``FOLDER/LIST``.
 
     A list is ``FOLDER/ImageSets/Main/LIST.txt``, its pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another ending that

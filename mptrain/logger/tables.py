@@ -7,9 +7,17 @@ from pathlib import Path
 
 
 def read_table(path: Path) -> list[list[str]]:
-    """The rows of a TSV file; the first names the columns."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.reader(file, dialect="excel-tab"))
+    """The rows of a TSV file; the first names the columns.
+
+    A run does not end because its tracker cannot be shown a text: of a table without rows, or with a text longer than Python's
+    reader of tables takes (131,072 letters), one row says so. Bytes that are no UTF-8 are replaced.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            rows = list(csv.reader(file, dialect="excel-tab"))
+    except csv.Error as error:
+        return [["table"], [f"{path.name} cannot be shown: {error}"]]
+    return rows or [["table"], [f"{path.name} is empty"]]
 
 
 def markdown_table(path: Path) -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.model.masked_norm import MaskedBatchNorm
+from mptrain.model.reversal import turned_round
 
 #: Frames that become one: the stride of the first convolution along time.
 STRIDE = 2
@@ -142,14 +143,6 @@ class Recurrent(nn.Module):
             return onward
         turned = turned_round(sequence, lengths)
         return onward + turned_round(self.backward_(turned)[0], lengths)
-
-
-def turned_round(sequence: Tensor, lengths: Tensor) -> Tensor:
-    """Sequences ``[N, T, C]`` with their first ``lengths`` frames (int64 ``[N]``) in reverse order, padding in its place."""
-    places = torch.arange(sequence.shape[1], device=lengths.device)
-    last = lengths[:, None] - 1
-    order = torch.where(places <= last, last - places, places)
-    return sequence.gather(1, order[:, :, None].expand_as(sequence))
 
 
 class RowConvolution(nn.Module):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.model.masked_attention import attend, lengths_mask
+from mptrain.model.reversal import turned_round
 
 
 class LSTMTranslator(nn.Module):
@@ -72,10 +73,9 @@ class LSTMTranslator(nn.Module):
             source_lengths: Likewise.
         """
         embedded = self.dropout(self.source_embedding(source))
-        turned = _turned(source_lengths, source.shape[1])[..., None].expand_as(embedded)
         onward, _ = self.forward_layer(embedded)
-        backward, _ = self.backward_layer(embedded.gather(1, turned))
-        backward = backward.gather(1, turned)
+        backward, _ = self.backward_layer(turned_round(embedded, source_lengths))
+        backward = turned_round(backward, source_lengths)
         memory = torch.cat([onward, backward], -1)
         for number, layer in enumerate(self.encoder):
             answer, _ = layer(self.dropout(memory))
@@ -141,13 +141,6 @@ def lstm_translator(
 
 def _layers(first: int, others: int, width: int, count: int) -> nn.ModuleList:
     return nn.ModuleList(nn.LSTM(others if number else first, width, batch_first=True) for number in range(count))
-
-
-def _turned(lengths: Tensor, width: int) -> Tensor:
-    """Where each place's token is when a sentence is turned round; padding stays. int64 ``[N, width]``; its own inverse."""
-    places = torch.arange(width, device=lengths.device)
-    turned = lengths[:, None] - 1 - places
-    return torch.where(turned >= 0, turned, places)
 
 
 def _of_one_layer(hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

@@ -40,12 +40,14 @@ class Task(Protocol):
         term: What one term of the loss is, in the plural; throughput is counted in these.
         shares: Names of metrics that are shares of samples: right or wrong, one by one. What a test set can tell about
             them follows from how many samples it has.
+        refuses: Facts of data sets that it does not go with: targets are something else there.
     """
 
     metric: str | None
     higher_is_better: bool
     term: str = "samples"
     shares: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = ()
 
     def objectives(self) -> tuple[Objective, ...]:
         """The losses, in the order in which they are stepped on each batch."""

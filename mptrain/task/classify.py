@@ -46,6 +46,7 @@ class Classify(Task):
     metric = "top1"
     higher_is_better = True
     shares = ("top1", "top5")
+    refuses = ("boxes",)
 
     def objectives(self) -> tuple[Objective, ...]:
         """One loss for all parameters."""

@@ -16,7 +16,6 @@ import torch
 from torch.nn import functional as F
 
 from mptrain.dataset.boxed import CROWD, NOTHING, OBJECT
-from mptrain.errors import ConfigError
 from mptrain.extras import load_extra, require_extra
 from mptrain.fields import Fraction, PositiveInt
 from mptrain.task.base import Objective, Task
@@ -50,6 +49,7 @@ class Detect(Task):
 
     Attributes:
         num_classes: How many classes there are, without the background.
+        boxes: The unit of their coordinates; data without boxes do not say.
         metric: What decides which checkpoint is best: ``map50``, the mean over classes of the average precision at an
             overlap of one half (Pascal VOC's criterion, by COCO's 101 points), or ``map``, its mean over overlaps of .5
             to .95 (COCO's).
@@ -61,6 +61,7 @@ class Detect(Task):
     """
 
     num_classes: PositiveInt
+    boxes: Literal["pixels"]
     metric: Literal["map50", "map"] = "map50"
     shown_score: Fraction = 0.5
     class_names: tuple[str, ...] = ()
@@ -190,15 +191,7 @@ def _nothing(*values: object) -> None:
 
 
 def _truth(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Labels and kinds of a batch's boxes.
-
-    Raises:
-        ConfigError: The data have none.
-    """
-    if not {"labels", "kinds"} <= batch.more.keys():
-        raise ConfigError(
-            "task=detect needs pictures with boxes", "choose dataset=digit_scenes, voc or coco, or another task"
-        )
+    """Labels and kinds of a batch's boxes."""
     return batch.more["labels"], batch.more["kinds"]
 
 

@@ -46,7 +46,7 @@ class Enhance(Task):
             larger, and none else.
     """
 
-    upscale: PositiveInt = 1
+    upscale: PositiveInt
     loss_of: Literal["l1", "mse"] = "l1"
     luminance: bool | None = None
     border: NonNegativeInt | None = None

@@ -59,6 +59,7 @@ class Gan(Task):
 
     higher_is_better = False
     shares = ("real_accuracy", "fake_accuracy", "classifier_top1")
+    refuses = ("boxes",)  # such pictures are not normalised to the range of a tanh
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", None if self.features is None else "frechet")

@@ -7,7 +7,6 @@ A model may compute its losses by itself, where logits of a whole vocabulary wou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -19,6 +18,7 @@ from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.task.base import Objective, Task
 from mptrain.task.exhibits import Exhibit, Texts
+from mptrain.task.perplexity import perplexity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +56,7 @@ class Language(Task):
     metric = "perplexity"
     higher_is_better = False
     term = "tokens"
+    refuses = ("sample_rate",)  # sound with letters has a vocabulary as well
 
     def objectives(self) -> tuple[Objective, ...]:
         """One loss for all parameters."""
@@ -94,11 +95,7 @@ class Language(Task):
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
         """Mean loss in nats a token, its exponential, and the fraction of tokens guessed."""
         loss = sums["loss"] / terms
-        try:
-            perplexity = math.exp(loss)
-        except OverflowError:  # above 709 nats
-            perplexity = math.inf
-        return {"loss": loss, "perplexity": perplexity, "top1": sums["top1"] / terms}
+        return {"loss": loss, "perplexity": perplexity(loss), "top1": sums["top1"] / terms}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """``continuations``: how the model goes on where some windows of text are broken off."""

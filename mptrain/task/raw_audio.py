@@ -16,6 +16,7 @@ from mptrain.dataset import mu_law
 from mptrain.fields import NonNegativeFloat, PositiveInt
 from mptrain.task.base import Objective, Task
 from mptrain.task.exhibits import Exhibit, Sounds
+from mptrain.task.perplexity import perplexity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,11 +71,7 @@ class RawAudio(Task):
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
         """Mean loss in nats and in bits a sample, its exponential, and the fraction of levels guessed."""
         loss = sums["loss"] / terms
-        try:
-            perplexity = math.exp(loss)
-        except OverflowError:  # above 709 nats
-            perplexity = math.inf
-        return {"loss": loss, "bits": loss / math.log(2), "perplexity": perplexity, "top1": sums["top1"] / terms}
+        return {"loss": loss, "bits": loss / math.log(2), "perplexity": perplexity(loss), "top1": sums["top1"] / terms}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
         """``drawn``: how the model goes on from what came before some windows; ``recorded``: how these go on."""

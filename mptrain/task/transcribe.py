@@ -142,7 +142,10 @@ def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
 
 
 def _edits(said: str, answer: str, unit: str) -> int:
-    """Insertions, deletions and substitutions of ``characters`` or ``words`` between two texts."""
+    """Insertions, deletions and substitutions of ``characters`` or ``words`` between two texts.
+
+    Spaces at both ends are no letters to jiwer; each one inside is.
+    """
     if not said:  # nothing to align with: all that was heard is too much
         return len(answer) if unit == "characters" else len(answer.split())
     found = getattr(load_extra("jiwer", "speech", "task=transcribe"), f"process_{unit}")(said, answer)

@@ -9,7 +9,6 @@ split are counted together. The text compared is detokenised, with white space o
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,6 +22,7 @@ from mptrain.fields import BelowOneOrZero, NonNegativeFloat, NonNegativeInt, Pos
 from mptrain.task.base import Objective, Task
 from mptrain.task.decoding import beam_search, greedy
 from mptrain.task.exhibits import Exhibit, Texts
+from mptrain.task.perplexity import perplexity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +44,9 @@ class Translate(Task):
     The model is called as ``model(source, source_lengths, given)`` and gives logits ``[N, T, V]`` of what follows each of the
     given tokens: the beginning, then the translation. To be decoded it also has ``encode`` and ``step``
     (`mptrain.task.decoding.Translator`).
+
+    The reference of BLEU is what the vocabulary can write: a letter that no training text has is the same sign, ⁇, in every
+    reference and in what a model says, so which letter it was does not count.
 
     Attributes:
         target_vocabulary_size: How many tokens the translations are made of.
@@ -103,11 +106,7 @@ class Translate(Task):
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
         """Mean loss in nats a token and its exponential; BLEU; the share of translations that are the reference itself."""
         loss = sums["loss"] / terms
-        try:
-            perplexity = math.exp(loss)
-        except OverflowError:  # above 709 nats
-            perplexity = math.inf
-        metrics = {"loss": loss, "perplexity": perplexity}
+        metrics = {"loss": loss, "perplexity": perplexity(loss)}
         if not self.beam:
             return metrics
         bleu = self._bleu.compute_bleu(

@@ -85,6 +85,8 @@ def test_what_is_too_long_is_left_out_and_what_is_too_short_for_its_words_is_a_f
     dataset = load_asterisk(**choices, max_seconds=2.0)
     assert [utterance.name for utterance in dataset.train.utterances] != ["activated"]
     assert (len(dataset.train), dataset.train.skipped) == (2, 0)
+    assert dataset.too_long == dataset.card()["too_long"] == {"train": 1}
+    assert dataset.in_words() == "40 bands every 10 ms, 28 letters, 1 too long"
     wavfile.write(sounds / "activated.wav", 8000, np.ones(800, dtype=np.int16))
     with pytest.raises(
         DataError, match="activated: its transcript of 9 letters takes 9 frames, and the network sees 6"

@@ -66,3 +66,15 @@ def test_only_floating_inputs_are_cast():
     assert images.cast(torch.float32) is images
     tokens = Batch(torch.arange(2), torch.arange(2))
     assert tokens.cast(torch.float16) is tokens
+
+
+def test_one_tensor_that_is_inputs_and_targets_is_moved_once():
+    pictures = torch.arange(12.0).view(3, 4)
+    both = Batch(pictures, pictures, more={"words": torch.arange(3)})
+    moved = both.to(torch.device("meta"))
+    assert moved.targets is moved.inputs
+    assert moved.inputs.device == moved.more["words"].device == torch.device("meta")
+    apart = Batch(pictures, pictures.clone()).to(torch.device("meta"))
+    assert apart.targets is not apart.inputs
+    again = pickle.loads(pickle.dumps(both))  # as it comes from a worker process
+    assert again.targets is again.inputs

@@ -112,7 +112,7 @@ def test_a_batch_without_one_good_image_is_an_error_even_when_skipping(root):
     for path in (root / "val" / "ant").iterdir():
         path.write_bytes(b"")
     data = load_image_folder(root=root, image_size=8, on_error="skip")
-    with pytest.raises(DataError, match=r"no image of a batch can be decoded.*val/ant/0.png"):
+    with pytest.raises(DataError, match=r"no image of a batch can be used.*val/ant/0.png"):
         data.val.fetch([0, 1], 0, 0)
 
 

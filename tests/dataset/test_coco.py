@@ -132,3 +132,17 @@ def test_json_that_is_too_deep_is_one_line(tmp_path):
     write(tmp_path, "mine", "[" * 200_000)
     with pytest.raises(DataError, match="is no JSON"):
         load_coco(root=tmp_path, **OWN)
+
+
+@pytest.mark.parametrize(
+    ("key", "twice", "said"),
+    [
+        ("categories", {"id": 2, "name": "person"}, "several categories have the name 'person'"),
+        ("categories", {"id": 90, "name": "comb"}, "several categories have the id 90"),
+        ("images", {"id": 3, "file_name": "c.png"}, "several images have the id 3"),
+    ],
+)
+def test_what_is_there_twice_is_named(tmp_path, key, twice, said):
+    write(tmp_path, "mine", content(**{key: [*content()[key], twice]}))
+    with pytest.raises(DataError, match=rf"instances_mine\.json is no file of instances: {said}"):
+        load_coco(root=tmp_path, **OWN)

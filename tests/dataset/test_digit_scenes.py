@@ -22,7 +22,9 @@ def test_there_are_one_to_three_digits_of_every_class_on_a_canvas(scenes):
     assert set(counts) == {1, 2, 3}
     assert set(torch.cat([one.labels for one in scenes.train.boxes]).tolist()) == set(range(10))
     assert (len(scenes.train), len(scenes.val), len(scenes.test)) == (60, 20, 30)
-    assert scenes.facts() == {"num_classes": 10, "in_channels": 1, "image_size": 64}
+    assert scenes.facts() == {
+        "num_classes": 10, "class_names": tuple("0123456789"), "in_channels": 1, "image_size": 64, "boxes": "pixels",
+    }  # fmt: skip
 
 
 def test_boxes_are_exact(scenes):

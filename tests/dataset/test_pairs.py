@@ -131,13 +131,20 @@ class TestBatches:
         assert len(shared.card()["labels"]) == len(shared.source)
         assert set(shared.card()["sentencepiece"]) == {"source"}
 
+    def test_the_sizes_of_the_vocabularies_are_told(self, numbers):
+        assert numbers.in_words() == "pairs in vocabularies of 200 and 200 pieces"
+        assert load_number_words(samples=100, shared=True, vocabulary=60).in_words() == (
+            "pairs in a vocabulary of 60 pieces"
+        )
+
     def test_pairs_that_are_too_long_are_left_out_counted_and_told(self):
         whole = load_number_words(samples=400)
         short = load_number_words(samples=400, max_tokens=7)
         assert max(short.train.sources.lengths.max(), short.train.targets.lengths.max()) <= 7
         assert short.train.skipped == short.train.left_out == len(whole.train) - len(short.train) > 0
         assert short.card()["too_long"]["train"] == short.train.left_out
-        assert "too long" in short.in_words()
+        left_out = sum(split.left_out for split in (short.train, short.val, short.test))
+        assert short.in_words().endswith(f", {left_out} too long")
         assert "too long" not in whole.in_words()
         with pytest.raises(DataError, match=r"every one of 320 pairs has more than dataset.max_tokens=1 tokens"):
             load_number_words(samples=400, max_tokens=1)

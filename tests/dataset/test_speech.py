@@ -179,6 +179,19 @@ class TestLoading:
         dataset = load_speech(path=manifest, on_error="skip", **NOTHING_HELD)
         assert (len(dataset.train), dataset.train.skipped) == (1, 1)
 
+    def test_what_is_too_long_is_left_out_and_counted_and_a_limit_that_leaves_nothing_is_an_error(self, tmp_path):
+        train, val = table(tmp_path, ROWS[:2], "train.tsv"), table(tmp_path, ROWS[2:], "val.tsv")
+        record(tmp_path / ROWS[0][0], 2.5)
+        dataset = load_speech(path=train, val_path=val, test_share=0.0, max_seconds=2.0)
+        assert (len(dataset.train), len(dataset.val), dataset.too_long) == (1, 2, {"val": 0, "train": 1})
+        assert dataset.in_words().endswith(" letters, 1 too long")
+        assert "too long" not in load_speech(path=train, max_seconds=None, **NOTHING_HELD).in_words()
+        with pytest.raises(
+            DataError, match=r"speech train: every one of 2 utterances is longer than dataset.max_seconds=0.5"
+        ) as caught:
+            load_speech(path=train, max_seconds=0.5, **NOTHING_HELD)
+        assert caught.value.hint == "write dataset.max_seconds=3, or null for no limit"
+
     def test_a_stride_says_how_many_frames_are_left_for_letters(self, tmp_path):
         manifest = table(tmp_path, [("a.wav", "ab" * 20)])
         assert len(load_speech(path=manifest, stride=2, **NOTHING_HELD).train) == 1

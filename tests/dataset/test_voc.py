@@ -57,7 +57,9 @@ def test_boxes_classes_and_difficult_ones_are_read(root):
     assert batch.more["kinds"].tolist() == [[OBJECT, DIFFICULT], [0, 0], [OBJECT, 0]]
     assert batch.targets[0].flatten().tolist() == pytest.approx([0, 0, 16, 16, 16, 16, 32, 32])
     assert (len(data.train), len(data.val), data.test) == (3, 1, None)
-    assert data.facts() == {"num_classes": 2, "class_names": ("cat", "dog"), "in_channels": 3, "image_size": 32}
+    assert data.facts() == {
+        "num_classes": 2, "class_names": ("cat", "dog"), "in_channels": 3, "image_size": 32, "boxes": "pixels",
+    }  # fmt: skip
 
 
 def test_only_training_pictures_are_varied(root):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from mptrain.model.deepspeech2 import Recurrent, RowConvolution, deepspeech2, turned_round
+from mptrain.model.deepspeech2 import Recurrent, RowConvolution, deepspeech2
 from mptrain.model.masked_norm import MaskedBatchNorm
 from mptrain.precision.widened import Widened
 
@@ -150,13 +150,6 @@ def test_two_directions_are_those_of_packed_sequences(cell):
     mask = torch.arange(6) < lengths[:, None]
     heard = layer(sequence, mask, lengths).masked_fill(~mask[:, :, None], 0.0)
     torch.testing.assert_close(heard, expected[:, :, :7] + expected[:, :, 7:])
-
-
-def test_turning_round_twice_changes_nothing_and_leaves_padding_in_place():
-    sequence, lengths = torch.arange(12.0).view(2, 6, 1), torch.tensor([6, 2])
-    turned = turned_round(sequence, lengths)
-    assert turned[:, :, 0].tolist() == [[5, 4, 3, 2, 1, 0], [7, 6, 8, 9, 10, 11]]
-    assert torch.equal(turned_round(turned, lengths), sequence)
 
 
 def test_a_row_convolution_sees_so_many_frames_ahead_and_none_behind():

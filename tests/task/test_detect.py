@@ -13,12 +13,12 @@ from torch import nn
 
 from mptrain.dataset import Batch
 from mptrain.dataset.boxed import CROWD, DIFFICULT, OBJECT, Boxes, boxed_batch
-from mptrain.errors import ConfigError, EnvironmentRefused
+from mptrain.errors import EnvironmentRefused
 from mptrain.model import ssd_small
 from mptrain.task import Detect
 from mptrain.task.detect import matches_of
 
-TASK = Detect(num_classes=3)
+TASK = Detect(num_classes=3, boxes="pixels")
 PERFECT = pytest.approx({"map50": 1.0, "map": 1.0})
 
 
@@ -239,7 +239,7 @@ def test_a_small_network_learns_four_scenes_by_heart():
     torch.manual_seed(0)
     dataset = load_digit_scenes(image_size=32, train_samples=4, val_samples=0, test_samples=0)
     batch = dataset.prepare(dataset.train.fetch(range(4), 0, 0), torch.device("cpu"), torch.contiguous_format)
-    task = Detect(num_classes=10)
+    task = Detect(num_classes=10, boxes="pixels")
     model = ssd_small(num_classes=10, in_channels=1, image_size=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
     for _ in range(60):
@@ -253,14 +253,9 @@ def test_a_small_network_learns_four_scenes_by_heart():
         assert task.score(task.answers(model, batch))["map50"] > 0.95
 
 
-def test_data_without_boxes_are_refused_in_one_line():
-    with pytest.raises(ConfigError, match="pictures with boxes"):
-        TASK.loss(Oracle(), Batch(torch.rand(2, 1, 8, 8), torch.zeros(2, dtype=torch.int64)))
-
-
 def test_a_missing_library_is_named_with_the_command_that_installs_it(monkeypatch):
     known = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pycocotools" else known(name))
     with pytest.raises(EnvironmentRefused, match="pycocotools") as refused:
-        Detect(num_classes=3)
+        Detect(num_classes=3, boxes="pixels")
     assert refused.value.hint == "pip install 'mptrain[detection]'"

@@ -54,7 +54,7 @@ def test_trap_04_an_error_that_half_precision_cannot_square_still_has_a_loss_and
     output = torch.full((2, 1, 16, 16), 2.0**-13, dtype=torch.float16, requires_grad=True)
     assert (output.detach() ** 2).max() <= 2.0**-24  # nothing but the smallest half number is left of the square
     targets = torch.zeros(2, 1, 16, 16)
-    loss = Enhance(loss_of="mse").loss(Says(output), Batch(output.detach(), targets))
+    loss = Enhance(upscale=1, loss_of="mse").loss(Says(output), Batch(output.detach(), targets))
     assert loss.item() == pytest.approx(2.0**-26)
     (loss * 2.0**20).backward()
     assert output.grad.all()
@@ -78,11 +78,11 @@ def test_what_is_measured_is_the_formula_for_each_picture():
 @pytest.mark.parametrize(
     ("task", "upscale", "channels", "seen"),
     [
-        (Enhance(), 1, 3, (3, 20)),
+        (Enhance(upscale=1), 1, 3, (3, 20)),
         (Enhance(upscale=2), 2, 3, (1, 16)),
         (Enhance(upscale=2, luminance=False, border=0), 2, 3, (3, 20)),
-        (Enhance(luminance=True, border=4), 1, 3, (1, 12)),
-        (Enhance(luminance=True), 1, 1, (1, 20)),
+        (Enhance(upscale=1, luminance=True, border=4), 1, 3, (1, 12)),
+        (Enhance(upscale=1, luminance=True), 1, 1, (1, 20)),
     ],
 )
 def test_which_channels_and_which_pixels_are_measured(task, upscale, channels, seen):
@@ -92,9 +92,9 @@ def test_which_channels_and_which_pixels_are_measured(task, upscale, channels, s
 
 def test_a_model_that_changes_nothing_gains_nothing_and_one_that_is_right_gains_up_to_100_decibels():
     noisy = Batch(drawn(3, 3, 20, 20), drawn(3, 3, 20, 20, seed=2))
-    idle = Enhance().measure(nn.Identity(), noisy)
+    idle = Enhance(upscale=1).measure(nn.Identity(), noisy)
     assert idle["psnr_gain"].tolist() == [0.0, 0.0, 0.0]
-    right = Enhance().measure(Says(noisy.targets), noisy)
+    right = Enhance(upscale=1).measure(Says(noisy.targets), noisy)
     assert right["psnr"].tolist() == [100.0] * 3
     assert right["psnr_gain"].tolist() == pytest.approx((100 - idle["psnr"]).tolist())
     assert right["ssim"].tolist() == pytest.approx([1.0] * 3)
@@ -103,7 +103,7 @@ def test_a_model_that_changes_nothing_gains_nothing_and_one_that_is_right_gains_
 def test_noise_of_sigma_25_has_the_psnr_of_its_variance():
     clean = torch.full((4, 3, 64, 64), 0.5)
     noise = torch.randn(clean.shape, generator=torch.Generator().manual_seed(4)) * 25 / 255
-    measured = Enhance().measure(nn.Identity(), Batch(clean + noise, clean))
+    measured = Enhance(upscale=1).measure(nn.Identity(), Batch(clean + noise, clean))
     assert measured["psnr"].mean().item() == pytest.approx(20 * math.log10(255 / 25), abs=0.05)
 
 
@@ -112,7 +112,7 @@ def test_an_output_that_is_no_number_is_not_hidden_by_the_rounding(value):
     batch = batch_of(upscale=1)
     output = batch.targets.clone()
     output[0, 0, 5, 5] = value
-    assert not math.isfinite(Enhance().measure(Says(output), batch)["loss"][0].item())
+    assert not math.isfinite(Enhance(upscale=1).measure(Says(output), batch)["loss"][0].item())
 
 
 @pytest.mark.parametrize("side", [1, 10, 14])
@@ -160,19 +160,19 @@ def test_networks_in_half_measure_nearly_what_full_ones_do(make):
 
 
 def test_the_objective_the_metric_and_the_file(pytestconfig):
-    (objective,) = Enhance().objectives()
+    (objective,) = Enhance(upscale=1).objectives()
     assert (objective.learner, objective.modules) == ("main", ("",))
-    assert (Enhance().metric, Enhance().higher_is_better, Enhance().term) == ("psnr", True, "samples")
+    assert (Enhance.metric, Enhance.higher_is_better, Enhance.term) == ("psnr", True, "samples")
     keys = yaml.safe_load((pytestconfig.rootpath / "configs" / "task" / "enhance.yaml").read_text())
     assert keys.pop("_target_") == "mptrain.task.Enhance"
     assert keys.pop("loss_of").endswith(",l1}")
-    assert Enhance(**keys) == Enhance()
+    assert Enhance(upscale=1, **keys) == Enhance(upscale=1)
 
 
 def test_the_loss_reads_no_value_of_the_device():
     batch = batch_of(upscale=1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = Batch(torch.empty_like(batch.inputs, requires_grad=True), torch.empty_like(batch.targets))
-        loss = Enhance().loss(nn.Identity(), fake)
+        loss = Enhance(upscale=1).loss(nn.Identity(), fake)
         loss.backward()
     assert isinstance(loss, FakeTensor)

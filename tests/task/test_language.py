@@ -111,15 +111,6 @@ def test_a_model_that_knows_nothing_has_the_perplexity_of_the_vocabulary():
     )
 
 
-@pytest.mark.parametrize(("loss", "perplexity"), [(1e6, math.inf), (math.inf, math.inf)])
-def test_a_perplexity_too_large_to_say_is_infinite(loss, perplexity):
-    assert TASK.summarise({"loss": loss, "top1": 0.0}, 1)["perplexity"] == perplexity
-
-
-def test_a_loss_that_is_not_a_number_gives_such_a_perplexity():
-    assert math.isnan(TASK.summarise({"loss": math.nan, "top1": 0.0}, 1)["perplexity"])
-
-
 def test_smoothing_changes_the_loss_that_is_trained_and_not_the_one_that_is_measured():
     smooth = Language(vocabulary_size=3, label_smoothing=0.2)
     batch = batch_of(TARGETS)

@@ -171,10 +171,6 @@ class TestMetrics:
         )
         assert plain != letters
 
-    @pytest.mark.parametrize(("loss", "perplexity"), [(1e6, math.inf), (math.inf, math.inf)])
-    def test_a_perplexity_too_large_to_say_is_infinite(self, loss, perplexity):
-        assert task(beam=0).summarise({"loss": loss, "sentences": 1.0}, 1)["perplexity"] == perplexity
-
     def test_without_a_beam_only_the_loss_is_measured_and_nothing_is_translated(self, monkeypatch):
         monkeypatch.setattr(Says, "step", lambda *given: pytest.fail("translated"))
         sums, terms = self.measured(beam=0)
