@@ -100,7 +100,7 @@ def test_a_model_chooses_its_task_data_loss_and_degradation(name):
     ("words", "says"),
     [
         (("model=dncnn_small", "dataset.degradation=downsample"), "2 times as large"),
-        (("model=edsr_small", "dataset=digits"), "makes"),
+        (("model=edsr_small", "dataset=digits"), "task=enhance needs upscale"),
         (("model=cnn", "dataset=photos"), "num_classes"),
         (("model=edsr_small", "dataset.factor=5"), "not a multiple"),
         (("model=edsr_small", "dataset.factor=6"), "cannot be built|upscale|6"),
