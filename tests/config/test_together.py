@@ -28,7 +28,10 @@ SPEECH = "dataset=tone_words does not have: it has vocabulary_size, feature_size
         ("model=edsr_small dataset=digits", f"task=enhance needs upscale, which {PICTURES}"),
         ("model=wavenet_small dataset=tone_words", f"task=audio needs levels, which {SPEECH}"),
         ("model=deepspeech2_small dataset=digits", f"task=transcribe needs decode, which {PICTURES}"),
-        ("model=char_lstm dataset=tone_words", "task=language does not go with dataset=tone_words, which has sample_rate"),
+        (
+            "model=char_lstm dataset=tone_words",
+            "task=language does not go with dataset=tone_words, which has sample_rate",
+        ),
     ],
 )
 def test_parts_that_do_not_go_together_leave_no_run_behind(words, said, tmp_path, capsys):
