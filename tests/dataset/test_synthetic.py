@@ -24,7 +24,8 @@ def test_shapes_and_sizes_are_as_stated():
     assert [len(part) for part in (data.train, data.val, data.test)] == [70, 30, 20]
     batch = data.train.fetch([3, 1], 0, 0)
     assert (tuple(batch.inputs.shape), batch.inputs.dtype) == ((2, 1, 24, 24), torch.uint8)
-    assert data.facts() == {"image_size": 24, "in_channels": 1, "num_classes": 7}
+    names = tuple(f"class {number}" for number in range(7))
+    assert data.facts() == {"image_size": 24, "in_channels": 1, "num_classes": 7, "class_names": names}
 
 
 def test_the_images_follow_their_own_seed_alone():
