@@ -57,7 +57,7 @@ def test_ssim_is_of_each_picture_and_of_all_its_channels(channels):
 def test_without_its_library_there_is_one_line_that_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentRefused, match="task=enhance needs the package skimage") as refused:
-        Enhance()
+        Enhance(upscale=1)
     assert refused.value.hint == "pip install 'mptrain[enhancement]'"
 
 
