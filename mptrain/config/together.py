@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from mptrain.config.targets import Target
     from mptrain.dataset.source import Dataset
 
+_GO_TOGETHER = (
+    "choose a model, a dataset and a task that go together; a model's own file does, if the command line lets it"
+)
+
 #: What a data set and a task of anybody's must have; see their protocols.
 _DATASET = ("name", "workers", "train", "val", "test", "facts", "in_words", "prepare")
 _TASK = ("metric", "higher_is_better", "objectives", "measure", "summarise")
@@ -70,7 +74,7 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
         raise ConfigError(
             f"{group}={chosen or target.path} needs {', '.join(missing)}, which dataset={data or config.dataset.path} does "
             f"not have: it has {', '.join(facts) or 'nothing to say'}",
-            "choose a model, a dataset and a task that go together; a model's own file does, if the command line lets it",
+            _GO_TOGETHER,
         )
 
 
@@ -86,7 +90,7 @@ def _require_own_kind(config: Config, dataset: Dataset) -> None:
         raise ConfigError(
             f"task={chosen or config.task.path} does not go with dataset={data or config.dataset.path}, which has "
             f"{', '.join(refused)}",
-            "choose a model, a dataset and a task that go together; a model's own file does, if the command line lets it",
+            _GO_TOGETHER,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from mptrain.dataset.draws import sample_order
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from mptrain.dataset.faults import Faults
 
 
-class IndependentSamples:
+class IndependentSamples(ABC):
     """The better part of `mptrain.dataset.source.Split`; deriving classes have a length, `fetch` and ``in_memory``.
 
     Args:
@@ -22,8 +23,9 @@ class IndependentSamples:
     def __init__(self, faults: Faults) -> None:
         self.faults = faults
 
+    @abstractmethod
     def __len__(self) -> int:
-        raise NotImplementedError
+        """How many samples there are."""
 
     @property
     def skipped(self) -> int:
