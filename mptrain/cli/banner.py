@@ -98,7 +98,7 @@ class Closing:
             metric_name=summary.get("metric_name") or "metric",
             metric=summary.get("metric"),
             metric_split=summary.get("metric_split", ""),
-            metric_interval=summary.get("metric_interval"),
+            metric_interval=(summary.get("intervals") or {}).get(summary.get("metric_name")),
             best_val=summary.get("best_val"),
             metrics=summary.get(summary.get("metric_split", "")) or {},
             steps=summary.get("steps", 0),
@@ -136,6 +136,8 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
     if closing.metric is not None:
         where = closing.metric_split or "the last evaluation"
         rows.append((closing.metric_name, f"{closing.metric:.4f} on {where}{_reach(closing.metric_interval)}"))
+        if others := {name: value for name, value in closing.metrics.items() if name != closing.metric_name}:
+            rows.append(("also", wording.metrics(others)))
     elif closing.metrics:
         rows.append((closing.metric_split, wording.metrics(closing.metrics)))
     if closing.best_val is not None:

@@ -32,9 +32,7 @@ class PlainLines:
         """Note the record, and print what is due."""
         self._seen.take(record)
         if isinstance(record, EvalRecord):
-            self._lines.say(
-                {"eval": record.split, "step": record.step, "epoch": record.epoch, **_metrics(record.metrics)}
-            )
+            self._lines.say({"eval": record.split, "step": record.step, **_metrics(record.metrics)})
         elif isinstance(record, EpochRecord):
             self._lines.say(self._epoch(record))
         elif isinstance(record, ProgressRecord) and time.monotonic() - self._printed >= self._seconds:
@@ -47,7 +45,7 @@ class PlainLines:
     def _progress(self, progress: ProgressRecord) -> dict[str, object]:
         fields: dict[str, object] = {
             "step": f"{progress.step}/{progress.steps}",
-            "epoch": f"{progress.epoch}/{progress.epochs}",
+            "epoch": f"{min(progress.epoch + 1, progress.epochs)}/{progress.epochs}",
         }
         for name, learner in self._seen.learners.items():
             prefix = f"{name}." if len(self._seen.learners) > 1 else ""
@@ -63,7 +61,7 @@ class PlainLines:
         fields |= {
             f"{progress.term}_per_second": f"{progress.terms_per_second:.1f}",
             "data_wait": f"{progress.data_wait:.2f}",
-            "memory": progress.memory,
+            "memory_mb": round(progress.memory / 1e6),
             "eta": wording.duration(progress.eta),
             "doing": progress.doing,
         }

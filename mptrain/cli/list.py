@@ -94,10 +94,11 @@ def _print_group(catalogue: Catalogue, group: str) -> None:
 
 
 def _known(option: Option) -> list[str]:
-    """How large it is, and what it needs besides mptrain."""
+    """How large it is, what it needs besides mptrain, and what a data set is for."""
     needs = option.facts.get("needs", "")
     wanted = f"needs {needs}" if needs and needs != "nothing" else ""
-    return [words for words in (option.facts.get("size", ""), wanted) if words]
+    tasks = f"for task={', '.join(option.tasks)}" if option.group == "dataset" and option.tasks else ""
+    return [words for words in (option.facts.get("size", ""), wanted, tasks) if words]
 
 
 def _print_entries(option: Option) -> None:

@@ -15,6 +15,7 @@ from mptrain.compare.arms import choose_reference, pairs
 from mptrain.compare.fairness import differs, inspect
 from mptrain.compare.resolution import is_share, step_of
 from mptrain.compare.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
+from mptrain.compare.settled import unsettled
 from mptrain.compare.statistics import equivalence, mean_interval, ratio_interval, rounding_spread
 from mptrain.compare.verdict import Evidence, decide
 from mptrain.compare.why import most_at_once, remarks
@@ -248,7 +249,7 @@ def _other_splits(arms: Sequence[Arm], metric: _Metric) -> list[Objection]:
 
 
 def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, together: int) -> list[str]:
-    found = _resolution(reference, metric, margin)
+    found = [*_resolution(reference, metric, margin), *unsettled(reference, metric.name, margin)]
     others = len(arms) - 1
     if others > 1:
         found.append(

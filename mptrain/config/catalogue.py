@@ -28,7 +28,8 @@ RECHOSEN: dict[str, tuple[str, ...]] = {
 
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.$-]+):(?:\s+(?P<value>.*))?$")
 _CHOICE = re.compile(r"^\s*- (?P<group>[\w/]+): *(?P<option>\S+)")
-_FACT = re.compile(r"^# (?P<name>Size|Needs): (?P<words>.+)$")
+_FACT = re.compile(r"^# (?P<name>Size|Needs|Tasks): (?P<words>.+)$")
+_TASK = re.compile(r"^\s*- override /task: *(?P<option>[\w.-]+)")
 _COMMENT = re.compile(r"\s+#\s?(?P<text>.*)$")
 
 
@@ -75,7 +76,7 @@ class Option:
 
     @cached_property
     def facts(self) -> dict[str, str]:
-        """What further lines of that comment say as ``NAME: WORDS``: ``size``, and what it ``needs``; in their order."""
+        """What further lines of that comment say as ``NAME: WORDS``: ``size``, what it ``needs``, ``tasks`` it is for; in their order."""
         found: dict[str, str] = {}
         for line in self.lines:
             if not line.startswith("#"):
@@ -83,6 +84,13 @@ class Option:
             if match := _FACT.match(line):
                 found[match["name"].lower()] = match["words"].rstrip(". ")
         return found
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """Which tasks a data set, or a model, is for: what its comment says, else what its defaults choose."""
+        if said := self.facts.get("tasks", ""):
+            return tuple(said.split(", "))
+        return tuple(match["option"] for line in self.lines if (match := _TASK.match(line)))
 
     @cached_property
     def is_global(self) -> bool:

@@ -47,7 +47,7 @@ DATA_FACTS = (
         "target_vocabulary_size",
         "shared_vocabulary",
     ),
-    *("feature_size", "sample_rate", "levels", "speakers", "decode", "decode_source"),
+    *("feature_size", "sample_rate", "levels", "speakers", "speaker_names", "decode", "decode_source"),
 )
 
 #: What a target may require and the program, not the configuration, knows when it builds it.

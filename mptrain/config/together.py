@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
 from mptrain.config.features import build_features
 from mptrain.config.targets import parameters
 from mptrain.errors import ConfigError
@@ -14,9 +16,7 @@ if TYPE_CHECKING:
     from mptrain.config.targets import Target
     from mptrain.dataset.source import Dataset
 
-_GO_TOGETHER = (
-    "choose a model, a dataset and a task that go together; a model's own file does, if the command line lets it"
-)
+_GO_TOGETHER = "a model's own file chooses a task and a dataset that go with it, if the command line lets it"
 
 #: What a data set and a task of anybody's must have; see their protocols.
 _DATASET = ("name", "workers", "train", "val", "test", "facts", "in_words", "prepare")
@@ -71,10 +71,11 @@ def require_facts(config: Config, group: str, target: Target, dataset: Dataset) 
     ]
     if missing:
         chosen, data = (config.chosen.get(name) for name in (group, "dataset"))
+        hints: dict[str, str] = getattr(dataset, "lacks", {})
         raise ConfigError(
             f"{group}={chosen or target.path} needs {', '.join(missing)}, which dataset={data or config.dataset.path} does "
             f"not have: it has {', '.join(facts) or 'nothing to say'}",
-            _GO_TOGETHER,
+            "; ".join(hints[name] for name in missing if name in hints) or _what_goes_together(config, group),
         )
 
 
@@ -90,8 +91,25 @@ def _require_own_kind(config: Config, dataset: Dataset) -> None:
         raise ConfigError(
             f"task={chosen or config.task.path} does not go with dataset={data or config.dataset.path}, which has "
             f"{', '.join(refused)}",
-            _GO_TOGETHER,
+            _what_goes_together(config, "task"),
         )
+
+
+def _what_goes_together(config: Config, group: str) -> str:
+    """Which of mptrain's data sets go with the model or the task that was chosen, and what those chosen are for."""
+    catalogue = Catalogue([location.configs()])
+    chosen, data = (catalogue.groups[name].get(config.chosen.get(name, "")) for name in (group, "dataset"))
+    sentences = [_GO_TOGETHER]
+    if data is not None and data.tasks:
+        sentences.insert(0, f"dataset={data.name} with task={', '.join(data.tasks)}")
+    if chosen is not None:
+        tasks = (chosen.name,) if group == "task" else chosen.tasks or (catalogue.defaults["task"],)
+        fitting = [
+            name for name, option in catalogue.groups["dataset"].items() if not {*tasks}.isdisjoint(option.tasks)
+        ]
+        if fitting:
+            sentences.insert(0, f"{group}={chosen.name} goes with dataset={', '.join(fitting)}")
+    return "; ".join(sentences)
 
 
 def _require(group: str, target: Target, part: Any, missing: list[str], protocol: str) -> None:

@@ -40,7 +40,9 @@ class RecordingError(DataError):
     """
 
     def __init__(self, path: str | Path, reason: str) -> None:
-        super().__init__(f"{path}: {reason}", "mend or remove it, or set dataset.on_error=skip")
+        super().__init__(
+            f"{path}: {reason}", "mend or remove it, or set dataset.on_error=skip to leave out and count such"
+        )
         self.reason = reason
 
 
@@ -144,9 +146,16 @@ def _decoded(path: Path) -> tuple[int, Any]:
 
 
 def _reason(path: Path, error: Exception) -> str:
+    """What is wrong with a recording, in words of ours; those of the library stand behind them."""
     if not os.path.exists(path):  # noqa: PTH110 (Path.exists raises for names that no file can have)
         return "there is no such file"
-    return f"cannot be read: {' '.join(str(error).split()) or type(error).__name__}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read: {error.strerror}"
+    words = " ".join(str(error).split()) or type(error).__name__
+    if "Reached EOF" in words:
+        return f"is cut short: its header promises more than there is ({words})"
+    kind = path.suffix.lstrip(".").upper() or "sound"
+    return f"is not a {kind} file that can be read ({words})"
 
 
 def _as_floats(samples: Any) -> Any:

@@ -94,9 +94,22 @@ class BoxedSplit(IndependentSamples):
         return boxed_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
 
 
+@dataclass
 class BoxedDataset(ImageDataset):
-    """Pictures with boxes; meets `mptrain.dataset.source.Dataset`."""
+    """Pictures with boxes; meets `mptrain.dataset.source.Dataset`.
+
+    Attributes:
+        empty_boxes: How many boxes without an area were left out.
+    """
+
+    empty_boxes: int = 0
 
     def facts(self) -> dict[str, Any]:
-        """Those of any images, and ``boxes``: the unit of their coordinates, ``pixels`` of the network's input."""
-        return {**super().facts(), "boxes": "pixels"}
+        """``boxes``, the unit of their coordinates: ``pixels`` of the network's input; and those of images with classes, of which one will do."""
+        classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
+        return {**classes, **super().facts(), "boxes": "pixels"}
+
+    def in_words(self) -> str:
+        """Channels, height and width, and boxes left out, where any were: ``3x300x300, 2 empty boxes left out``."""
+        told = f", {self.empty_boxes:,} empty boxes left out" if self.empty_boxes else ""
+        return super().in_words() + told

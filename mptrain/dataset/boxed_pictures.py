@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +23,8 @@ from mptrain.dataset.preparation import LUMINANCE, Preparation
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mptrain.dataset.batch import Batch
     from mptrain.dataset.faults import Faults
 
@@ -43,6 +46,37 @@ class Annotated:
     path: str
     boxes: tuple[tuple[float, float, float, float, int, int], ...]
     size: tuple[int, int] | None
+
+
+def present(pictures: Sequence[Annotated], folder: Path, faults: Faults) -> list[Annotated]:
+    """The pictures whose files are there, as far as the listings of their folders tell: none is opened.
+
+    Args:
+        pictures: Those of one list.
+        folder: Where they are said to lie.
+        faults: Takes those that are missing.
+
+    Raises:
+        DataError: The folder is missing, or a file of it is and ``faults`` says stop.
+    """
+    names: dict[str, set[str]] = {}
+    missing: set[str] = set()
+    for picture in pictures:
+        place, name = os.path.split(picture.path)
+        if place not in names:
+            try:
+                names[place] = set(os.listdir(place))  # noqa: PTH208 (a path object for each takes seconds)
+            except (OSError, ValueError):
+                names[place] = set()
+        if name not in names[place]:
+            missing.add(picture.path)
+    if missing and not folder.is_dir():
+        raise DataError(
+            f"the folder of the pictures, {folder}, does not exist",
+            "set dataset.root to the folder that holds it, or name other parts",
+        )
+    faults.report(dict.fromkeys(sorted(missing), "there is no such file"), "put it there")
+    return [picture for picture in pictures if picture.path not in missing]
 
 
 class Listing:
@@ -220,8 +254,16 @@ def boxed_dataset(
     class_names: tuple[str, ...],
     parts: dict[str, tuple[Listing, Faults]],
     choices: PictureChoices,
+    empty_boxes: int = 0,
 ) -> BoxedDataset:
     """A data set of the listings ``train`` and, where they are there, ``val`` and ``test``.
+
+    Args:
+        name: As in the configuration.
+        class_names: One for each class index.
+        parts: By name, with what was wrong with other pictures.
+        choices: The user's.
+        empty_boxes: How many boxes without an area were left out.
 
     Raises:
         DataError: A part has no picture, or not one box.
@@ -263,4 +305,5 @@ def boxed_dataset(
         train=train,
         val=split("val"),
         test=split("test"),
+        empty_boxes=empty_boxes,
     )

@@ -1,10 +1,10 @@
-"""Data sets made of class folders: ImageNet and any other."""
+"""Data sets made of image files: class folders, such as ImageNet's, and images without classes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mptrain.dataset.decoding import FolderSplit, Listing, class_folders, list_images
+from mptrain.dataset.decoding import FolderSplit, Listing, class_folders, list_images, loose_images
 from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.images import Channels, ImageDataset, Normalise, statistics
@@ -38,8 +38,11 @@ def load_image_folder(
 ) -> ImageDataset:
     """Find the images of ``root/train/CLASS/``, and of ``root/val`` and ``root/test`` where these exist.
 
+    Where there are no folders but just images, in ``root/train`` or in ``root`` itself, these have no classes: good for drawing
+    others like them, and not for a classifier.
+
     Args:
-        root: Folder with one folder for each split.
+        root: Folder with one folder for each split, or with images.
         name: What to call the data set in records.
         image_size: Side in pixels of the squares that the network sees; None makes 224.
         channels: 3 for RGB, 1 for grey; None makes 3.
@@ -54,7 +57,7 @@ def load_image_folder(
         normalise: ``standard`` by the means of photographs, ``symmetric`` to -1 to 1.
 
     Raises:
-        DataError: A folder is missing or empty.
+        DataError: A folder is missing or empty, or an image has no class where others have one.
         ConfigError: More samples are asked for than there are, or images are to be erased but not varied.
     """
     _refuse_idle_erasing(random_erasing, augment)
@@ -90,12 +93,21 @@ def _listings(
     root: Path, name: str, val_samples: int | None, train_samples: int | None, on_error: OnError
 ) -> tuple[tuple[str, ...], dict[str, tuple[Listing, Faults]]]:
     """The classes, and the images of each part; see `load_image_folder`."""
-    if not (root / "train").is_dir():
-        raise DataError(
-            f"{name} not found: looked for {root / 'train'}",
-            f"expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE; set dataset.root=ROOT; {NO_DOWNLOAD}",
-        )
-    classes = class_folders(root / "train")
+    train = root / "train"
+    if not train.is_dir():
+        if not loose_images(root):
+            raise DataError(
+                f"{name} not found: looked for {train}",
+                "expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE, or without classes ROOT/train/IMAGE or just "
+                f"ROOT/IMAGE; set dataset.root=ROOT; {NO_DOWNLOAD}",
+            )
+        if folders := class_folders(root):
+            raise DataError(
+                f"{root} has images and folders beside them, such as {folders[0]}: which are to be trained on is not clear",
+                "put those into ROOT/train, with or without class folders",
+            )
+        train = root
+    classes = class_folders(train)
     parts: dict[str, tuple[Listing, Faults]] = {}
     for part in ("val", "test"):
         if (root / part).is_dir():
@@ -104,7 +116,7 @@ def _listings(
     if val_samples is not None and "val" in parts:  # what is there to validate on becomes what is there to test on
         held = parts.pop("val")
         parts.setdefault("test", held)
-    everything = list_images(root / "train", classes, Faults(on_error))
+    everything = list_images(train, classes, Faults(on_error))
     if val_samples:
         trained, chosen = hold_out(everything.targets, val_samples, train_samples)
         parts["val"] = (everything.select(chosen), Faults(on_error))

@@ -13,7 +13,7 @@ import torch
 
 from mptrain.dataset.box_crop import FitTo
 from mptrain.dataset.boxed import CROWD, OBJECT, BoxedDataset
-from mptrain.dataset.boxed_pictures import Annotated, Listing, PictureChoices, boxed_dataset, wrong_boxes
+from mptrain.dataset.boxed_pictures import Annotated, Listing, PictureChoices, boxed_dataset, present, wrong_boxes
 from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.images import Channels
@@ -34,11 +34,12 @@ def load_coco(
     augment: bool = True,
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 4,
-    on_error: OnError = "skip",
+    on_error: OnError = "stop",
 ) -> BoxedDataset:
     """Read ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``.
 
-    The classes are the categories of the training part, in the order of their ids.
+    The classes are the categories of the training part, in the order of their ids. Boxes without width or height mark nothing:
+    they are left out and counted, and their pictures kept. COCO's train2017 has two.
 
     Args:
         root: Folder that holds the folders of pictures, and ``annotations``.
@@ -52,7 +53,7 @@ def load_coco(
         augment: Crop and mirror training pictures at random.
         train_samples: Train on so many only; None trains on all.
         workers: Processes that decode, at most as many as there are cores to use.
-        on_error: What to do about pictures that cannot be used or have boxes without area; train2017 has two such.
+        on_error: What to do about pictures that are missing, cannot be decoded, or have boxes outside of them.
 
     Raises:
         DataError: A file is missing or damaged, names a category or numbers an image twice, or the parts have different
@@ -67,6 +68,7 @@ def load_coco(
     }
     categories = read["train"].categories
     parts = {}
+    empty_boxes = 0
     for part, found in read.items():
         if unknown := set(found.categories) - set(categories):
             raise DataError(
@@ -76,9 +78,11 @@ def load_coco(
             )
         faults = Faults(on_error)
         with _of_this_form(found.path):
-            parts[part] = (Listing(found.pictures(list(categories), faults)), faults)
+            pictures, empty = found.pictures(list(categories), faults)
+            parts[part] = (Listing(present(pictures, found.folder, faults)), faults)
+        empty_boxes += empty
     choices = PictureChoices(image_size or 300, channels or 3, fit, augment, train_samples, workers)
-    return boxed_dataset(name, tuple(categories.values()), parts, choices)
+    return boxed_dataset(name, tuple(categories.values()), parts, choices, empty_boxes)
 
 
 class Instances:
@@ -86,12 +90,13 @@ class Instances:
 
     Attributes:
         path: The file.
+        folder: Where its pictures are.
         categories: Names by id, in the order of the ids.
     """
 
     def __init__(self, path: Path, folder: Path, content: Any) -> None:
         self.path = path
-        self._folder = folder
+        self.folder = folder
         _require_different("categories have the id", [one["id"] for one in content["categories"]])
         _require_different("categories have the name", [str(one["name"]) for one in content["categories"]])
         _require_different("images have the id", [one["id"] for one in content["images"]])
@@ -107,23 +112,30 @@ class Instances:
                 )
             self._boxes[one["image_id"]].append(one)
 
-    def pictures(self, ids: list[int], faults: Faults) -> list[Annotated]:
+    def pictures(self, ids: list[int], faults: Faults) -> tuple[list[Annotated], int]:
         """The pictures and their boxes, those that cannot be used left out.
 
         Args:
             ids: Category ids in the order of the classes.
             faults: Takes pictures that cannot be used.
+
+        Returns:
+            The pictures, and how many boxes without width or height were left out.
         """
         numbers = {identity: number for number, identity in enumerate(ids)}
         found = []
+        empty = 0
         for image in self._images:
-            path = str(self._folder / image["file_name"])
+            path = str(self.folder / image["file_name"])
             boxes = []
             for one in self._boxes[image["id"]]:
                 left, upper, width, height = map(float, one["bbox"])
                 if one["category_id"] not in numbers:
                     faults.report({path: f"annotation {one.get('id')} has the unknown category {one['category_id']}"})
                     break
+                if width == 0 or height == 0:
+                    empty += 1
+                    continue
                 kind = CROWD if one.get("iscrowd") else OBJECT
                 boxes.append((left, upper, left + width, upper + height, numbers[one["category_id"]], kind))
             else:
@@ -134,7 +146,7 @@ class Instances:
                     found.append(Annotated(path, tuple(boxes), size))
                 else:
                     faults.report({path: wrong})
-        return found
+        return found, empty
 
 
 def _require_different(what: str, values: list[Any]) -> None:

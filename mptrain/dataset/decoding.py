@@ -1,4 +1,4 @@
-"""Images in folders, one folder a class: found when the run starts, decoded when a batch asks for them.
+"""Images in folders, one folder a class or without classes: found when the run starts, decoded when a batch asks for them.
 
 Decoding, cropping and resizing are PIL's, on the host; what comes out is uint8. PIL crops and resizes in one pass, which
 is what torchvision's ``resized_crop`` asks of it, but for boxes that begin between two pixels as well.
@@ -53,55 +53,67 @@ class Listing:
 
 
 def class_folders(root: Path) -> tuple[str, ...]:
-    """The names of the folders inside a folder, sorted: the classes.
+    """The names of the folders inside a folder, sorted: the classes. None where there are just images.
 
     Raises:
-        DataError: There are none.
+        DataError: It cannot be read.
     """
     try:
-        names = sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+        return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and entry.name[0] != "."))
     except OSError as error:
         raise DataError(
             f"image folder {root} cannot be read: {error.strerror}",
             f"expected {root}/CLASS/IMAGE; set dataset.root=FOLDER; {NO_DOWNLOAD}",
         ) from error
-    if not names:
-        raise DataError(f"{root} has no class folders", f"expected {root}/CLASS/IMAGE")
-    return tuple(names)
 
 
 def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Listing:
-    """All image files below the class folders of a split.
+    """All image files below the class folders of a split, or those in its folder where there are no classes.
 
     Args:
         root: Folder of the split.
-        class_names: The classes of the training split.
-        faults: Takes the images of folders that are not among the classes.
+        class_names: The classes of the training split; none gives all images the target 0.
+        faults: Takes the images of folders that are not among the classes, and those that lie beside such folders.
 
     Raises:
-        DataError: There are no images, or ``faults`` stops at a folder that is no class.
+        DataError: There are no images, or ``faults`` stops at one that has no class.
     """
     paths: list[str] = []
     targets: list[int] = []
     numbers = {name: number for number, name in enumerate(class_names)}
+    if class_names:
+        faults.report(dict.fromkeys(loose_images(root), "lies in no class folder"))
+    else:
+        paths += loose_images(root)
+        targets += [0] * len(paths)
+    known = f"among the {len(class_names)} classes" if class_names else "a class: the images to train on have none"
     for name in class_folders(root):
         files = _image_files(root / name)
         if name in numbers:
             paths += files
             targets += [numbers[name]] * len(files)
         else:
-            faults.report({file: f"its folder '{name}' is not among the {len(class_names)} classes" for file in files})
+            faults.report(dict.fromkeys(files, f"its folder '{name}' is not {known}"))
     if not paths:
         raise DataError(f"no images found below {root}", f"known endings: {' '.join(sorted(EXTENSIONS))}")
     return Listing(tuple(paths), torch.tensor(targets, dtype=torch.int64))
 
 
+def loose_images(folder: Path) -> list[str]:
+    """The image files in a folder itself, sorted."""
+    return sorted(_images_among(str(folder), next(os.walk(folder), ("", [], []))[2]))
+
+
 def _image_files(folder: Path) -> list[str]:
+    """The image files in a folder and below it, sorted."""
+    return sorted(
+        file for parent, _, names in os.walk(folder, followlinks=True) for file in _images_among(parent, names)
+    )
+
+
+def _images_among(parent: str, names: list[str]) -> list[str]:
     # As text: a million path objects take seconds and hundreds of megabytes.
-    found = []
-    for parent, _, names in os.walk(folder, followlinks=True):
-        found += [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in EXTENSIONS]
-    return sorted(found)
+    return [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in EXTENSIONS]
 
 
 class FolderSplit(IndependentSamples):

@@ -35,11 +35,12 @@ class Faults:
     on_error: OnError = "stop"
     found: dict[str, str] = field(default_factory=dict)
 
-    def report(self, problems: dict[str, str]) -> None:
+    def report(self, problems: dict[str, str], hint: str = "mend or remove it") -> None:
         """Take note of unusable samples.
 
         Args:
             problems: File or index of each, and what is wrong with it; may be empty.
+            hint: What else to do about them than to leave them out.
 
         Raises:
             DataError: There are any and ``on_error`` is ``stop``.
@@ -49,5 +50,7 @@ class Faults:
         if self.on_error == "stop":
             name, reason = next(iter(problems.items()))
             more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
-            raise DataError(f"{name}: {reason}{more}", "mend or remove it, or set dataset.on_error=skip")
+            raise DataError(
+                f"{name}: {reason}{more}", f"{hint}, or set dataset.on_error=skip to leave out and count such"
+            )
         self.found.update(problems)

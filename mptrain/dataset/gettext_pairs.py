@@ -67,11 +67,13 @@ def load_gettext(
             f"{_languages(folders)}; dataset=number_words needs no files",
         )
     faults = Faults(on_error)
-    pairs = distinct(pair for file in files for pair in _pairs_in(file, faults))
+    read = [pair for file in files for pair in _pairs_in(file, faults)]
+    pairs = distinct(read)
     if not pairs:
         raise DataError(f"{name}: no message is translated in {files[0]}", "choose another language or package")
     choices = Choices(pieces, vocabulary, target_vocabulary, shared, max_tokens, train_samples, batch_size)
     dataset = pairs_as_dataset(name, divide_pairs(pairs, val_share, test_share), choices, {"train": faults})
+    dataset.repeated = len(read) - len(pairs)
     dataset.files = {"train": [str(file) for file in files]}
     return dataset
 

@@ -32,7 +32,7 @@ class ImageDataset:
 
     Attributes:
         name: As in the configuration.
-        class_names: One for each class index.
+        class_names: One for each class index; empty where images have no classes.
         preparation: From stored images to the network's input.
         augment: Whether training samples are varied at random.
         workers: Worker processes that fetch from splits that are not in memory.
@@ -51,23 +51,30 @@ class ImageDataset:
     test: Split | None
 
     def facts(self) -> dict[str, Any]:
-        """``num_classes``, ``class_names``, ``in_channels`` and ``image_size`` (side of the square in pixels)."""
+        """``in_channels`` and ``image_size`` (side of the square in pixels); where there are two classes, ``num_classes`` and ``class_names``."""
         prepared = self.preparation
+        classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
         return {
-            "num_classes": len(self.class_names),
-            "class_names": self.class_names,
+            **(classes if len(self.class_names) > 1 else {}),
             "in_channels": prepared.channels,
             "image_size": prepared.image_size,
         }
+
+    @property
+    def lacks(self) -> dict[str, str]:
+        """What to do where `facts` does not say what it says of other images, by name."""
+        found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "in no class folders"
+        hint = f"its images lie {found}: put those of each class into ROOT/train/CLASS; model=dcgan needs no classes"
+        return {"num_classes": hint} if len(self.class_names) < 2 else {}
 
     def card(self) -> dict[str, Any]:
         """Class names, and how stored images become inputs."""
         return {"labels": list(self.class_names), "preparation": self.preparation.card()}
 
     def in_words(self) -> str:
-        """Channels, height and width: ``1x8x8``."""
+        """Channels, height and width: ``1x8x8``; and that there are no classes, where that is so."""
         side = self.preparation.image_size
-        return f"{self.preparation.channels}x{side}x{side}"
+        return f"{self.preparation.channels}x{side}x{side}" + ("" if self.class_names else ", without classes")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device, normalised, resized and with the channels the network takes."""

@@ -44,6 +44,7 @@ class PairDataset:
         val: Validation pairs, or None.
         test: Test pairs, or None.
         files: The files that each part was read from, by part; empty where there were none.
+        repeated: How many pairs were left out because their part had them already.
     """
 
     name: str
@@ -53,6 +54,7 @@ class PairDataset:
     val: PairSplit | None
     test: PairSplit | None
     files: dict[str, list[str]] = field(default_factory=dict)
+    repeated: int = 0
     workers = 0
 
     def facts(self) -> dict[str, Any]:
@@ -75,16 +77,18 @@ class PairDataset:
             "labels": [piece for side in sides.values() for piece in side.pieces()],
             "sentencepiece": {name: side.portable() for name, side in sides.items()},
             "too_long": {part: split.left_out for part, split in splits.items() if split is not None},
+            "repeated": self.repeated,
             "files": self.files,
         }
 
     def in_words(self) -> str:
-        """Sizes of the vocabularies, and how many pairs were too long, where any were."""
+        """Sizes of the vocabularies, and how many pairs were repeated and too long, where any were."""
         sizes = f"a vocabulary of {len(self.source):,} pieces"
         if self.source is not self.target:
             sizes = f"vocabularies of {len(self.source):,} and {len(self.target):,} pieces"
         left_out = sum(split.left_out for split in (self.train, self.val, self.test) if split is not None)
-        return f"pairs in {sizes}" + (f", {left_out:,} too long" if left_out else "")
+        counted = {"repeated": self.repeated, "too long": left_out}
+        return f"pairs in {sizes}" + "".join(f", {count:,} {what}" for what, count in counted.items() if count)
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device; token numbers stay what they are."""

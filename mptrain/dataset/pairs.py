@@ -40,6 +40,7 @@ def load_pairs(
 
     In a folder, files that end in `SUFFIXES` and say in their names that they are for training, validation or test are
     those parts, as they are; where none says so, all are divided. A part without a file gets a share of the training pairs.
+    A pair that a part has several times is taken once, and its repetitions are counted.
 
     Args:
         path: A file or a folder.
@@ -65,10 +66,11 @@ def load_pairs(
         raise ConfigError(f"dataset.columns: {columns[0]} cannot be both languages", "write dataset.columns=[1,2]")
     found = _find(name, path)
     faults = {part: Faults(on_error) for part in found}
-    given = {
-        part: distinct(pair for file in files for pair in read_pairs(file, columns, faults[part]))
+    read = {
+        part: [pair for file in files for pair in read_pairs(file, columns, faults[part])]
         for part, files in found.items()
     }
+    given = {part: distinct(pairs) for part, pairs in read.items()}
     shares = (0.0 if "val" in given else val_share, 0.0 if "test" in given else test_share)
     if not given["train"]:
         raise DataError(f"{name}: {found['train'][0]} has no pairs", _HINT)
@@ -78,6 +80,7 @@ def load_pairs(
     }
     choices = Choices(pieces, vocabulary, target_vocabulary, shared, max_tokens, train_samples, batch_size)
     dataset = pairs_as_dataset(name, parts, choices, faults)
+    dataset.repeated = sum(len(pairs) - len(given[part]) for part, pairs in read.items())
     dataset.files = {part: [str(file.absolute()) for file in files] for part, files in found.items()}
     return dataset
 

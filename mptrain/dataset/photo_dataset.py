@@ -118,16 +118,17 @@ def cut_photos(name: str, files: Mapping[str, Sequence[str]], cutting: Cutting) 
             f"write dataset.tile_size={least} or more",
         )
 
-    def photos(split: str, side: int) -> Photos:
-        found = Photos(files[split], cutting.channels, side, cutting.cache_mb, Faults(cutting.on_error))
+    def photos(split: str, side: int, key: str) -> Photos:
+        found = Photos(files[split], cutting.channels, side, key, cutting.cache_mb, Faults(cutting.on_error))
         if not len(found):
-            raise DataError(f"{name}: no photo of {split} can be used", "mend the files, or choose dataset=photos")
+            hint = f"choose a smaller dataset.{key}, mend the files, or choose dataset=photos"
+            raise DataError(f"{name}: no photo of {split} can be used", hint)
         return found
 
     def tiles(split: str) -> TileSplit | None:
         if not files.get(split):
             return None
-        return TileSplit(photos(split, cutting.tile_size), cutting.tile_size, cutting.tiles_per_photo)
+        return TileSplit(photos(split, cutting.tile_size, "tile_size"), cutting.tile_size, cutting.tiles_per_photo)
 
     return PhotoDataset(
         name=name,
@@ -135,7 +136,10 @@ def cut_photos(name: str, files: Mapping[str, Sequence[str]], cutting: Cutting) 
         channels=cutting.channels,
         workers=cutting.workers,
         train=PatchSplit(
-            photos("train", cutting.patch_size), cutting.patches, cutting.patch_size, augment=cutting.augment
+            photos("train", cutting.patch_size, "patch_size"),
+            cutting.patches,
+            cutting.patch_size,
+            augment=cutting.augment,
         ),
         val=tiles("val"),
         test=tiles("test"),

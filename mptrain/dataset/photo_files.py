@@ -31,6 +31,7 @@ class Photos:
         paths: The files.
         channels: 3 for RGB, 1 for grey.
         smallest: Side in pixels of the smallest photo that is of use.
+        key: What asks for that size: ``tile_size`` or ``patch_size``.
         cache_mb: Megabytes of decoded pixels to keep, the last used ones; each process keeps its own.
         faults: Takes files that cannot be read or are too small.
 
@@ -44,25 +45,27 @@ class Photos:
     """
 
     def __init__(
-        self, paths: Sequence[str], channels: Channels, smallest: int, cache_mb: float, faults: Faults
+        self, paths: Sequence[str], channels: Channels, smallest: int, key: str, cache_mb: float, faults: Faults
     ) -> None:
         self.channels = channels
         self.faults = faults
         self.paths: list[str] = []
         self.sizes: list[tuple[int, int]] = []
-        problems: dict[str, str] = {}
+        broken: dict[str, str] = {}
+        small: dict[str, str] = {}
         for path in paths:
             try:
                 height, width = _size(path)
             except UNDECODABLE as error:
-                problems[path] = f"cannot be decoded: {error}"
+                broken[path] = f"cannot be decoded: {error}"
                 continue
             if min(height, width) < smallest:
-                problems[path] = f"has {width}x{height} pixels, and {smallest}x{smallest} are cut out of each photo"
+                small[path] = f"has {width}x{height} pixels, and {smallest}x{smallest} are cut out of each photo"
                 continue
             self.paths.append(path)
             self.sizes.append((height, width))
-        faults.report(problems)
+        faults.report(broken)
+        faults.report(small, f"choose a smaller dataset.{key}, or larger photos")
         self._room = cache_mb * 2**20
         self._kept: OrderedDict[int, Tensor] = OrderedDict()
         self.fit = sum(channels * height * width for height, width in self.sizes) <= self._room
@@ -92,18 +95,18 @@ def files_below(folder: Path) -> list[str]:
     """The image files in a folder and in the folders inside it, sorted; hidden ones are left out.
 
     Raises:
-        DataError: There are none.
+        DataError: There are none, or there is no such folder.
     """
+    hint = f"set dataset.root=FOLDER; known endings: {' '.join(sorted(EXTENSIONS))}; dataset=photos needs no files of yours"
+    if not folder.is_dir():
+        raise DataError(f"the folder of the photos, {folder}, does not exist", hint)
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         pictures = (name for name in names if name[name.rfind(".") :].lower() in EXTENSIONS)
         found += [f"{parent}/{name}" for name in pictures if not name.startswith(".")]
     if not found:
-        raise DataError(
-            f"no images found below {folder}",
-            f"set dataset.root=FOLDER; known endings: {' '.join(sorted(EXTENSIONS))}; dataset=photos needs no files of yours",
-        )
+        raise DataError(f"no images found below {folder}", hint)
     return sorted(found)
 
 

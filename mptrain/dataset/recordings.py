@@ -39,14 +39,15 @@ def load_recordings(
     """Find the recordings in a folder; they are read when a batch asks for them.
 
     Files lie in the folder itself or below it. Where they lie in folders of it, each of these is a speaker. A text file
-    beside a recording, ``NAME.txt`` beside ``NAME.wav``, has what is said in it.
+    beside a recording, ``NAME.txt`` beside ``NAME.wav``, has what is said in it. Where texts are told to the network and one
+    recording has one, a recording without a text and a text without a recording cannot be used.
 
     Args:
         root: The folder.
         name: What to call the data set in records.
         rate: Samples a second that all recordings are converted to, in hertz.
         speakers: Tell the network who speaks, where there are several speakers.
-        text: Tell it which letter is being said, where there are texts.
+        text: Tell it which letter is being said, where there are texts; False looks for none.
         alphabet: Letters of the texts; others are left out.
         levels: Of µ-law.
         window: Samples that are predicted at a time.
@@ -55,26 +56,27 @@ def load_recordings(
         test_share: Share of the recordings to test on.
         train_samples: Train on so many recordings only; None trains on all.
         workers: Processes that read files.
-        on_error: What to do about recordings and texts that cannot be read.
+        on_error: What to do about recordings and texts that cannot be read or lack one another.
 
     Raises:
-        DataError: There are no recordings, or one cannot be read and ``on_error`` is ``stop``.
+        DataError: There are no recordings, or one cannot be used and ``on_error`` is ``stop``.
         ConfigError: Nothing is left to train on.
     """
     root, letters, faults = root.expanduser(), Alphabet(alphabet), Faults(on_error)
     files = _sound_files(root, name)
     found = sorted({_speaker_of(file, root) for file in files}) if speakers else [""]
+    texts = _texts_beside(files, faults) if text else {}
     clips = []
-    for file in files:
+    for file in texts or files:
         try:
             samples = max(1, round(recording_seconds(file) * rate))
-            said = spelled(_text_beside(file), letters) if text else ()
+            said = spelled(_read_text(texts[file]), letters) if texts else ()
         except RecordingError as error:
             faults.report({str(file): error.reason})
         else:
             clips.append(Clip(str(file), samples, found.index(_speaker_of(file, root)) if speakers else 0, said))
     if not clips:
-        raise DataError(f"{name}: no recording in {root} can be read", "mend or remove the files")
+        raise DataError(f"{name}: no recording in {root} can be used", "mend or remove the files")
     told = letters.labels() if any(clip.letters for clip in clips) else ()
     choices = Choices(rate, levels, window, context, val_share, test_share, train_samples, workers, on_error)
     return clips_as_dataset(name, clips, _Reading(rate), faults, choices, tuple(found), tuple(told))
@@ -109,14 +111,30 @@ def _speaker_of(file: Path, root: Path) -> str:
     return inside[0] if len(inside) > 1 else ""
 
 
-def _text_beside(file: Path) -> str:
-    """What is said in a recording; empty where no text file lies beside it.
+def _texts_beside(files: list[Path], faults: Faults) -> dict[Path, Path]:
+    """The text file of each recording that has one; empty where none has.
+
+    Raises:
+        DataError: Some have one; another recording has none, or another text no recording, and ``faults`` says stop.
+    """
+    found = {file: file.with_suffix(".txt") for file in files if file.with_suffix(".txt").is_file()}
+    if found:
+        hint = "mend or remove it, set dataset.text=false"
+        alone = [file for file in files if file not in found]
+        faults.report({str(file): "has no text beside it, and other recordings have one" for file in alone}, hint)
+        texts = sorted(text for folder in {file.parent for file in files} for text in folder.glob("[!.]*.txt"))
+        known = set(found.values())
+        faults.report({str(text): "has no recording beside it" for text in texts if text not in known}, hint)
+    return found
+
+
+def _read_text(path: Path) -> str:
+    """What is said in a recording.
 
     Raises:
         RecordingError: The text cannot be read.
     """
-    path = file.with_suffix(".txt")
     try:
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordingError(path, f"its text, {path.name}, cannot be read: {error}") from error

@@ -54,10 +54,12 @@ class SoundDataset:
 
     def facts(self) -> dict[str, Any]:
         """``levels``, ``sample_rate``, and 0 where a network is told nothing: ``speakers`` and ``vocabulary_size``."""
+        several = len(self.speakers) > 1
         return {
             "levels": self.levels,
             "sample_rate": self.rate,
-            "speakers": len(self.speakers) if len(self.speakers) > 1 else 0,
+            "speakers": len(self.speakers) if several else 0,
+            "speaker_names": self.speakers if several else (),
             "vocabulary_size": len(self.alphabet),
         }
 

@@ -80,7 +80,7 @@ class Dataset(Protocol):
 
         Images: ``num_classes``, ``in_channels``, ``image_size``; ``boxes`` where targets are such. Text: ``vocabulary_size``, ``sequence_length``,
         ``lanes``. A target is given those that it has parameters for; one that requires another fact does not go
-        with this data.
+        with this data. Where a data set has an attribute ``lacks``, it says what to do about such a fact, by its name.
         """
 
     def in_words(self) -> str:

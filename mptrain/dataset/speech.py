@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +59,8 @@ def load_speech(
         bands: Numbers of a frame of ``log_mel``.
         stride: Frames that the network makes one of.
         max_seconds: Leave out, and count, what is longer; None for no limit.
-        val_share: Share of the utterances held out for validation, where no path is for it.
+        val_share: Share of the utterances held out for validation, where no path is for it; how, says
+            `mptrain.dataset.speech_parts.divided_by`.
         test_share: Share of the utterances to test on, where no path is for it.
         train_samples: Train on so many only; None trains on all.
         workers: Processes that read recordings, at most as many as there are cores to use.
@@ -81,12 +83,13 @@ def _utterances(place: Path, form: Format, faults: Faults) -> tuple[list[Utteran
     """The utterances of a manifest or folder in the order of their paths, and what was wrong with others."""
     found = []
     for entry in entries_of(place.expanduser(), faults):
+        utterance = Utterance(entry.path, form.alphabet.spelled(entry.text), 0, entry.where)
         try:
             samples = round(_seconds(entry) * form.features.rate)
         except RecordingError as error:
-            faults.report({entry.path: error.reason})
+            faults.report({utterance.title: error.reason})
         else:
-            found.append(Utterance(entry.path, form.alphabet.spelled(entry.text), samples))
+            found.append(replace(utterance, samples=samples))
     return sorted(found, key=lambda utterance: utterance.name), faults
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -23,20 +23,30 @@ if TYPE_CHECKING:
     from mptrain.dataset.faults import Faults
     from mptrain.dataset.sound_features import Features
 
+#: What stays together where utterances are held out; empty where none are.
+Division = Literal["transcript", "utterance", ""]
+
 
 @dataclass(frozen=True)
 class Utterance:
     """Something said.
 
     Attributes:
-        name: What to call it in messages, and what it is read by: a path.
+        name: What it is read by: a path.
         text: The transcript, spelled as the alphabet spells; empty where nothing is said.
         samples: How many there are, at the rate of the features; as far as is known before it has been read.
+        where: The line of a list that says so, for messages; empty where there is none.
     """
 
     name: str
     text: str
     samples: int
+    where: str = ""
+
+    @property
+    def title(self) -> str:
+        """What to call it in messages: ``mine.tsv line 3: sub/b.wav``."""
+        return f"{self.where}: {self.name}" if self.where else self.name
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ def usable(utterances: Iterable[Utterance], form: Format, faults: Faults) -> lis
     kept, problems = [], {}
     for utterance in utterances:
         if reason := form.problem(utterance.text, utterance.samples):
-            problems[utterance.name] = reason
+            problems[utterance.title] = reason
         else:
             kept.append(utterance)
     faults.report(problems)
@@ -149,15 +159,15 @@ class SpeechSplit:
             try:
                 wave = self._read(utterance.name)
             except RecordingError as error:
-                self.faults.report({utterance.name: error.reason})
+                self.faults.report({utterance.title: error.reason})
                 continue
             if reason := self.form.problem(utterance.text, len(wave)):
-                self.faults.report({utterance.name: reason})
+                self.faults.report({utterance.title: reason})
                 continue
             waves.append(wave)
             targets.append(torch.tensor(self.form.alphabet.numbers(utterance.text), dtype=torch.int64))
         if not waves:
-            raise none_usable("utterance", self.utterances[indices[0]].name)
+            raise none_usable("utterance", self.utterances[indices[0]].title)
         lengths, target_lengths = (torch.tensor([len(row) for row in rows]) for rows in (waves, targets))
         return Batch(_padded(waves), _padded(targets), more={"lengths": lengths, "target_lengths": target_lengths})
 
@@ -182,6 +192,7 @@ class SpeechDataset:
         val: Validation utterances, or None.
         test: Test utterances, or None.
         too_long: How many utterances were longer than the user wants them, by the part whose files they are in.
+        divided: By what some were held out, ``transcript`` or ``utterance``; empty where nothing was.
     """
 
     name: str
@@ -191,6 +202,7 @@ class SpeechDataset:
     val: SpeechSplit | None
     test: SpeechSplit | None
     too_long: dict[str, int] = field(default_factory=dict)
+    divided: Division = ""
 
     def facts(self) -> dict[str, Any]:
         """``vocabulary_size`` (letters and the blank), ``feature_size``, ``sample_rate`` and ``decode``."""
@@ -202,19 +214,21 @@ class SpeechDataset:
         }
 
     def card(self) -> dict[str, Any]:
-        """The letters, how sounds become inputs, and utterances left out."""
+        """The letters, how sounds become inputs, how utterances were held out, and which were left out."""
         return {
             "labels": self.form.alphabet.labels(),
             "preparation": self.form.features.card(),
+            "held_out_by": self.divided,
             "too_long": self.too_long,
         }
 
     def in_words(self) -> str:
-        """Numbers of a frame, and letters: ``40 bands every 10 ms, 28 letters``; what was too long, where anything was."""
+        """Numbers of a frame, letters, division, what was too long: ``40 bands every 10 ms, 28 letters, held out by transcript``."""
         features = self.form.features
         kind = "bands" if features.kind == "log_mel" else "frequencies"
         left_out = sum(self.too_long.values())
         told = f"{features.size} {kind} every {features.hop_ms:g} ms, {len(self.form.alphabet) - 1} letters"
+        told += f", held out by {self.divided}" if self.divided else ""
         return told + (f", {left_out:,} too long" if left_out else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:

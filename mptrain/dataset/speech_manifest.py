@@ -12,7 +12,6 @@ from mptrain.dataset.text import read_file
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from mptrain.dataset.faults import Faults
@@ -37,11 +36,13 @@ class Entry:
         path: Of the recording.
         text: As written; empty where nothing is said.
         seconds: How long it is, where the manifest says so.
+        where: The line that says so, for messages: ``mine.tsv line 3``; empty where the transcript has a file of its own.
     """
 
     path: str
     text: str
     seconds: float | None = None
+    where: str = ""
 
 
 def entries_of(place: Path, faults: Faults) -> list[Entry]:
@@ -52,17 +53,19 @@ def entries_of(place: Path, faults: Faults) -> list[Entry]:
     relative to the manifest.
 
     A folder has, anywhere below it, lists ``*.trans.txt`` with a line ``NAME TRANSCRIPT`` for each recording ``NAME.flac``
-    beside it (LibriSpeech), or for each recording a file of the same name that ends in ``.txt``.
+    beside it (LibriSpeech), or for each recording a file of the same name that ends in ``.txt``. Texts in folders without a
+    recording, such as a README, are none of these.
 
     Args:
         place: The file or folder.
-        faults: Takes lines that cannot be understood.
+        faults: Takes lines that cannot be understood, and in folders transcripts without a recording and recordings
+            without a transcript.
 
     Raises:
-        DataError: There is nothing there, or a line cannot be understood and ``faults`` says stop.
+        DataError: There is nothing there, or something cannot be used and ``faults`` says stop.
     """
     if place.is_dir():
-        found = list(_in_folder(place, faults))
+        found = _in_folder(place, faults)
         what = f"no recording with a transcript below {place}"
     elif place.is_file():
         lines = read_file(place, faults).splitlines()
@@ -71,12 +74,13 @@ def entries_of(place: Path, faults: Faults) -> list[Entry]:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
+            where = f"{place} line {number}"
             try:
                 entry = parse(line)
             except ValueError as error:
-                faults.report({f"{place} line {number}": str(error)})
+                faults.report({where: str(error)})
             else:
-                found.append(Entry(str(place.parent / entry.path), entry.text, entry.seconds))
+                found.append(Entry(str(place.parent / entry.path), entry.text, entry.seconds, where))
         what = f"{place} lists no recording"
     else:
         raise DataError(f"speech not found: looked for {place}", _HINT)
@@ -112,22 +116,41 @@ def _first(given: dict[str, Any], keys: tuple[str, ...]) -> Any:
     return next((given[key] for key in keys if key in given), None)
 
 
-def _in_folder(folder: Path, faults: Faults) -> Iterator[Entry]:
-    listed: set[Path] = set()
+def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
+    """The recordings with transcripts; where there is one such, what lacks the one or the other is a fault."""
+    recordings = _recordings(folder)
+    found: list[Entry] = []
+    used: set[Path] = set()
+    alone: dict[str, str] = {}
     for table in sorted(folder.rglob(f"*{LIBRISPEECH}")):
-        for line in read_file(table, faults).splitlines():
+        for number, line in enumerate(read_file(table, faults).splitlines(), start=1):
             name, _, text = line.strip().partition(" ")
-            if name:
-                path = _recording(table.parent / name)
-                listed.add(path)
-                yield Entry(str(path), text)
+            stem, where = table.parent / name, f"{table} line {number}"
+            if stem in recordings:
+                found.append(Entry(str(recordings[stem]), text, where=where))
+                used.add(stem)
+            elif name:
+                alone[where] = f"there is no recording {name} beside it"
+    folders = {path.parent for path in recordings}
     for note in sorted(folder.rglob("*.txt")):
-        path = _recording(note.with_suffix(""))
-        if not note.name.endswith(LIBRISPEECH) and path.is_file() and path not in listed:
-            yield Entry(str(path), " ".join(read_file(note, faults).split()))
+        stem = note.with_suffix("")
+        if note.name.startswith(".") or note.name.endswith(LIBRISPEECH) or note.parent not in folders or stem in used:
+            continue
+        if stem in recordings:
+            found.append(Entry(str(recordings[stem]), " ".join(read_file(note, faults).split())))
+            used.add(stem)
+        else:
+            alone[str(note)] = "there is no recording of this name beside it"
+    if found:
+        faults.report(alone)
+        faults.report(
+            {str(path): "has no transcript beside it" for stem, path in recordings.items() if stem not in used}
+        )
+    return found
 
 
-def _recording(stem: Path) -> Path:
-    """The recording with this name and any of the known endings; the first ending where there is none."""
-    candidates = [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
-    return next((path for path in candidates if path.is_file()), candidates[0])
+def _recordings(folder: Path) -> dict[Path, Path]:
+    """The recordings below a folder by their paths without an ending; of several endings the first of `SUFFIXES`."""
+    found = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
+    found.sort(key=lambda path: (path.with_suffix(""), -SUFFIXES.index(path.suffix.lower())))
+    return {path.with_suffix(""): path for path in found if path.is_file()}

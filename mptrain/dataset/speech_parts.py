@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from mptrain.dataset.draws import permutation
 from mptrain.dataset.faults import Faults, OnError
-from mptrain.dataset.partition import first_samples
-from mptrain.dataset.speech_dataset import Format, SpeechDataset, SpeechSplit, Utterance, usable
+from mptrain.dataset.partition import first_samples, stratified_order
+from mptrain.dataset.speech_dataset import Division, Format, SpeechDataset, SpeechSplit, Utterance, usable
 from mptrain.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _FIXED = 20151208  # names the one permutation in use; changing it changes every split
+_FEW = 10  # transcripts of a part held out that are too few to tell how well others would be understood
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ def speech_as_dataset(
         too_long[part] = len(utterances) - len(kept)
         parts[part] = usable(kept, choices.form, faults)
     shares = {part: share for part, share in choices.shares.items() if part not in found}
-    parts |= hold_out_utterances(name, parts["train"], shares, choices.train_samples)
+    by = divided_by(parts["train"], shares)
+    parts |= hold_out_utterances(name, parts["train"], shares, by, choices.train_samples)
     splits = {
         part: SpeechSplit(
             f"{name} {part}",
@@ -74,7 +78,7 @@ def speech_as_dataset(
         for part, utterances in parts.items()
     }
     return SpeechDataset(
-        name, choices.form, workers or 0, splits["train"], splits.get("val"), splits.get("test"), too_long
+        name, choices.form, workers or 0, splits["train"], splits.get("val"), splits.get("test"), too_long, by
     )
 
 
@@ -90,17 +94,39 @@ def _short_enough(name: str, utterances: Sequence[Utterance], choices: Choices) 
     return kept
 
 
+def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Division:
+    """What stays together where some utterances are held out: those of the same transcript, or each for itself.
+
+    Where transcripts stay together, none that is tested on was spelled in training. But of the few words of a set of commands
+    a network would be tested on those that it never heard. So utterances are divided where most of them share their
+    transcript with others, and the smallest part would have fewer than ten different ones.
+
+    Args:
+        utterances: All of them.
+        shares: As `hold_out_utterances` takes them.
+
+    Returns:
+        ``transcript`` or ``utterance``; empty where nothing is held out.
+    """
+    wanted = [share for share in shares.values() if share]
+    if not wanted:
+        return ""
+    counts = Counter(utterance.text for utterance in utterances)
+    shared = sum(count for count in counts.values() if count > 1)
+    few = min(wanted) * len(counts) < _FEW
+    return "utterance" if few and shared > len(utterances) / 2 else "transcript"
+
+
 def hold_out_utterances(
-    name: str, utterances: Sequence[Utterance], shares: dict[str, float], train_samples: int | None
+    name: str, utterances: Sequence[Utterance], shares: dict[str, float], by: Division, train_samples: int | None
 ) -> dict[str, list[Utterance]]:
     """Divide utterances by a permutation that is the same in every run.
-
-    Utterances with the same transcript stay together, so that none which is tested on was spelled in training.
 
     Args:
         name: Of the data set, for messages.
         utterances: All of them.
         shares: Of ``val`` and ``test`` in the number of utterances; what has no share, or 0, gets none.
+        by: See `divided_by`. Divided by ``utterance``, each part has the transcripts in about their overall proportions.
         train_samples: Train on so many only; None trains on all that are not held out.
 
     Returns:
@@ -113,18 +139,22 @@ def hold_out_utterances(
     for utterance in utterances:
         groups[utterance.text].append(utterance)
     texts = sorted(groups)
-    order = iter(permutation(len(texts), _FIXED).tolist())
+    if by == "utterance":
+        numbers = {text: number for number, text in enumerate(texts)}
+        order = stratified_order(torch.tensor([numbers[utterance.text] for utterance in utterances]))
+        units = iter([[utterances[place]] for place in order.tolist()])
+    else:
+        units = iter([groups[texts[place]] for place in permutation(len(texts), _FIXED).tolist()])
     parts: dict[str, list[Utterance]] = {}
     for part, share in shares.items():
-        wanted = round(share * len(utterances)) if share else 0
         if share:
             parts[part] = []
-        while len(parts.get(part, ())) < max(wanted, 1 if share else 0):
-            place = next(order, None)
-            if place is None:
-                break
-            parts[part] += groups[texts[place]]
-    rest = [utterance for place in order for utterance in groups[texts[place]]]
+            while len(parts[part]) < max(1, round(share * len(utterances))):
+                unit = next(units, None)
+                if unit is None:
+                    break
+                parts[part] += unit
+    rest = [utterance for unit in units for utterance in unit]
     if not rest:
         raise ConfigError(
             f"{name} has {len(utterances)} utterances of {len(texts)} transcripts: none is left to train on",

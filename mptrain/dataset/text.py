@@ -72,6 +72,9 @@ def load_text(
     for part, files in found.items():
         faults[part] = Faults(on_error)
         documents[part] = [read_file(file, faults[part]) for file in files]
+        if not any(text and not text.isspace() for text in documents[part]):
+            more = f", nor in {len(files) - 1} more" if len(files) > 1 else ""
+            raise DataError(f"{name}: there is no text in {files[0]}{more}", _HINT)
     cut = divide(
         documents.pop("train"),
         0 if "val" in documents else val_share,

@@ -59,13 +59,15 @@ def load_trans_de_en(
         DataError: The dictionary is not there or has no sentences.
     """
     faults = Faults(on_error)
-    pairs = distinct(read_sentences(path.expanduser(), faults))
+    read = read_sentences(path.expanduser(), faults)
+    pairs = distinct(read)
     if not pairs:
         raise DataError(f"{path} has no line 'German | sentence :: English | sentence'", "is it the dictionary?")
     if source == "en":
-        pairs = distinct(Pair(pair.target, pair.source) for pair in pairs)
+        pairs = [Pair(pair.target, pair.source) for pair in pairs]
     choices = Choices(pieces, vocabulary, target_vocabulary, shared, max_tokens, train_samples, batch_size)
     dataset = pairs_as_dataset("trans_de_en", divide_pairs(pairs, val_share, test_share), choices, {"train": faults})
+    dataset.repeated = len(read) - len(pairs)
     dataset.files = {"train": [str(path.absolute())]}
     return dataset
 

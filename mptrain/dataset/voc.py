@@ -12,7 +12,7 @@ import torch
 
 from mptrain.dataset.box_crop import FitTo
 from mptrain.dataset.boxed import DIFFICULT, OBJECT, BoxedDataset
-from mptrain.dataset.boxed_pictures import Annotated, Listing, PictureChoices, boxed_dataset, wrong_boxes
+from mptrain.dataset.boxed_pictures import Annotated, Listing, PictureChoices, boxed_dataset, present, wrong_boxes
 from mptrain.dataset.download import NO_DOWNLOAD, fetching
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.images import Channels
@@ -85,7 +85,7 @@ def load_voc(
         on_error: What to do about pictures and annotations that cannot be used.
 
     Raises:
-        DataError: A folder, a list or an annotation is missing or damaged.
+        DataError: A folder, a list, an annotation or a picture is missing, or one of the former damaged.
         ConfigError: More samples are asked for than there are, or two classes have one name.
     """
     names = tuple(classes) if classes is not None else CLASSES
@@ -109,7 +109,7 @@ def read_list(root: Path, written: str, classes: tuple[str, ...], faults: Faults
         root: As in `load_voc`.
         written: ``FOLDER/LIST``, or ``LIST``.
         classes: Names in the order of their numbers.
-        faults: Takes annotations that cannot be used.
+        faults: Takes annotations that cannot be used, and pictures that are missing.
         download: As in `load_voc`.
 
     Raises:
@@ -135,7 +135,7 @@ def read_list(root: Path, written: str, classes: tuple[str, ...], faults: Faults
             found.append(read_annotation(annotation, folder / "JPEGImages", numbers))
         except ValueError as error:
             faults.report({str(annotation): str(error)})
-    return found
+    return present(found, folder / "JPEGImages", faults)
 
 
 def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:

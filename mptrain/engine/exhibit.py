@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.runlog.layout import CAPTIONS
 from mptrain.runlog.storage import storing, write_atomically
-from mptrain.task.exhibits import Exhibit, Sounds, Texts
+from mptrain.task.exhibits import Exhibit, Pictures, Sounds, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,15 +29,15 @@ def on_host(shown: Exhibit) -> Exhibit:
     if isinstance(shown, Texts):
         return shown
     if isinstance(shown, Sounds):
-        return Sounds(shown.samples.float().cpu(), shown.rate)
-    return shown.float().cpu()
+        return replace(shown, samples=shown.samples.float().cpu())
+    return replace(shown, pixels=shown.pixels.float().cpu())
 
 
 def keep_exhibits(folder: Path, step: int, exhibits: Mapping[str, Exhibit]) -> list[str]:
     """Write the files of each exhibit; the same step replaces its own.
 
-    Pictures become ``NAME-STEP.png``, a grid; texts ``NAME-STEP.tsv``, whose first line names the columns; sounds
-    ``NAME-N-STEP.wav``, one each, 16 bits a sample.
+    Pictures become ``NAME-STEP.png``, one sheet; texts ``NAME-STEP.tsv``, whose first line names the columns; sounds
+    ``NAME-N-STEP.wav``, one each, 16 bits a sample. What captions say stands in ``captions.json``, by ``NAME`` or ``NAME-N``.
 
     Args:
         folder: Made if missing, when there is something to write.
@@ -42,34 +45,39 @@ def keep_exhibits(folder: Path, step: int, exhibits: Mapping[str, Exhibit]) -> l
         exhibits: By name, on the host.
 
     Returns:
-        The names of the files.
+        The names of the files, without that of the captions.
 
     Raises:
         StorageError: The disk refuses.
     """
     files: dict[str, bytes] = {}
+    captions: dict[str, str] = {}
     for name, shown in exhibits.items():
         if isinstance(shown, Texts):
             files[f"{name}-{step:06d}.tsv"] = _table(shown)
         elif isinstance(shown, Sounds):
             for number, samples in enumerate(shown.samples, start=1):
                 files[f"{name}-{number}-{step:06d}.wav"] = _recording(samples, shown.rate)
+            captions |= {f"{name}-{number}": said for number, said in enumerate(shown.captions, start=1)}
         else:
-            files[f"{name}-{step:06d}.png"] = _grid(shown)
+            files[f"{name}-{step:06d}.png"] = _sheet(shown)
+            captions[name] = shown.caption
     if files:
         with storing(folder):
             folder.mkdir(exist_ok=True)
     for file, content in files.items():
         write_atomically(folder / file, content)
+    if any(captions.values()):
+        write_atomically(folder / CAPTIONS, json.dumps(captions, indent=2, ensure_ascii=False).encode(errors="replace"))
     return list(files)
 
 
-def _grid(pictures: Tensor) -> bytes:
+def _sheet(pictures: Pictures) -> bytes:
     from PIL import Image
     from torchvision.utils import make_grid
 
-    columns = max(1, round(len(pictures) ** 0.5))
-    grid = make_grid(pictures.nan_to_num(), nrow=columns, padding=1).clamp(0, 1)
+    columns = pictures.columns or max(1, round(len(pictures.pixels) ** 0.5))
+    grid = make_grid(pictures.pixels.nan_to_num(), nrow=columns, padding=1).clamp(0, 1)
     pixels = (grid * 255).round().byte().permute(1, 2, 0).contiguous().numpy()
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, format="PNG")

@@ -100,8 +100,9 @@ class Parts:
     def data_card(self) -> dict[str, Any]:
         """What the data are, for people and programs that use the weights: JSON values."""
         own = self.dataset.card() if hasattr(self.dataset, "card") else {}
-        # What is called is for the task, not for a file, and the names of classes are the card's labels.
-        facts = {n: fact for n, fact in self.dataset.facts().items() if not callable(fact) and n != "class_names"}
+        # What is called is for the task, not for a file, and the names of classes and speakers are the card's labels.
+        names = ("class_names", "speaker_names")
+        facts = {n: fact for n, fact in self.dataset.facts().items() if not callable(fact) and n not in names}
         return {"name": self.dataset.name, **facts, **own}
 
     @functools.cached_property

@@ -28,7 +28,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
 
     Returns:
         Plain values. ``metric`` is of the last evaluation on test data, on validation data where there are no test
-        data; fractions, not per cent. Bytes, seconds, joules, loss terms a second, which are ``steady`` without the warm-up of
+        data; ``intervals`` are those of all metrics of that evaluation. Fractions, not per cent. Bytes, seconds, joules, loss terms a second, which are ``steady`` without the warm-up of
         each attempt.
     """
     record = "test" if "test" in progress.last else "val"
@@ -37,7 +37,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
         "higher_is_better": parts.task.higher_is_better if parts.task.metric else None,
         "metric": progress.last.get(record, {}).get(parts.task.metric or ""),
         "metric_split": record,
-        "metric_interval": progress.intervals.get(record, {}).get(parts.task.metric or ""),
+        "intervals": progress.intervals.get(record, {}),
         "best_val": progress.best,
         "val": progress.last.get("val"),
         "test": progress.last.get("test"),

@@ -38,7 +38,9 @@ def run_page(paths: RunPaths) -> Page:
         status=opened.status,
         lead=_lead(opened),
         sections=(
-            section("Summary", _reason(opened), Tiles(_tiles(opened)), _learner_table(opened), notes),
+            section(
+                "Summary", _reason(opened), Tiles(_tiles(opened)), _metric_table(opened), _learner_table(opened), notes
+            ),
             section("Training", *_training(opened)),
             section("Loss scale and overflows", *scaling_blocks(opened)),
             section("What FP16 holds", *exponent_blocks(opened)),
@@ -94,10 +96,33 @@ _MEASURED = ("terms_per_second", "peak_memory", "data_wait", "energy_joules")
 
 def _about_metric(opened: OpenedRun) -> str:
     summary = opened.run.summary
-    best, interval = summary.get("best_val"), summary.get("metric_interval")
+    best, interval = summary.get("best_val"), (summary.get("intervals") or {}).get(opened.metric)
     parts = [f"{number(interval[0])} to {number(interval[1])} on other samples (95 %)"] if interval else []
     parts += [f"best {number(best)} on validation data"] if best is not None else []
     return "; ".join(parts)
+
+
+def _metric_table(opened: OpenedRun) -> Table | None:
+    """All metrics of the last evaluations, where there are others than the one in the tile."""
+    summary = opened.run.summary
+    found = {split: summary[split] for split in _SPLITS if summary.get(split)}
+    names = sorted({name for values in found.values() for name in values}, key=lambda name: (name == "loss", name))
+    if len(names) < 2:
+        return None
+    reach = summary.get("intervals") or {}
+    rows: list[list[Cell | str]] = [
+        [
+            name,
+            *(number(values.get(name)) for values in found.values()),
+            *([" to ".join(map(number, reach[name])) if reach.get(name) else ""] if reach else []),
+        ]
+        for name in names
+    ]
+    head = ("metric", *(_SPLITS[split] for split in found), *(["on other samples (95 %)"] if reach else []))
+    return table(head, rows, numeric=tuple(range(1, len(head))))
+
+
+_SPLITS = {"val": "validation data", "test": "test data"}
 
 
 def _throughput(summary: Mapping[str, Any]) -> tuple[str, str]:
@@ -172,7 +197,7 @@ def _training(opened: OpenedRun) -> list[Block | None]:
             _quantity("grad-norm", "Norm of the unscaled gradients before clipping; steps that overflowed have none.", norms, "gradient norm", True),
             _quantity("lr", "Learning rate; it follows updates, not steps.", rates, "learning rate", False),
         ),
-        None if views else Text("Nothing was evaluated yet, so there is no metric over steps."),
+        None if history.evaluations else Text("Nothing was evaluated yet, so there is no metric over steps."),
     ]  # fmt: skip
 
 
@@ -183,8 +208,9 @@ def _quantity(name: str, caption: str, curves: Mapping[str, Any], unit: str, log
 
 
 def _views(opened: OpenedRun) -> list[MetricView]:
-    """The task's own metric; without one the first metrics that are no loss, else losses."""
-    found = opened.history.evaluations.get("val") or opened.history.evaluations.get("test") or {}
+    """The task's own metric; without one the first metrics that are no loss, else losses; none that has but one point."""
+    curves = opened.history.evaluations.get("val") or opened.history.evaluations.get("test") or {}
+    found = {name: curve for name, curve in curves.items() if len(curve.means()[0]) > 1}
     if opened.metric in found:
         return [MetricView(opened.metric, opened.run.summary.get("best_val"))]
     names = [name for name in found if name != "loss" and found[name].finite()]

@@ -16,6 +16,7 @@ STEPS = "steps.jsonl"
 EVENTS = "events.jsonl"
 EPOCHS = "epochs.csv"
 HISTOGRAMS = "histograms.jsonl"
+CAPTIONS = "captions.json"  # in the folder of samples
 RECORD_FILES = (STEPS, EVENTS, EPOCHS, HISTOGRAMS)
 
 
@@ -86,7 +87,7 @@ class RunPaths:
 
     @property
     def samples(self) -> Path:
-        """The folder of pictures that the task exhibits after each validation."""
+        """The folder of what the task exhibits after each validation: pictures, texts, recordings, and their captions."""
         return self.root / "samples"
 
     @property

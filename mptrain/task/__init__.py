@@ -4,7 +4,7 @@ from mptrain.task.base import Objective, Task
 from mptrain.task.classify import Classify
 from mptrain.task.detect import Detect
 from mptrain.task.enhance import Enhance
-from mptrain.task.exhibits import Exhibit, Sounds, Texts
+from mptrain.task.exhibits import Exhibit, Pictures, Sounds, Texts
 from mptrain.task.gan import Gan
 from mptrain.task.language import Language
 from mptrain.task.raw_audio import RawAudio
@@ -19,6 +19,7 @@ __all__ = [
     "Gan",
     "Language",
     "Objective",
+    "Pictures",
     "RawAudio",
     "Sounds",
     "Task",

@@ -19,7 +19,7 @@ from mptrain.dataset.boxed import CROWD, NOTHING, OBJECT
 from mptrain.extras import load_extra, require_extra
 from mptrain.fields import Fraction, PositiveInt
 from mptrain.task.base import Objective, Task
-from mptrain.task.exhibits import Exhibit
+from mptrain.task.exhibits import Exhibit, Pictures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,7 +132,8 @@ class Detect(Task):
             if usable.any():
                 picture = draw_bounding_boxes(picture, boxes[usable], names, colors=colours, width=2)
             pictures.append(picture.float() / 255)
-        return {"boxes": torch.stack(pictures)}
+        caption = f"Green: what is there; grey: there, but need not be found; red: found, with a score of {self.shown_score:g} or more."
+        return {"boxes": Pictures(torch.stack(pictures), caption)}
 
 
 def matches_of(

@@ -16,7 +16,7 @@ from mptrain.errors import ConfigError
 from mptrain.extras import require_extra
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.task.base import Objective, Task
-from mptrain.task.exhibits import Exhibit
+from mptrain.task.exhibits import Exhibit, Pictures
 from mptrain.task.pictures import EXTRA, WINDOW, in_8_bits, luminance, psnr, ssim
 
 if TYPE_CHECKING:
@@ -87,11 +87,15 @@ class Enhance(Task):
         return {name: total / terms for name, total in sums.items()}
 
     def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
-        """``enhanced``: before, after and truth side by side, of the pictures with most to be gained."""
+        """``enhanced``: a row of before, after and truth for each of the pictures with most to be gained."""
         before, target = self._before(batch), batch.targets
         chosen = (before - target).square().mean((1, 2, 3)).topk(min(SHOWN, batch.samples)).indices
-        shown = [before, self._restored(model, batch), target]
-        return {"enhanced": torch.cat([pictures[chosen].clamp(0, 1) for pictures in shown], dim=3)}
+        rows = torch.stack(
+            [pictures[chosen].clamp(0, 1) for pictures in (before, self._restored(model, batch), target)], 1
+        )
+        given = "enlarged by bicubic interpolation" if self.upscale > 1 else "as given"
+        caption = f"From left to right: {given}, enhanced by the model, truth."
+        return {"enhanced": Pictures(rows.flatten(0, 1), caption, columns=rows.shape[1])}
 
     def _errors(self, output: Tensor, targets: Tensor) -> Tensor:
         difference = output - targets

@@ -9,6 +9,21 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Pictures:
+    """Pictures, shown together on one sheet.
+
+    Attributes:
+        pixels: Float ``[N, C, H, W]`` from 0 to 1, grey or RGB; what lies outside is clipped.
+        caption: What is to be seen, and what colours or columns mean.
+        columns: How many stand side by side; None makes the sheet as wide as it is high.
+    """
+
+    pixels: Tensor
+    caption: str = ""
+    columns: int | None = None
+
+
+@dataclass(frozen=True)
 class Texts:
     """A table of sentences: what went in, what should have come out, what did.
 
@@ -28,11 +43,12 @@ class Sounds:
     Attributes:
         samples: float32 ``[N, T]`` from -1 to 1; what lies outside is clipped.
         rate: Samples a second, in hertz.
+        captions: What each of them is, N sentences; none says nothing about any.
     """
 
     samples: Tensor
     rate: int
+    captions: tuple[str, ...] = ()
 
 
-#: Pictures are float ``[N, C, H, W]`` from 0 to 1.
-Exhibit: TypeAlias = Tensor | Texts | Sounds
+Exhibit: TypeAlias = Pictures | Texts | Sounds

@@ -18,7 +18,7 @@ from torch import nn
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero
 from mptrain.task.base import Objective, Task
-from mptrain.task.exhibits import Exhibit
+from mptrain.task.exhibits import Exhibit, Pictures
 from mptrain.task.features import Features
 from mptrain.task.frechet import frechet_distance
 
@@ -145,7 +145,8 @@ class Gan(Task):
         """
         source = torch.Generator(batch.inputs.device).manual_seed(0)
         generator, _, noise = _parts(model, batch.inputs, SHOWN, source)
-        return {"samples": (generator(noise).float() / 2 + 0.5).clamp(0.0, 1.0)}
+        drawn = (generator(noise).float() / 2 + 0.5).clamp(0.0, 1.0)
+        return {"samples": Pictures(drawn, "Drawn by the generator, from the same noise after each validation.")}
 
 
 def _cross_entropy(logits: Tensor, label: float) -> Tensor:

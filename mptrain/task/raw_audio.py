@@ -41,11 +41,14 @@ class RawAudio(Task):
         levels: How many there are.
         sample_rate: Samples a second, in hertz.
         seconds: Length of the sounds that are drawn; 0 draws none. Each sample is a pass through the network.
+        speaker_names: What to call the speakers, or kinds of sound, that the network is told; their numbers where there are
+            none.
     """
 
     levels: PositiveInt
     sample_rate: PositiveInt
     seconds: NonNegativeFloat = 0.25
+    speaker_names: tuple[str, ...] = ()
 
     metric = "bits"
     higher_is_better = False
@@ -91,9 +94,15 @@ class RawAudio(Task):
         recorded = targets[:, begin : begin + count]
         silence = mu_law.encode(torch.zeros_like(recorded, dtype=torch.float32), self.levels)
         recorded = torch.where(recorded >= 0, recorded, silence)
+        told = more["speaker"].tolist() if "speaker" in more and self.speaker_names else []
+        whose = [f" of {self.speaker_names[number]}" for number in told] or [""] * len(levels)
+        heard = (
+            ("drawn", levels, "The model goes on from a recording{}."),
+            ("recorded", recorded, "How that recording{} went on."),
+        )
         return {
-            name: Sounds(mu_law.decode(numbers, self.levels), self.sample_rate)
-            for name, numbers in (("drawn", levels), ("recorded", recorded))
+            name: Sounds(mu_law.decode(numbers, self.levels), self.sample_rate, tuple(map(caption.format, whose)))
+            for name, numbers, caption in heard
         }
 
 

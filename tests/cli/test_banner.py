@@ -83,6 +83,13 @@ def test_the_end_names_metric_counts_scale_path_and_the_next_commands():
     assert "mptrain resume 'outputs/a b' train.epochs=20" in text
 
 
+def test_the_end_shows_the_other_metrics_too():
+    text = closing(test={"top1": 0.9673, "loss": 0.1, "top5": 1.0})
+    (also,) = [line for line in text.splitlines() if line.split()[:1] == ["also"]]
+    assert also.split() == ["also", "top5", "1.0000", "loss", "0.1000"]
+    assert "also" not in closing(test={"top1": 0.9673})
+
+
 def test_a_quiet_run_says_so():
     quiet = {"skipped": 0, "overflows": {}, "scale": dict.fromkeys(("first", "min", "max", "last"), 1024.0)}
     text = closing(learners={"main": {**LEARNER, **quiet}})

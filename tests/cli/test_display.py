@@ -163,7 +163,7 @@ def test_lines_are_key_value_pairs_without_control_characters():
     text = stream.getvalue()
     assert all(letter.isprintable() or letter == "\n" for letter in text)
     evaluation, epoch, progress = text.splitlines()
-    assert evaluation == "eval=val step=3 epoch=1 loss=0.1000 top1=0.9500"
+    assert evaluation == "eval=val step=3 loss=0.1000 top1=0.9500"
     assert epoch.startswith("epoch=1 step=38 updates=36 skipped=2 train_loss=0.5000 loss_scale=512 lr=0.05")
     fields = dict(field.split("=") for field in progress.split(" "))
     assert fields["step"] == "3/40"

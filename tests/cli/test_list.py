@@ -34,6 +34,12 @@ def test_a_folder_of_ones_own_is_listed_too(terminal, tmp_path):
     assert terminal("list", "--config-dir", str(tmp_path / "nowhere")) == 2
 
 
+def test_a_data_set_says_what_it_is_for(terminal):
+    assert terminal("list", "dataset") == 0
+    block = terminal.out.split("dataset=number_words\n")[1].split("\n\n")[0]
+    assert "  for task=translate\n" in block
+
+
 def test_size_and_need_stand_below_what_it_is(terminal, tmp_path):
     (tmp_path / "model").mkdir()
     top = "# @package _global_\n# My network.\n# Size: 1,234 parameters with 10 classes.\n# Needs: pip install mine.\nmodel:\n"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
 from mptrain.cli.main import main
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
 
 PICTURES = "dataset=digits does not have: it has num_classes, class_names, in_channels, image_size"
 SPEECH = "dataset=tone_words does not have: it has vocabulary_size, feature_size, sample_rate, decode"
@@ -41,3 +44,44 @@ def test_parts_that_do_not_go_together_leave_no_run_behind(words, said, tmp_path
     assert err.splitlines()[0].startswith(f"error: {said}")
     assert len(err.splitlines()) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "model=edsr_small dataset=digits",
+            "task=enhance goes with dataset=photo_folder, photos; dataset=digits with task=classify, gan; ",
+        ),
+        ("model=cnn dataset=python_docs task=gan", "model=cnn goes with dataset=cifar10, "),
+        ("model=cnn dataset=tone_words", "task=classify goes with dataset=cifar10, "),
+        ("task.label_smoothing=0 dataset=digit_scenes", "task=classify goes with dataset=cifar10, "),
+    ],
+)
+def test_what_would_go_together_is_said(words, said, tmp_path, capsys):
+    assert main([*words.split(), f"run.root={tmp_path}"]) == 2
+    assert f"hint: {said}" in capsys.readouterr().err
+
+
+def test_a_classifier_is_not_trained_on_images_without_classes(tmp_path, capsys):
+    for number in range(4):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(tmp_path / f"{number}.png")
+    words = ["model=cnn", "dataset=image_folder", f"dataset.root={tmp_path}", "dataset.image_size=8"]
+    assert main([*words, f"run.root={tmp_path / 'runs'}"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: task=classify needs num_classes, which dataset=image_folder does not have")
+    assert hint.lstrip().startswith(
+        "hint: its images lie in no class folders: put those of each class into ROOT/train/CLASS"
+    )
+
+
+def test_data_sets_name_tasks_that_there_are_and_every_model_s_own_choice_is_among_them():
+    groups, defaults = (catalogue := Catalogue([location.configs()])).groups, catalogue.defaults
+    assert all(option.tasks and {*option.tasks} <= {*groups["task"]} for option in groups["dataset"].values())
+    chosen = set()
+    for option in groups["model"].values():
+        data = [line.split()[-1] for line in option.lines if line.strip().startswith("- override /dataset:")]
+        (task,) = option.tasks or (defaults["task"],)
+        assert task in groups["dataset"][(data or [defaults["dataset"]])[0]].tasks, option.name
+        chosen.add(task)
+    assert chosen == {*groups["task"]}

@@ -72,9 +72,9 @@ def test_what_is_too_loud_is_clipped_and_does_not_wrap_around(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "cannot be read"),
-        (b"RIFF", "cannot be read"),
-        (b"this is no recording at all", "cannot be read"),
+        (b"", r"is not a WAV file that can be read \(.+\)$"),
+        (b"RIFF", r"is not a WAV file that can be read \(.+\)$"),
+        (b"this is no recording at all", r"is not a WAV file that can be read \(.+\)$"),
         (None, "there is no such file"),
     ],
 )
@@ -94,7 +94,7 @@ def test_a_file_that_ends_too_early_is_refused_as_a_whole(tmp_path):
     path = tmp_path / "a.wav"
     wavfile.write(path, 8000, np.zeros(1000, dtype=np.int16))
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(RecordingError, match="cannot be read"):
+    with pytest.raises(RecordingError, match=r"is cut short: its header promises more than there is \(.+\)$"):
         read_recording(path)
 
 
@@ -129,8 +129,18 @@ def test_flac_is_read_like_wav(tmp_path):
     assert recording_seconds(tmp_path / "a.flac") == 0.5
     (tmp_path / "a.flac").write_bytes(b"fLaC but not really")
     for read in (read_recording, recording_seconds):
-        with pytest.raises(RecordingError, match="cannot be read"):
+        with pytest.raises(RecordingError, match="is not a FLAC file that can be read"):
             read(tmp_path / "a.flac")
+
+
+def test_a_file_that_may_not_be_read_is_told_in_the_systems_words(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "a.wav").write_bytes(b"")
+    monkeypatch.setattr(wavfile, "read", refuse)
+    with pytest.raises(RecordingError, match=r"a.wav: cannot be read: Permission denied$"):
+        read_recording(tmp_path / "a.wav")
 
 
 def test_flac_without_its_library_says_how_to_get_it_and_wav_does_not_need_it(tmp_path, monkeypatch):

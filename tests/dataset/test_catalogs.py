@@ -123,6 +123,7 @@ class TestGettext:
         dataset = load_gettext(path=tmp_path, vocabulary=80)
         assert len(dataset.train) + len(dataset.val) + len(dataset.test) == 70
         assert len(dataset.card()["files"]["train"]) == 2
+        assert dataset.in_words().endswith(" pieces, 60 repeated")
 
     def test_the_catalogs_of_an_installed_package_are_found_without_importing_it(self, tmp_path, monkeypatch):
         package = tmp_path / "carrier_of_catalogs"
@@ -175,11 +176,12 @@ class TestDictionary:
     def test_a_small_dictionary_in_either_direction(self, tmp_path):
         path = tmp_path / "de-en"
         lines = [f"Das ist {name_of(n, 'de')}. :: This is {name_of(n, 'en')}." for n in range(100)]
-        path.write_text("\n".join(lines), encoding="utf-8")
+        path.write_text("\n".join([*lines, *lines[:3]]), encoding="utf-8")
         dataset = load_trans_de_en(path=path, vocabulary=90)
         assert dataset.source.decode(dataset.train.fetch([0], 0, 0).inputs[0].tolist()).startswith("Das ist")
         other = load_trans_de_en(path=path, vocabulary=90, source="en")
         assert other.source.decode(other.train.fetch([0], 0, 0).inputs[0].tolist()).startswith("This is")
+        assert dataset.repeated == other.repeated == 3
 
     def test_what_is_missing_is_said_with_what_would_do(self, tmp_path):
         with pytest.raises(DataError, match="cannot be read: No such file") as missing:

@@ -125,13 +125,67 @@ def test_a_folder_that_is_no_class_stops_or_is_skipped(root):
     assert (len(data.val), data.val.skipped) == (6, 1)
 
 
+def test_images_beside_class_folders_stop_or_are_counted(root):
+    picture((1, 2, 3)).save(root / "train" / "rex.png")
+    with pytest.raises(DataError, match=r"train/rex.png: lies in no class folder"):
+        load_image_folder(root=root)
+    assert len(load_image_folder(root=root, on_error="skip").train) == 18
+
+
+@pytest.mark.parametrize("place", [".", "train"])
+def test_images_without_class_folders_have_no_classes(tmp_path, place):
+    folder = tmp_path / place
+    folder.mkdir(exist_ok=True)
+    for number in range(10):
+        picture((number, 0, 0)).save(folder / f"{number}.png")
+    data = load_image_folder(root=tmp_path, image_size=8, val_samples=2)
+    assert [len(data.train), len(data.val), data.test] == [8, 2, None]
+    assert data.train.fetch(range(8), 0, 0).targets.tolist() == [0] * 8
+    assert data.facts() == {"in_channels": 3, "image_size": 8}
+    assert data.in_words() == "3x8x8, without classes"
+    assert data.card()["labels"] == []
+    assert "put those of each class into ROOT/train/CLASS" in data.lacks["num_classes"]
+
+
+def test_images_with_folders_beside_them_and_no_train_are_not_guessed_at(tmp_path):
+    picture((9, 9, 9)).save(tmp_path / "a.png")
+    (tmp_path / "thumbs").mkdir()
+    with pytest.raises(DataError, match=r"has images and folders beside them, such as thumbs") as caught:
+        load_image_folder(root=tmp_path)
+    assert "ROOT/train" in caught.value.hint
+
+
+def test_other_parts_of_images_without_classes_have_none_either(tmp_path):
+    for part in ("train", "val"):
+        (tmp_path / part).mkdir()
+        picture((9, 9, 9)).save(tmp_path / part / "a.png")
+    data = load_image_folder(root=tmp_path)
+    assert (len(data.train), len(data.val)) == (1, 1)
+    (tmp_path / "val" / "ant").mkdir()
+    picture((9, 9, 9)).save(tmp_path / "val" / "ant" / "b.png")
+    with pytest.raises(DataError, match=r"val/ant/b.png: its folder 'ant' is not a class"):
+        load_image_folder(root=tmp_path)
+
+
+def test_a_single_class_is_nothing_to_tell_apart(root):
+    assert load_image_folder(root=root).facts()["num_classes"] == 3
+    assert load_image_folder(root=root).lacks == {}
+    for part in ("train", "val"):
+        for name in ("bee", "cat"):
+            (root / part / name).rename(root / f"{part}-{name}")
+    data = load_image_folder(root=root)
+    assert "num_classes" not in data.facts()
+    assert data.lacks["num_classes"].startswith("its images lie all in one class folder, ant")
+    assert data.card()["labels"] == ["ant"]
+
+
 def test_missing_folders_are_told_with_a_way_out(tmp_path):
     with pytest.raises(DataError) as caught:
         load_imagenet(root=tmp_path)
     assert str(caught.value) == f"imagenet not found: looked for {tmp_path / 'train'}"
     assert "dataset=digits needs no download" in caught.value.hint
     (tmp_path / "train").mkdir()
-    with pytest.raises(DataError, match="has no class folders"):
+    with pytest.raises(DataError, match="no images found"):
         load_imagenet(root=tmp_path)
     (tmp_path / "train" / "ant").mkdir()
     with pytest.raises(DataError, match="no images found"):

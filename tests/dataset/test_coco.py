@@ -85,7 +85,7 @@ def test_a_file_of_another_form_is_one_line(tmp_path, said):
 
 
 BAD_BOXES = {
-    "has no area inside": {"id": 3, "image_id": 3, "category_id": 1, "bbox": [5, 5, 0, 9]},
+    "has no area inside": {"id": 3, "image_id": 3, "category_id": 1, "bbox": [5, 5, -2, 9]},
     "(60, 5, 69, 14) has no area": {"id": 3, "image_id": 3, "category_id": 1, "bbox": [60, 5, 9, 9]},
     "unknown category 12": {"id": 3, "image_id": 3, "category_id": 12, "bbox": [5, 5, 9, 9]},
 }
@@ -94,12 +94,51 @@ BAD_BOXES = {
 @pytest.mark.parametrize("said", BAD_BOXES)
 def test_a_wrong_box_is_named_or_its_picture_skipped(tmp_path, said):
     write(tmp_path, "mine", content(annotations=[*content()["annotations"], BAD_BOXES[said]]))
-    data = load_coco(root=tmp_path, **OWN)
+    data = load_coco(root=tmp_path, on_error="skip", **OWN)
     assert len(data.train) == 1
     assert data.train.skipped == 1
     with pytest.raises(DataError, match=r"mine/b\.png") as raised:
-        load_coco(root=tmp_path, on_error="stop", **OWN)
+        load_coco(root=tmp_path, **OWN)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize("bbox", [[5, 5, 0, 9], [5, 5, 9, 0], [5, 5, 0, 0]])
+def test_a_box_without_width_or_height_is_left_out_and_counted_and_its_picture_kept(tmp_path, bbox):
+    empty = {"id": 3, "image_id": 7, "category_id": 1, "bbox": bbox}
+    write(tmp_path, "mine", content(annotations=[empty, *content()["annotations"]]))
+    data = load_coco(root=tmp_path, **{**OWN, "val": "mine"})
+    assert data.train.fetch([0, 1], 0, 0).more["labels"].tolist() == [[1, 0], [-1, -1]]
+    assert data.train.skipped == 0
+    assert data.in_words() == "3x32x32, 2 empty boxes left out"  # one in each part
+
+
+def test_missing_pictures_are_found_before_the_first_step_and_stop_or_are_counted(tmp_path):
+    write(tmp_path, "mine", content())
+    (tmp_path / "mine" / "b.png").unlink()
+    with pytest.raises(DataError, match=rf"^{tmp_path}/mine/b\.png: there is no such file$") as raised:
+        load_coco(root=tmp_path, **OWN)
+    assert "dataset.on_error=skip to leave out and count such" in raised.value.hint
+    data = load_coco(root=tmp_path, on_error="skip", **OWN)
+    assert (len(data.train), data.train.skipped, data.in_words()) == (1, 1, "3x32x32")
+
+
+def test_a_missing_folder_of_pictures_is_named(tmp_path):
+    write(tmp_path, "mine", content())
+    (tmp_path / "mine").rename(tmp_path / "elsewhere")
+    for on_error in ("stop", "skip"):
+        with pytest.raises(DataError, match=rf"the folder of the pictures, {tmp_path}/mine, does not exist"):
+            load_coco(root=tmp_path, on_error=on_error, **OWN)
+
+
+def test_pictures_may_lie_in_folders_below_or_anywhere(tmp_path):
+    said = content()
+    said["images"][0]["file_name"] = "below/a.png"
+    said["images"][1]["file_name"] = str(tmp_path / "far" / "b.png")
+    write(tmp_path, "mine", said)
+    for name, place in (("a.png", tmp_path / "mine" / "below"), ("b.png", tmp_path / "far")):
+        place.mkdir()
+        (tmp_path / "mine" / name).rename(place / name)
+    assert len(load_coco(root=tmp_path, **OWN).train.fetch([0, 1], 0, 0).inputs) == 2
 
 
 def test_a_missing_file_says_what_is_expected(tmp_path):
@@ -123,7 +162,7 @@ def test_a_size_that_no_picture_has_is_the_fault_of_that_picture(tmp_path):
     said = content()
     said["images"][0]["width"] = 3_000_000_000
     write(tmp_path, "mine", said)
-    data = load_coco(root=tmp_path, **OWN)
+    data = load_coco(root=tmp_path, on_error="skip", **OWN)
     assert len(data.train.fetch([0, 1], 0, 0).inputs) == 1
     assert data.train.skipped == 1
 

@@ -201,6 +201,17 @@ class TestFiles:
         assert whole == {tuple(line.split("\t")) for line in LINES}
         assert dataset.card()["files"] == {"train": [str(tmp_path / "my.tsv")]}
 
+    def test_pairs_that_are_there_several_times_are_taken_once_and_it_is_said_how_many(self, tmp_path):
+        once = load_pairs(path=written(tmp_path / "once.tsv"), vocabulary=100)
+        again = load_pairs(path=written(tmp_path / "again.tsv", [*LINES, *LINES[:7], LINES[0]]), vocabulary=100)
+        assert texts(again, again.train) == texts(once, once.train)
+        assert again.in_words() == f"{once.in_words()}, 8 repeated"
+        assert "repeated" not in once.in_words()
+        assert (once.card()["repeated"], again.card()["repeated"], again.train.skipped) == (0, 8, 0)
+        short = load_pairs(path=tmp_path / "again.tsv", vocabulary=100, max_tokens=5)
+        assert ", 8 repeated, " in short.in_words()
+        assert short.in_words().endswith(" too long")
+
     def test_files_that_say_what_they_are_for_are_that(self, tmp_path):
         written(tmp_path / "corpus.train.tsv", LINES[:200])
         written(tmp_path / "corpus.dev.tsv", LINES[200:230])

@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 
 def photos_of(*paths, channels=3, smallest=16, cache_mb=64, on_error="stop"):
-    return Photos([str(path) for path in paths], channels, smallest, cache_mb, Faults(on_error))
+    return Photos([str(path) for path in paths], channels, smallest, "tile_size", cache_mb, Faults(on_error))
 
 
 def names(split):
@@ -253,12 +253,25 @@ class TestFolders:
 
     def test_a_folder_without_images_is_refused_with_the_endings_that_are_known(self, tmp_path):
         with pytest.raises(DataError, match="no images found below") as caught:
-            load_photo_folder(root=tmp_path / "nothing", **SMALL)
+            load_photo_folder(root=tmp_path, **SMALL)
         assert ".png" in caught.value.hint
 
+    def test_a_folder_that_is_not_there_is_said_not_to_be_there(self, tmp_path):
+        with pytest.raises(DataError, match=rf"the folder of the photos, {tmp_path}/nothing, does not exist"):
+            load_photo_folder(root=tmp_path / "nothing", **SMALL)
+
+    @pytest.mark.parametrize("key", ["tile_size", "patch_size"])
+    def test_photos_that_are_too_small_are_told_with_the_key_that_asks_for_more(self, folder, key):
+        with pytest.raises(DataError, match=r"has 4\dx3\d pixels, and 64x64 are cut out of each photo") as caught:
+            load_photo_folder(root=folder, **{**SMALL, key: 64})
+        assert caught.value.hint.startswith(
+            f"choose a smaller dataset.{key}, or larger photos, or set dataset.on_error="
+        )
+
     def test_a_split_whose_photos_are_all_too_small_is_refused(self, folder):
-        with pytest.raises(DataError, match="no photo of"):
+        with pytest.raises(DataError, match="no photo of") as caught:
             load_photo_folder(root=folder, on_error="skip", **{**SMALL, "tile_size": 64})
+        assert "choose a smaller dataset.tile_size" in caught.value.hint
 
     @pytest.mark.parametrize(
         ("words", "says", "instead"),

@@ -18,6 +18,9 @@ from mptrain.errors import ConfigError, DataError, EnvironmentRefused
 
 CPU = torch.device("cpu")
 
+#: What all recordings here have in common.
+ALIKE = {"levels": 256, "sample_rate": 8000}
+
 
 def dataset_of(*waves, window=5, context=3, letters=None, speakers=("a",), faults=None, alphabet=()):
     """A data set of waves given as lists of whole numbers, each step of 128 being far apart in µ-law."""
@@ -123,7 +126,7 @@ class TestConditions:
 
     def test_facts_say_zero_of_what_is_not_told(self):
         plain = dataset_of(ramp(5))
-        assert plain.facts() == {"levels": 256, "sample_rate": 8000, "speakers": 0, "vocabulary_size": 0}
+        assert plain.facts() == {**ALIKE, "speakers": 0, "speaker_names": (), "vocabulary_size": 0}
         assert prepared(plain, [0]).more == {}
         two = dataset_of(ramp(5), ramp(5), speakers=("a", "b"))
         assert two.facts()["speakers"] == 2
@@ -169,6 +172,9 @@ class TestRecordings:
         write(tmp_path / "ann" / "one.wav", ramp(20))
         write(tmp_path / "bob" / "deep" / "two.WAV", ramp(20))
         (tmp_path / "ann" / "one.txt").write_text("Héllo 7 you\n")
+        (tmp_path / "bob" / "deep" / "two.txt").write_text("...")
+        (tmp_path / "README.txt").write_text("No recording lies beside this.")
+        (tmp_path / "ann" / "._one.txt").write_text("what macOS leaves behind")
         dataset = self.load(tmp_path)
         assert dataset.speakers == ("ann", "bob")
         by_name = {clip.name.rpartition("/")[2]: clip for clip in dataset.train.clips}
@@ -176,9 +182,9 @@ class TestRecordings:
         letters = [dataset.alphabet[number] for number in by_name["one.wav"].letters]
         assert "".join(letters) == "hllo seven you"  # what the alphabet cannot write is left out
         assert by_name["two.WAV"].letters == ()
-        assert dataset.facts() == {"levels": 256, "sample_rate": 8000, "speakers": 2, "vocabulary_size": 29}
+        assert dataset.facts() == {**ALIKE, "speakers": 2, "speaker_names": ("ann", "bob"), "vocabulary_size": 29}
         silent = self.load(tmp_path, text=False, speakers=False)
-        assert silent.facts() == {"levels": 256, "sample_rate": 8000, "speakers": 0, "vocabulary_size": 0}
+        assert silent.facts() == {**ALIKE, "speakers": 0, "speaker_names": (), "vocabulary_size": 0}
 
     def test_stereo_other_rates_and_clips_shorter_than_a_window_become_one_kind_of_batch(self, tmp_path):
         write(tmp_path / "a.wav", ramp(20))
@@ -206,7 +212,7 @@ class TestRecordings:
     def test_a_broken_file_stops_with_its_name_or_is_left_out(self, tmp_path):
         write(tmp_path / "good.wav", ramp(20))
         (tmp_path / "bad.wav").write_bytes(b"RIFF")
-        with pytest.raises(DataError, match=r"bad.wav: cannot be read"):
+        with pytest.raises(DataError, match=r"bad.wav: is not a WAV file that can be read"):
             self.load(tmp_path)
         dataset = self.load(tmp_path, on_error="skip")
         assert dataset.train.skipped == 1
@@ -215,6 +221,33 @@ class TestRecordings:
         with pytest.raises(DataError, match=r"good.wav: its text, good.txt, cannot be read"):
             self.load(tmp_path)
 
+    @pytest.mark.parametrize(
+        ("alone", "said"),
+        [
+            ("mute.wav", "has no text beside it, and other recordings have one"),
+            ("gone.txt", "has no recording beside it"),
+        ],
+    )
+    def test_recordings_and_texts_without_each_other_stop_or_are_counted_where_texts_are_told(
+        self, tmp_path, alone, said
+    ):
+        write(tmp_path / "one.wav", ramp(20))
+        (tmp_path / "one.txt").write_text("one")
+        write(tmp_path / alone, ramp(20))  # whatever is in it: it is not read
+        with pytest.raises(DataError, match=rf"{alone}: {said}") as caught:
+            self.load(tmp_path)
+        assert "set dataset.text=false, or set dataset.on_error=skip" in caught.value.hint
+        dataset = self.load(tmp_path, on_error="skip")
+        assert [clip.name for clip in dataset.train.clips] == [str(tmp_path / "one.wav")]
+        assert dataset.train.skipped == 1
+        plain = self.load(tmp_path, text=False)
+        assert (len(plain.train.clips), plain.train.skipped) == (2 if alone == "mute.wav" else 1, 0)
+
+    def test_texts_of_no_recording_are_none_of_it_where_no_recording_has_one(self, tmp_path):
+        write(tmp_path / "one.wav", ramp(20))
+        (tmp_path / "README.txt").write_text("who speaks, and where")
+        assert self.load(tmp_path).facts()["vocabulary_size"] == 0
+
     def test_a_folder_without_recordings_says_what_it_looked_for(self, tmp_path):
         with pytest.raises(DataError, match=r"recordings not found: no file in .* ends in \.wav") as error:
             self.load(tmp_path)
@@ -222,7 +255,7 @@ class TestRecordings:
         with pytest.raises(DataError, match="looked for the folder"):
             self.load(tmp_path / "nosuch")
         (tmp_path / "bad.wav").write_bytes(b"RIFF")
-        with pytest.raises(DataError, match=r"no recording in .* can be read"):
+        with pytest.raises(DataError, match=r"no recording in .* can be used"):
             self.load(tmp_path, on_error="skip")
 
     def test_other_formats_without_their_library_are_one_line_with_the_command(self, tmp_path, monkeypatch):
@@ -257,7 +290,7 @@ class TestMadeUpSounds:
     def test_the_shipped_choice_has_the_size_that_its_file_says(self):
         dataset = make_sounds()
         assert [len(part.clips) for part in (dataset.train, dataset.val, dataset.test)] == [160, 24, 48]
-        assert dataset.facts() == {"levels": 256, "sample_rate": 8000, "speakers": 4, "vocabulary_size": 0}
+        assert dataset.facts() == {**ALIKE, "speakers": 4, "speaker_names": tuple(KINDS), "vocabulary_size": 0}
         assert make_sounds(val_samples=0).val is None
 
 
@@ -270,7 +303,7 @@ def test_the_asterisk_prompts_have_the_size_that_their_file_says():
     assert len(clips) == 551
     assert sum(clip.samples for clip in clips) / dataset.rate / 60 == pytest.approx(24.26, abs=0.01)
     assert all(clip.letters for clip in clips)
-    assert dataset.facts() == {"levels": 256, "sample_rate": 8000, "speakers": 0, "vocabulary_size": 29}
+    assert dataset.facts() == {**ALIKE, "speakers": 0, "speaker_names": (), "vocabulary_size": 29}
     assert load_asterisk_audio(text=False).facts()["vocabulary_size"] == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from scipy.io import wavfile
 from mptrain.dataset.alphabet import Alphabet
 from mptrain.dataset.faults import Faults
 from mptrain.dataset.speech import load_speech
+from mptrain.dataset.speech_dataset import Utterance
 from mptrain.dataset.speech_manifest import entries_of
+from mptrain.dataset.speech_parts import divided_by, hold_out_utterances
 from mptrain.dataset.tone_words import make_tone_words, text_of, wave_of
 from mptrain.errors import ConfigError, DataError
 
@@ -90,18 +93,55 @@ class TestManifests:
 
     def test_a_folder_as_librispeech_has_them(self, tmp_path):
         record(tmp_path / "84" / "121" / "84-121-0000.flac")
-        (tmp_path / "84" / "121" / "84-121.trans.txt").write_text("84-121-0000 GO DO YOU HEAR\n84-121-0001 NO\n")
+        (tmp_path / "84" / "121" / "84-121.trans.txt").write_text("84-121-0000 GO DO YOU HEAR\n")
         found = entries_of(tmp_path, Faults())
         assert [(entry.path.rpartition("/")[2], entry.text) for entry in found] == [
             ("84-121-0000.flac", "GO DO YOU HEAR"),
-            ("84-121-0001.wav", "NO"),
         ]
 
     def test_a_folder_of_recordings_beside_their_texts(self, tmp_path):
         record(tmp_path / "x" / "one.wav")
         (tmp_path / "x" / "one.txt").write_text("what\nis said\n")
-        (tmp_path / "readme.txt").write_text("no recording has this name")
+        (tmp_path / "readme.txt").write_text("there are no recordings in this folder")
+        for name in ("._one.wav", "._one.txt"):
+            (tmp_path / "x" / name).write_text("what macOS leaves behind")
         assert [entry.text for entry in entries_of(tmp_path, Faults())] == ["what is said"]
+
+    def test_a_recording_in_two_formats_is_one(self, tmp_path):
+        for name in ("one.wav", "one.flac", "two.WAV"):
+            record(tmp_path / name)
+        (tmp_path / "one.txt").write_text("one")
+        (tmp_path / "two.txt").write_text("two")
+        found = [(entry.path.rpartition("/")[2], entry.text) for entry in entries_of(tmp_path, Faults())]
+        assert found == [("one.wav", "one"), ("two.WAV", "two")]
+
+    @pytest.mark.parametrize(
+        ("kind", "said"),
+        [
+            ("list", r"s\.trans\.txt line 2: there is no recording gone beside it"),
+            ("text", r"gone\.txt: there is no recording of this name beside it"),
+            ("recording", r"mute\.wav: has no transcript beside it"),
+        ],
+    )
+    def test_transcripts_and_recordings_without_each_other_stop_or_are_counted(self, tmp_path, kind, said):
+        record(tmp_path / "one.wav")
+        (tmp_path / "s.trans.txt").write_text("one IT IS SAID\n" + ("gone NO\n" if kind == "list" else ""))
+        if kind == "text":
+            (tmp_path / "gone.txt").write_text("no")
+        if kind == "recording":
+            record(tmp_path / "mute.wav")
+            record(tmp_path / "mute2.wav")
+            said += r" \(and 1 more like it\)"
+        with pytest.raises(DataError, match=said) as caught:
+            load_speech(path=tmp_path, **NOTHING_HELD)
+        assert "dataset.on_error=skip" in caught.value.hint
+        data = load_speech(path=tmp_path, on_error="skip", **NOTHING_HELD)
+        assert (len(data.train), data.train.skipped) == (1, 2 if kind == "recording" else 1)
+
+    def test_recordings_without_a_single_transcript_are_no_fault_of_each(self, tmp_path):
+        record(tmp_path / "one.wav")
+        with pytest.raises(DataError, match="no recording with a transcript below"):
+            entries_of(tmp_path, Faults())
 
     @pytest.mark.parametrize(
         ("content", "said"),
@@ -174,7 +214,7 @@ class TestLoading:
     def test_a_transcript_that_no_network_could_give_stops_or_is_counted(self, tmp_path, text, seconds, said):
         manifest = table(tmp_path, [("a.wav", "fine"), ("b.wav", text)])
         record(tmp_path / "b.wav", seconds)
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=rf"all\.tsv line 2: {tmp_path}/b\.wav: .*{said}"):
             load_speech(path=manifest, **NOTHING_HELD)
         dataset = load_speech(path=manifest, on_error="skip", **NOTHING_HELD)
         assert (len(dataset.train), dataset.train.skipped) == (1, 1)
@@ -207,44 +247,102 @@ class TestLoading:
         manifest.write_text("\n".join(map(json.dumps, rows)))
         record(tmp_path / "a.wav")
         (tmp_path / "b.wav").write_bytes(b"RIFF and no more")
-        with pytest.raises(DataError, match=r"b.wav: cannot be read"):
+        with pytest.raises(DataError, match=r"all.jsonl line 2: .*b.wav: is not a WAV file that can be read"):
             load_speech(path=manifest, **NOTHING_HELD).train.fetch([0, 1], 0, 0)
         dataset = load_speech(path=manifest, on_error="skip", **NOTHING_HELD)
         assert dataset.train.fetch([0, 1], 0, 0).samples == 1
         assert dataset.train.skipped == 1
-        with pytest.raises(DataError, match="no utterance of a batch can be used"):
+        with pytest.raises(
+            DataError, match=r"no utterance of a batch can be used, the first of them .*all.jsonl line 2: "
+        ):
             dataset.train.fetch([1], 0, 0)
 
     def test_a_recording_that_is_not_there_is_found_before_training(self, tmp_path):
         manifest = table(tmp_path, ROWS)
         (tmp_path / "a.wav").unlink()
-        with pytest.raises(DataError, match=r"a.wav: there is no such file"):
+        with pytest.raises(DataError, match=r"all.tsv line 1: .*a.wav: there is no such file"):
             load_speech(path=manifest)
         assert load_speech(path=manifest, on_error="skip", **NOTHING_HELD).train.skipped == 1
 
     def test_a_recording_shorter_than_its_manifest_says_does_not_reach_the_loss(self, tmp_path):
         record(tmp_path / "a.wav", 0.02)
         (tmp_path / "all").write_text('{"audio": "a.wav", "text": "hello", "duration": 3}')
-        with pytest.raises(DataError, match="takes 6 frames, and the network sees 2"):
+        with pytest.raises(DataError, match=r"all line 1: .*a.wav: .* takes 6 frames, and the network sees 2"):
             load_speech(path=tmp_path / "all", **NOTHING_HELD).train.fetch([0], 0, 0)
 
-    def test_parts_are_the_same_in_every_run_and_share_no_transcript(self, tmp_path):
-        rows = [(f"{place}.wav", "abcdefgh"[place // 3]) for place in range(24)]
-        manifest = table(tmp_path, rows)
-        one, other = (load_speech(path=manifest, val_share=0.2, test_share=0.2) for _ in range(2))
+    @pytest.mark.parametrize("words", [24, 4])
+    def test_parts_are_the_same_in_every_run_and_it_is_said_how_they_were_made(self, tmp_path, words):
+        manifest = table(
+            tmp_path, [(f"{place}.wav", "abcdefghijklmnopqrstuvwxyz"[place % words]) for place in range(24)]
+        )
+        one, other = (load_speech(path=manifest, val_share=0.25, test_share=0.25) for _ in range(2))
         texts = []
         for part in ("train", "val", "test"):
             assert getattr(one, part).utterances == getattr(other, part).utterances
             texts.append({utterance.text for utterance in getattr(one, part).utterances})
         assert [len(part) for part in (one.train, one.val, one.test)] == [12, 6, 6]
-        assert sorted(letter for part in texts for letter in part) == sorted("abcdefgh")
+        by = "utterance" if words == 4 else "transcript"
+        assert one.in_words() == f"80 bands every 10 ms, 28 letters, held out by {by}"
+        assert one.card()["held_out_by"] == by
+        assert len(set.union(*texts)) == words
+        assert sum(map(len, texts)) == (3 * words if by == "utterance" else words)
         with pytest.raises(ConfigError, match="none is left to train on"):
             load_speech(path=manifest, val_share=0.6, test_share=0.6)
+
+    def test_nothing_is_said_of_dividing_where_each_part_has_files(self, tmp_path):
+        manifest = table(tmp_path, ROWS)
+        assert "held out" not in load_speech(path=manifest, val_path=manifest, test_path=manifest).in_words()
+        assert "held out" not in load_speech(path=manifest, **NOTHING_HELD).in_words()
 
     def test_files_for_validation_and_test_are_taken_as_they_are(self, tmp_path):
         train, val = table(tmp_path, ROWS[:2], "train.tsv"), table(tmp_path, ROWS[2:], "val.tsv")
         dataset = load_speech(path=train, val_path=val, test_share=0.0)
         assert (len(dataset.train), len(dataset.val), dataset.test) == (2, 2, None)
+
+
+def uttered(texts):
+    """Utterances of these transcripts, in an order of their own."""
+    return [Utterance(f"{place * 7 % 1009:04}", text, 16000) for place, text in enumerate(texts)]
+
+
+class TestDivision:
+    """Whole transcripts are held out, so that none is known; but of a few words each part has its share."""
+
+    @pytest.mark.parametrize(
+        ("texts", "shares", "by"),
+        [
+            (["yes", "no", "up", "down"] * 20, (0.1, 0.1), "utterance"),
+            ([str(number % 35) for number in range(700)], (0.1, 0.1), "utterance"),  # commands
+            ([str(number % 300) for number in range(900)], (0.1, 0.1), "transcript"),  # sentences, read by three
+            ([str(number % 300) for number in range(900)], (0.0, 0.02), "utterance"),
+            ([str(number) for number in range(30)] + ["0"], (0.1, 0.1), "transcript"),  # hardly one twice
+            (["yes", "no"] * 20, (0.0, 0.0), ""),
+        ],
+    )
+    def test_what_stays_together(self, texts, shares, by):
+        assert divided_by(uttered(texts), dict(zip(("val", "test"), shares, strict=True))) == by
+
+    def test_divided_by_utterance_each_part_has_its_share_of_each_word(self):
+        utterances = uttered(["yes", "no", "up", "down"] * 20)
+        parts = hold_out_utterances("toys", utterances, {"val": 0.1, "test": 0.2}, "utterance", None)
+        assert {part: Counter(one.text for one in found) for part, found in parts.items()} == {
+            part: dict.fromkeys(("yes", "no", "up", "down"), count)
+            for part, count in (("train", 14), ("val", 2), ("test", 4))
+        }
+        assert len({one.name for found in parts.values() for one in found}) == 80
+
+    def test_divided_by_transcript_no_transcript_is_in_two_parts(self):
+        utterances = uttered(str(number % 300) for number in range(900))
+        parts = hold_out_utterances("toys", utterances, {"val": 0.1, "test": 0.2}, "transcript", None)
+        assert {part: len(found) for part, found in parts.items()} == {"train": 630, "val": 90, "test": 180}
+        assert sum(len({one.text for one in found}) for found in parts.values()) == 300
+
+    def test_fewer_to_train_on_are_the_first_of_more(self):
+        utterances = uttered(["yes", "no"] * 20)
+        whole, few = (hold_out_utterances("toys", utterances, {"val": 0.1}, "utterance", n) for n in (None, 5))
+        assert len(few["train"]) == 5
+        assert set(few["train"]) <= set(whole["train"])
+        assert few["val"] == whole["val"]
 
 
 class TestToneWords:

@@ -287,10 +287,23 @@ class TestText:
         assert one.vocabulary == other.vocabulary
         assert torch.equal(one.train.numbers, other.train.numbers)
 
-    def test_an_empty_file_is_refused(self, tmp_path):
-        (tmp_path / "empty.txt").write_text("")
-        with pytest.raises(DataError, match="text train: there is no text in it"):
-            load_text(path=tmp_path / "empty.txt")
+    @pytest.mark.parametrize("tokens", ["word", "char"])
+    @pytest.mark.parametrize("content", ["", " \n\n"])
+    def test_an_empty_file_is_refused_by_its_name(self, tmp_path, tokens, content):
+        (tmp_path / "empty.txt").write_text(content)
+        with pytest.raises(DataError, match=rf"^text: there is no text in {tmp_path}/empty\.txt$") as error:
+            load_text(path=tmp_path / "empty.txt", tokens=tokens)
+        assert "dataset.path" in error.value.hint
+
+    def test_a_part_with_nothing_in_its_files_is_refused_and_one_empty_file_among_others_is_not(self, tmp_path):
+        (tmp_path / "train.txt").write_text(STORY)
+        (tmp_path / "more.train.txt").write_text("")
+        for name in ("a.valid.txt", "b.valid.txt"):
+            (tmp_path / name).write_text("")
+        with pytest.raises(DataError, match=r"there is no text in .*a\.valid\.txt, nor in 1 more$"):
+            load_text(path=tmp_path, sequence_length=8)
+        (tmp_path / "b.valid.txt").write_text("one two " * 50)
+        assert len(load_text(path=tmp_path, sequence_length=8).val) == 12
 
     def test_the_batch_on_the_device_is_the_batch(self, tmp_path):
         (tmp_path / "story.txt").write_text(STORY)

@@ -130,6 +130,17 @@ def test_a_missing_annotation_is_named(root):
         load_voc(root=root, **OWN)
 
 
+def test_a_missing_picture_is_found_before_the_first_step_and_stops_or_is_counted(root):
+    (root / "mine" / "JPEGImages" / "b.jpg").unlink()
+    with pytest.raises(DataError, match=r"JPEGImages/b\.jpg: there is no such file"):
+        load_voc(root=root, **OWN)
+    data = load_voc(root=root, on_error="skip", **OWN)
+    assert (len(data.train), data.train.skipped, data.val.skipped) == (2, 1, 0)
+    (root / "mine" / "JPEGImages").rename(root / "elsewhere")
+    with pytest.raises(DataError, match=r"mine/JPEGImages, does not exist"):
+        load_voc(root=root, **OWN)
+
+
 @pytest.mark.parametrize(("train", "said"), [(["mine/empty"], "names no picture"), (["mine/none"], "was not found")])
 def test_lists_that_are_empty_or_missing_are_named(root, train, said):
     write_list(root / "mine", "empty")

@@ -14,6 +14,7 @@ from mptrain.engine.exhibit import keep_exhibits
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.records import EvalRecord, EventRecord
 from mptrain.runlog.storage import StorageError
+from mptrain.task import Pictures
 
 
 def test_what_an_evaluation_draws_is_the_same_each_time_and_moves_no_generator(tmp_path):
@@ -59,7 +60,7 @@ def test_pictures_are_written_after_each_validation_and_named_in_the_events(tmp_
 
     def exhibits(model, batch):
         seen.append((model.training, torch.is_grad_enabled(), len(batch.inputs)))
-        return {"inputs": batch.inputs.float()[:9] / 4 + 0.5}
+        return {"inputs": Pictures(batch.inputs.float()[:9] / 4 + 0.5)}
 
     object.__setattr__(loop.parts.task, "exhibits", exhibits)
     loop.run()
@@ -83,7 +84,7 @@ def test_a_task_without_a_metric_has_no_best_checkpoint_and_ends_in_order(tmp_pa
 
 def test_pictures_outside_of_the_range_are_clipped_and_nan_is_black(tmp_path):
     pictures = torch.tensor([-3.0, torch.nan, 0.5, 7.0]).view(4, 1, 1, 1).expand(4, 1, 2, 2)
-    assert keep_exhibits(tmp_path / "samples", 12, {"x": pictures}) == ["x-000012.png"]
+    assert keep_exhibits(tmp_path / "samples", 12, {"x": Pictures(pictures)}) == ["x-000012.png"]
     with Image.open(tmp_path / "samples" / "x-000012.png") as picture:
         assert [picture.getpixel(place)[0] for place in ((1, 1), (4, 1), (1, 4), (4, 4))] == [0, 0, 128, 255]
     assert keep_exhibits(tmp_path / "none", 1, {}) == []
@@ -93,7 +94,7 @@ def test_pictures_outside_of_the_range_are_clipped_and_nan_is_black(tmp_path):
 def test_a_disk_that_refuses_pictures_is_named(tmp_path):
     (tmp_path / "samples").write_text("a file")
     with pytest.raises(StorageError, match="samples"):
-        keep_exhibits(tmp_path / "samples", 1, {"x": torch.zeros(1, 1, 2, 2)})
+        keep_exhibits(tmp_path / "samples", 1, {"x": Pictures(torch.zeros(1, 1, 2, 2))})
 
 
 def test_samples_and_loss_terms_are_counted_apart(tmp_path):

@@ -165,7 +165,7 @@ def test_a_model_a_data_set_and_a_task_of_theirs_train_together(theirs, tmp_path
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "outputs/r/summary.json").read_text())
     assert summary["metric"] < 0.01  # the line is learned; 30 before
-    low, high = summary["metric_interval"]
+    low, high = summary["intervals"][summary["metric_name"]]
     assert low < summary["metric"] < high
     assert summary["test"]["largest_error"] >= summary["metric"] ** 0.5
     shown = sorted((tmp_path / "outputs/r/samples").iterdir())[-1]

@@ -249,6 +249,22 @@ def test_trap_37_eight_steps_equal_four_and_four_more_bit_for_bit(tmp_path, prec
     assert len(pictures[0]) == 3
 
 
+def test_pictures_without_classes_are_drawn_from_and_teach_no_classifier(tmp_path):
+    (folder := tmp_path / "faces").mkdir()
+    for shade in range(8):
+        Image.new("RGB", (20, 16), (25 * shade, 90, 9)).save(folder / f"{shade}.png")
+    words = (
+        "model=dcgan", "model.width=2", "model.latent=4", "dataset=image_folder", f"dataset.root={folder}",
+        "dataset.image_size=8", "dataset.workers=0", "dataset.val_samples=3", "train.batch_size=4",
+    )  # fmt: skip
+    kept = Kept()
+    loop_of(tmp_path / "runs", *words, "train.epochs=1", "precision=fp32", kept=kept).run()
+    assert {record.learner for record in kept.of(StepRecord)} == {*LEARNERS}
+    assert all(math.isfinite(record.loss) for record in kept.of(StepRecord))
+    with pytest.raises(ConfigError, match=r"task\.classifier=train needs num_classes"):
+        parts_of(*words, "task.classifier=train")
+
+
 def test_the_network_chooses_its_task_rates_sizes_and_range():
     config = compose(["model=dcgan"])
     assert (config.chosen["task"], config.chosen["optimizer"], config.chosen["schedule"]) == ("gan", "adam", "constant")

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -45,6 +46,27 @@ def test_a_finished_run_is_summed_up_in_one_sentence(tmp_path):
         "mptrain model=mlp",
     ):
         assert expected in text
+
+
+def test_all_metrics_of_the_end_have_a_row_with_what_is_known_of_their_reach(tmp_path):
+    path = make_run(tmp_path / "run")
+    summary = json.loads((path / "summary.json").read_text())
+    summary |= {
+        "val": {"loss": 0.3, "top1": 0.91},
+        "test": {"loss": 0.2, "top1": 0.9},
+        "intervals": {"top1": [0.85, 0.94]},
+    }
+    (path / "summary.json").write_text(json.dumps(summary))
+    (found,) = [one for one in tables_of(page_of(path)) if one.head[0] == "metric"]
+    assert found.head == ("metric", "validation data", "test data", "on other samples (95 %)")
+    cells = [[cell.text for cell in row] for row in found.rows]
+    assert cells == [["top1", "0.9100", "0.9000", "0.8500 to 0.9400"], ["loss", "0.3000", "0.2000", ""]]
+
+
+def test_one_validation_is_no_curve(tmp_path):
+    page = page_of(make_run(tmp_path / "run", steps=30))
+    assert "metric" not in names_of(page)
+    assert "Nothing was evaluated" not in text_of(page)
 
 
 def test_overflows_are_listed_with_phase_scale_and_tensors(tmp_path):

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import io
 import math
+import re
 
 import pytest
 import torch
@@ -225,7 +226,9 @@ def test_pictures_show_the_truth_in_green_and_what_was_found_in_red():
     found = said([16, 4, 28, 12, 0, 0.9], [1, 1, 3, 3, 0, 0.2])
     batch = batch_of(truth, boxes())
     batch = Batch(torch.zeros_like(batch.inputs), batch.targets, more=batch.more)
-    shown = TASK.exhibits(Oracle(found, said()), batch)["boxes"]
+    sheet = TASK.exhibits(Oracle(found, said()), batch)["boxes"]
+    assert re.match("Green: what is there.*red: found", sheet.caption)
+    shown = sheet.pixels
     assert shown.shape == (2, 3, 192, 192)
     colours = {tuple(round(value * 255) for value in pixel) for pixel in shown[0].flatten(1).T.unique(dim=0).tolist()}
     assert {(0, 200, 0), (255, 64, 0), (120, 120, 120)} <= colours

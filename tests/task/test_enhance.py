@@ -134,12 +134,12 @@ def test_exhibits_are_before_after_and_truth_of_the_pictures_with_most_to_gain(s
     batch = batch_of(samples)
     output = drawn(samples, 3, 20, 20, seed=3) * 1.4 - 0.2
     shown = Enhance(upscale=2).exhibits(Says(output), batch)["enhanced"]
-    assert shown.shape == (min(6, samples), 3, 20, 60)
+    assert (shown.columns, shown.pixels.shape) == (3, (3 * min(6, samples), 3, 20, 20))
+    assert "bicubic" in shown.caption
     before = F.interpolate(batch.inputs, scale_factor=2, mode="bicubic", antialias=True)
     worst = (before - batch.targets).square().mean((1, 2, 3)).argmax()
     for number, pictures in enumerate((before, output, batch.targets)):
-        panel = shown[0, :, :, 20 * number : 20 * number + 20]
-        assert torch.equal(panel, pictures[worst].clamp(0, 1))
+        assert torch.equal(shown.pixels[number], pictures[worst].clamp(0, 1))
 
 
 @pytest.mark.parametrize("make", [lambda: edsr(in_channels=3, upscale=2, blocks=1, width=8), None])

@@ -123,6 +123,15 @@ class TestSounds:
         torch.testing.assert_close(shown["drawn"].samples, mu_law.decode(torch.full((4, 5), 103), 256))
         torch.testing.assert_close(shown["recorded"].samples[0], mu_law.decode(torch.arange(104, 109), 256))
         assert torch.equal(torch.get_rng_state(), before)
+        assert shown["drawn"].captions[0] == "The model goes on from a recording."
+
+    def test_captions_say_who_is_heard(self):
+        names = ("string", "vowel", "bell", "{0}", "fifth", "sixth")
+        shown = RawAudio(levels=256, sample_rate=1000, seconds=0.005, speaker_names=names).exhibits(
+            Draws(), self.batch()
+        )
+        assert [name in said for name, said in zip(names, shown["recorded"].captions, strict=False)] == [True] * 4
+        assert "of bell" in shown["drawn"].captions[2]
 
     def test_a_sound_ends_with_its_window_and_what_lies_behind_a_recording_is_silence(self):
         shown = RawAudio(levels=256, sample_rate=1000, seconds=9.0).exhibits(Draws(), self.batch())
