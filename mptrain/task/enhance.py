@@ -93,8 +93,8 @@ class Enhance(Task):
         rows = torch.stack(
             [pictures[chosen].clamp(0, 1) for pictures in (before, self._restored(model, batch), target)], 1
         )
-        given = "enlarged by bicubic interpolation" if self.upscale > 1 else "as given"
-        caption = f"From left to right: {given}, enhanced by the model, truth."
+        given = "input, enlarged by bicubic interpolation" if self.upscale > 1 else "input"
+        caption = f"From left to right: {given}; made by the model; truth."
         return {"enhanced": Pictures(rows.flatten(0, 1), caption, columns=rows.shape[1])}
 
     def _errors(self, output: Tensor, targets: Tensor) -> Tensor:
