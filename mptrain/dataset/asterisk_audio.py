@@ -9,7 +9,6 @@ from mptrain.dataset.alphabet import ENGLISH, Alphabet
 from mptrain.dataset.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts
 from mptrain.dataset.audio import RecordingError, read_recording
 from mptrain.dataset.faults import Faults, OnError
-from mptrain.dataset.recordings import spelled
 from mptrain.dataset.sound_dataset import Choices, SoundDataset, clips_as_dataset
 from mptrain.dataset.sound_windows import Clip
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
@@ -59,7 +58,7 @@ def load_asterisk_audio(
             faults.report({str(path): error.reason})
             continue
         waves[str(path)] = wave
-        clips.append(Clip(str(path), len(wave), letters=spelled(words, alphabet) if text else ()))
+        clips.append(Clip(str(path), len(wave), letters=alphabet.told(words) if text else ()))
     choices = Choices(RATE, levels, window, context, val_share, test_share, train_samples, None, on_error)
     letters = tuple(alphabet.labels()) if text else ()
     return clips_as_dataset("asterisk_audio", clips, waves.__getitem__, faults, choices, ("Allison",), letters)

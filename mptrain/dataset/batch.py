@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+
+def padded(rows: Sequence[Tensor]) -> Tensor:
+    """Rows behind one another, ``[N, longest]`` and at least one long, with zeros where they have ended."""
+    table = rows[0].new_zeros(len(rows), max(1, *(len(row) for row in rows)))
+    for place, row in enumerate(rows):
+        table[place, : len(row)] = row
+    return table
 
 
 @dataclass(frozen=True, slots=True)

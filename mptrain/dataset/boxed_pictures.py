@@ -12,14 +12,14 @@ from torch import Tensor
 
 from mptrain.dataset.box_crop import CROP_DRAWS, FitTo, mirrored, random_window, resized, through_window
 from mptrain.dataset.boxed import BoxedDataset, Boxes, boxed_batch
-from mptrain.dataset.class_folders import MEAN, STD
+from mptrain.dataset.class_folders import GREY_MEAN, GREY_STD, MEAN, STD
 from mptrain.dataset.decoding import UNDECODABLE
 from mptrain.dataset.draws import permutation, uniforms
 from mptrain.dataset.faults import none_usable
 from mptrain.dataset.images import Channels
 from mptrain.dataset.independent import IndependentSamples
 from mptrain.dataset.partition import first_samples
-from mptrain.dataset.preparation import LUMINANCE, Preparation
+from mptrain.dataset.preparation import Preparation
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -294,8 +294,7 @@ def boxed_dataset(
     train = split("train")
     if train is None:
         raise DataError(f"{name} has no pictures to train on", "name a part to train on in dataset.train")
-    grey = tuple(sum(w * v for w, v in zip(LUMINANCE, values, strict=True)) for values in (MEAN, STD))
-    mean, std = (MEAN, STD) if choices.channels == 3 else ((grey[0],), (grey[1],))
+    mean, std = (MEAN, STD) if choices.channels == 3 else (GREY_MEAN, GREY_STD)
     return BoxedDataset(
         name=name,
         class_names=class_names,

@@ -9,6 +9,7 @@ import ast
 import codecs
 import re
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 
 _CHARSET = re.compile(r"charset=([\w.:-]+)", re.IGNORECASE)
@@ -61,21 +62,32 @@ def read_text(file: Path) -> dict[str, str]:
     content = file.read_bytes()
     text = content.decode(_charset(content[:4096].decode("ascii", "replace")))
     found: dict[str, str] = {}
-    for block in re.split(r"\n(?:[^\S\n]*\n)+", text.replace("\r\n", "\n")):
-        parts: dict[str, str] = {}
-        flags, last = "", ""
-        for line in block.splitlines():
-            if line.startswith("#"):
-                flags += line if line.startswith("#,") else ""
-            elif match := _QUOTED.match(line.strip()):
-                last = match[1] or last
-                parts[last] = parts.get(last, "") + _unquoted(match[2], line)
-            elif line.strip():
-                raise ValueError(f"cannot understand {line.strip()[:40]!r}")
+    for flags, parts in _entries(text.replace("\r\n", "\n")):
         source, target = parts.get("msgid"), parts.get("msgstr")
         if source and target and "fuzzy" not in flags and not {"msgctxt", "msgid_plural"} & set(parts):
             found[source] = target
     return found
+
+
+def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The flags of each message, and its texts by keyword. Blank lines between messages are usual, not needed."""
+    flags, last = "", ""
+    parts: dict[str, str] = {}
+    for line in [*text.split("\n"), ""]:
+        match = _QUOTED.match(line.strip())
+        over = not line.strip() or line.startswith("#") or (match is not None and match[1] in ("msgctxt", "msgid"))
+        if over and any(keyword.startswith("msgstr") for keyword in parts):
+            yield flags, parts
+            flags, last, parts = "", "", {}
+        if not line.strip() or line.startswith("#~"):  # what stands before is of no message, or of an obsolete one
+            flags, last, parts = "", "", {}
+        if line.startswith("#"):
+            flags += line if line.startswith("#,") else ""
+        elif match:
+            last = match[1] or last
+            parts[last] = parts.get(last, "") + _unquoted(match[2], line)
+        elif line.strip():
+            raise ValueError(f"cannot understand {line.strip()[:40]!r}")
 
 
 def _charset(header: str) -> str:

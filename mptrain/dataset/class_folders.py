@@ -10,7 +10,7 @@ from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.images import Channels, ImageDataset, Normalise, statistics
 from mptrain.dataset.partition import first_samples, hold_out, stratified_order
 from mptrain.dataset.policies import Augment, variation
-from mptrain.dataset.preparation import Preparation
+from mptrain.dataset.preparation import Preparation, luminance_of
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import Fraction, NonNegativeInt, PositiveInt
 
@@ -18,8 +18,9 @@ from mptrain.fields import Fraction, NonNegativeInt, PositiveInt
 # photographs.
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
-_GREY_MEAN = (0.449,)
-_GREY_STD = (0.226,)
+
+#: The same of their luminance, which is what decoding to grey gives.
+GREY_MEAN, GREY_STD = (luminance_of(MEAN),), (luminance_of(STD),)
 
 
 def load_image_folder(
@@ -63,7 +64,7 @@ def load_image_folder(
     _refuse_idle_erasing(random_erasing, augment)
     size, depth = image_size or 224, channels or 3
     classes, parts = _listings(root.expanduser(), name, val_samples, train_samples, on_error)
-    mean, std = (MEAN, STD) if depth == 3 else (_GREY_MEAN, _GREY_STD)
+    mean, std = (MEAN, STD) if depth == 3 else (GREY_MEAN, GREY_STD)
     varied = variation(augment, random_erasing, tuple(round(255 * value) for value in mean))
     splits = {
         part: FolderSplit(listing, size, depth, varied if part == "train" else None, faults)

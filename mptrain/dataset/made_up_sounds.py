@@ -90,11 +90,13 @@ def _string(frequency: float, length: int, draws: Tensor) -> Tensor:
     """A plucked string: noise that goes round a loop and is smoothed each time (Karplus and Strong 1983)."""
     loop = max(2, round(RATE / frequency - 0.5))
     rounds = [draws[:loop] * 2 - 1]
+    before = rounds[0][
+        -1:
+    ]  # the sample before the first one of the last round; before all rounds the noise is taken to repeat
     for _ in range(length // loop + 1):
         last = rounds[-1]
-        # The sample before the first one of a round is the last one of the round before, itself smoothed already.
-        smoothed = (last + torch.roll(last, -1)) / 2
-        rounds.append(smoothed * 0.996)
+        rounds.append((last + torch.cat([before, last[:-1]])) / 2 * 0.996)
+        before = last[-1:]
     return torch.cat(rounds)[:length]
 
 

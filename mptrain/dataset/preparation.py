@@ -66,7 +66,7 @@ class Preparation:
         if len(mean) == 3 and self.channels == 1:
             red, green, blue = images.unbind(1)
             images = (red * LUMINANCE[0] + green * LUMINANCE[1] + blue * LUMINANCE[2]).unsqueeze(1)
-            mean, std = (_luminance(mean),), (_luminance(std),)
+            mean, std = (luminance_of(mean),), (luminance_of(std),)
         scales = [1.0 / (self.full_range * deviation) for deviation in std]
         shifts = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
         if len(set(zip(scales, shifts, strict=True))) == 1:
@@ -78,5 +78,6 @@ class Preparation:
         return images.expand(-1, self.channels, -1, -1)
 
 
-def _luminance(values: tuple[float, ...]) -> float:
+def luminance_of(values: tuple[float, ...]) -> float:
+    """Of a value for each of red, green and blue, that of the grey which pictures are decoded to."""
     return sum(weight * value for weight, value in zip(LUMINANCE, values, strict=True))

@@ -70,7 +70,7 @@ def load_recordings(
     for file in texts or files:
         try:
             samples = max(1, round(recording_seconds(file) * rate))
-            said = spelled(_read_text(texts[file]), letters) if texts else ()
+            said = letters.told(_read_text(texts[file])) if texts else ()
         except RecordingError as error:
             faults.report({str(file): error.reason})
         else:
@@ -88,11 +88,6 @@ def _sound_files(root: Path, name: str) -> list[Path]:
         what = f"no file in {root} ends in {' '.join(SUFFIXES)}" if root.is_dir() else f"looked for the folder {root}"
         raise DataError(f"{name} not found: {what}", _HINT)
     return files
-
-
-def spelled(text: str, alphabet: Alphabet) -> tuple[int, ...]:
-    """The numbers of a text's letters; what the alphabet cannot write is left out."""
-    return tuple(alphabet.numbers("".join(letter for letter in alphabet.spelled(text) if letter in alphabet.letters)))
 
 
 class _Reading:

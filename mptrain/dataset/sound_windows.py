@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.dataset.audio import RecordingError
-from mptrain.dataset.batch import Batch
+from mptrain.dataset.batch import Batch, padded
 from mptrain.dataset.faults import none_usable
 from mptrain.dataset.independent import IndependentSamples
 from mptrain.errors import DataError
@@ -119,7 +119,7 @@ class SoundSplit(IndependentSamples):
             "lengths": torch.tensor(lengths),
             "clip_lengths": torch.tensor(wholes),
             "speaker": torch.tensor([clip.speaker for clip in clips]),
-            "text": _padded([clip.letters for clip in clips]),
+            "text": padded([torch.tensor(clip.letters, dtype=torch.int64) for clip in clips]),
             "letters": torch.tensor([len(clip.letters) for clip in clips]),
         }
         return Batch(torch.stack(rows), torch.zeros(len(rows), 0, dtype=torch.int64), tuple(lengths), more)
@@ -131,11 +131,3 @@ class SoundSplit(IndependentSamples):
         there = wave[max(0, first) : begin + self.window]
         row[max(0, -first) : max(0, -first) + len(there)] = there
         return row
-
-
-def _padded(texts: Sequence[tuple[int, ...]]) -> Tensor:
-    """Numbers of letters ``[N, longest]``, at least one wide, with zeros where a text has ended."""
-    table = torch.zeros(len(texts), max(1, *(len(text) for text in texts)), dtype=torch.int64)
-    for row, text in zip(table, texts, strict=True):
-        row[: len(text)] = torch.tensor(text, dtype=torch.int64)
-    return table

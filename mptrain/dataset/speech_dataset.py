@@ -10,7 +10,7 @@ import torch
 
 from mptrain.dataset.alphabet import Alphabet
 from mptrain.dataset.audio import RecordingError
-from mptrain.dataset.batch import Batch
+from mptrain.dataset.batch import Batch, padded
 from mptrain.dataset.buckets import bucketed_order
 from mptrain.dataset.faults import none_usable
 from mptrain.errors import DataError
@@ -169,15 +169,7 @@ class SpeechSplit:
         if not waves:
             raise none_usable("utterance", self.utterances[indices[0]].title)
         lengths, target_lengths = (torch.tensor([len(row) for row in rows]) for rows in (waves, targets))
-        return Batch(_padded(waves), _padded(targets), more={"lengths": lengths, "target_lengths": target_lengths})
-
-
-def _padded(rows: list[Tensor]) -> Tensor:
-    """Rows behind one another, ``[N, longest]`` and at least one long, with zeros where they have ended."""
-    table = rows[0].new_zeros(len(rows), max(1, *(len(row) for row in rows)))
-    for place, row in enumerate(rows):
-        table[place, : len(row)] = row
-    return table
+        return Batch(padded(waves), padded(targets), more={"lengths": lengths, "target_lengths": target_lengths})
 
 
 @dataclass

@@ -7,6 +7,7 @@ between seeds is the business of comparisons.
 from __future__ import annotations
 
 import math
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +66,13 @@ class Gathered:
 
         Shares of samples have Wilson's score interval, which holds near 0 and 1 as well; all others reach 1.96 standard errors to either
         side, of bootstrap resamples of the samples (Efron 1979): `RESAMPLES` of sums, `MOST_SCORES` of answers, and of many answers
-        fewer, down to `FEWEST_SCORES`, of which a standard error is known to 14 %.
+        fewer, down to `FEWEST_SCORES`, of which a standard error is known to 14 %. No end lies beyond what any resample had, so that
+        none is outside the range of the metric.
+
+        Resamples repeat samples, and some scores are moved by that alone: the Fréchet distance of 400 pictures by 128 features had
+        five times its standard error of bias, and a bootstrap error three times too large. Where the mean of the resamples is off
+        by more than their deviation, the error is that of a jackknife which leaves out group after group, and repeats none: 1.2 to
+        1.6 times too large in that example.
 
         Args:
             task: Whose metrics.
@@ -78,12 +85,24 @@ class Gathered:
             return {}
         shares = [name for name in task.shares if math.isfinite(metrics.get(name, math.nan))]
         found = {name: _wilson(metrics[name], self.samples) for name in shares}
-        for name, error in self._standard_errors(task).items():
-            if name in metrics and name not in found and error > 0:
-                found[name] = (metrics[name] - _Z * error, metrics[name] + _Z * error)
+        drawn = {
+            name: values
+            for name, values in self._resampled(task).items()
+            if name not in found and math.isfinite(metrics.get(name, math.nan))
+        }
+        biased = [name for name, values in drawn.items() if abs(fmean(values) - metrics[name]) > stdev(values)]
+        unbiased = self._jackknife(task) if biased and self._answers else {}
+        for name, values in drawn.items():
+            metric, error = metrics[name], stdev(values)
+            least, most = min(*values, metric), max(*values, metric)
+            if name in biased and name in unbiased:
+                error, least, most = unbiased[name], -math.inf, math.inf
+            if error > 0:
+                found[name] = (max(metric - _Z * error, least), min(metric + _Z * error, most))
         return found
 
-    def _standard_errors(self, task: Task) -> dict[str, float]:
+    def _resampled(self, task: Task) -> dict[str, list[float]]:
+        """The metrics of bootstrap resamples, by name, of those that are finite in all."""
         import numpy as np
 
         draws = np.random.default_rng(_SEED)
@@ -99,12 +118,28 @@ class Gathered:
                     found = task.summarise(dict(zip(values, map(float, sums), strict=True)), round(terms))
                     _append(seen, found)
         if self._answers:
-            for _ in range(max(FEWEST_SCORES, min(MOST_SCORES, SCORED // len(self._answers)))):
+            for _ in range(self._scores):
                 picked = draws.integers(len(self._answers), size=len(self._answers))
                 _append(seen, task.score([self._answers[index] for index in picked]))
-        # Where a sample has an infinite loss nothing is known; its standard error would be a warning of numpy's.
-        known = {name: drawn for name, drawn in seen.items() if len(drawn) > 1 and np.isfinite(drawn).all()}
-        return {name: float(np.std(drawn, ddof=1)) for name, drawn in known.items()}
+        return {name: drawn for name, drawn in seen.items() if len(drawn) > 1 and all(map(math.isfinite, drawn))}
+
+    def _jackknife(self, task: Task) -> dict[str, float]:
+        """Standard errors of scores, from leaving out each of as many groups of samples, drawn by lot."""
+        import numpy as np
+
+        order = np.random.default_rng(_SEED).permutation(len(self._answers))
+        groups = np.array_split(order, min(self._scores, len(order)))
+        seen: dict[str, list[float]] = {}
+        for group in groups:
+            left_out = set(group.tolist())
+            _append(seen, task.score([one for index, one in enumerate(self._answers) if index not in left_out]))
+        known = {name: values for name, values in seen.items() if all(map(math.isfinite, values))}
+        return {name: (len(values) - 1) / math.sqrt(len(values)) * stdev(values) for name, values in known.items()}
+
+    @property
+    def _scores(self) -> int:
+        """How often answers are scored for an interval."""
+        return max(FEWEST_SCORES, min(MOST_SCORES, SCORED // len(self._answers)))
 
     def _judged(self, task: Task, sums: dict[str, float], terms: int, answers: Sequence[Any]) -> dict[str, float]:
         metrics = task.summarise(sums, terms)

@@ -133,7 +133,7 @@ class Gan(Task):
     def score(self, answers: Sequence[Any]) -> dict[str, float]:
         """``frechet``: see `mptrain.task.frechet`. ``classifier_top1``: how good a judge the classifier is of these data."""
         if len(answers) < 2:  # of which there is no covariance
-            return {}
+            return {"frechet": float("nan")}
         real, drawn, right = zip(*answers, strict=True)
         known = {} if right[0] is None else {"classifier_top1": float(np.mean(right))}
         return {"frechet": frechet_distance(np.stack(real), np.stack(drawn)), **known}

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from mptrain.extras import load_extra, require_extra
 from mptrain.fields import PositiveInt
 from mptrain.task.base import Objective, Task
-from mptrain.task.beam import beam_search
+from mptrain.task.ctc_search import beam_search
 from mptrain.task.exhibits import Exhibit, Texts
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from mptrain.dataset.subwords import BEGIN, PAD
 from mptrain.extras import load_extra, require_extra
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.task.base import Objective, Task
-from mptrain.task.decoding import beam_search, greedy
 from mptrain.task.exhibits import Exhibit, Texts
 from mptrain.task.perplexity import perplexity
+from mptrain.task.translation_search import beam_search, greedy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,7 +43,7 @@ class Translate(Task):
 
     The model is called as ``model(source, source_lengths, given)`` and gives logits ``[N, T, V]`` of what follows each of the
     given tokens: the beginning, then the translation. To be decoded it also has ``encode`` and ``step``
-    (`mptrain.task.decoding.Translator`).
+    (`mptrain.task.translation_search.Translator`).
 
     The reference of BLEU is what the vocabulary can write: a letter that no training text has is the same sign, ⁇, in every
     reference and in what a model says, so which letter it was does not count.

@@ -79,6 +79,23 @@ def test_plain_messages_come_out_of_a_text_catalog(tmp_path):
     assert read_text(tmp_path / "a.po") == PLAIN
 
 
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ('msgid "a"\nmsgstr "x"\nmsgid "b"\nmsgstr "y"\n', {"a": "x", "b": "y"}),
+        ('msgid "a"\nmsgstr "x"\n#: a.c:2\nmsgid "b"\nmsgstr "y" ', {"a": "x", "b": "y"}),
+        ('msgid "a"\nmsgstr "x"\n#, fuzzy\nmsgid "b"\nmsgstr "y"\nmsgid "c"\nmsgstr "z"', {"a": "x", "c": "z"}),
+        ('#, fuzzy\n#~ msgid "old"\n#~ msgstr "x"\nmsgid "b"\nmsgstr ""\n"y"', {"b": "y"}),
+        ('#, fuzzy\n\nmsgid "b"\nmsgstr "y"', {"b": "y"}),
+        ('msgctxt "m"\nmsgid "a"\nmsgstr "x"\nmsgid "b"\n"c"\nmsgstr "y"', {"bc": "y"}),
+        ('msgid "a"\nmsgid_plural "as"\nmsgstr[0] "x"\nmsgstr[1] "xs"\nmsgid "b"\r\nmsgstr "y"', {"b": "y"}),
+    ],
+)
+def test_messages_need_no_blank_line_between_them(tmp_path, content, found):
+    (tmp_path / "a.po").write_bytes(content.encode())
+    assert read_text(tmp_path / "a.po") == found
+
+
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("charset", ["UTF-8", "ISO-8859-1"])
 def test_plain_messages_come_out_of_a_compiled_catalog(tmp_path, order, charset):

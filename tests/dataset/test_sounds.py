@@ -11,7 +11,7 @@ from mptrain.dataset import Loader, load_asterisk_audio, load_recordings, make_s
 from mptrain.dataset.asterisk import SOUNDS, TRANSCRIPTS
 from mptrain.dataset.audio import RecordingError
 from mptrain.dataset.faults import Faults
-from mptrain.dataset.made_up_sounds import KINDS, LENGTH, RATE, sound
+from mptrain.dataset.made_up_sounds import KINDS, LENGTH, RATE, _string, sound
 from mptrain.dataset.sound_dataset import IGNORED, SoundDataset, hold_out_clips
 from mptrain.dataset.sound_windows import Clip, SoundSplit
 from mptrain.errors import ConfigError, DataError, EnvironmentRefused
@@ -277,6 +277,17 @@ class TestMadeUpSounds:
     def test_none_is_silent_or_clipped(self):
         loudest = [sound(index % 4, 0, index).abs().max().item() for index in range(12)]
         assert all(0.2 * 32767 < value < 0.8 * 32767 for value in loudest)
+
+    def test_a_string_has_the_pitch_that_it_was_asked_for(self):
+        """A loop of p samples that are averaged with the one before has a period of p + 1/2 (Karplus and Strong 1983)."""
+        source = torch.Generator().manual_seed(0)
+        for frequency in (125.0, 200.0, 300.0):
+            wave = _string(frequency, RATE, torch.rand(RATE, generator=source, dtype=torch.float64))
+            spectrum = torch.fft.rfft(wave * torch.hann_window(RATE, dtype=torch.float64), n=8 * RATE).abs()
+            near = slice(int(8 * frequency * 0.9), int(8 * frequency * 1.1))
+            found = (near.start + int(spectrum[near].argmax())) / 8
+            period = round(RATE / frequency - 0.5) + 0.5
+            assert found == pytest.approx(RATE / period, rel=0.003)
 
     def test_a_string_repeats_itself_and_a_vowel_has_its_formants(self):
         for kind, (low, high) in (("vowel ah", (500, 1300)), ("vowel ee", (150, 500))):

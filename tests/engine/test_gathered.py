@@ -123,5 +123,55 @@ def test_the_more_answers_there_are_the_fewer_resamples_are_scored(samples, call
 
     gathered = Gathered()
     gathered.add(batch_of(samples), {}, list(range(samples)))
-    assert gathered.intervals(Counts(), {"middle": 0.5}).keys() == {"middle"}
+    assert gathered.intervals(Counts(), {"middle": samples / 2}).keys() == {"middle"}
     assert asked == [samples] * calls
+
+
+def test_a_score_that_repeated_samples_bias_has_the_error_of_a_jackknife():
+    """A number of different answers falls by a third in every bootstrap resample, and by a group's in the jackknife."""
+
+    class Different(Says):
+        def score(self, answers):
+            return {"different": float(len({round(answer, 2) for answer in answers}))}
+
+    answers = torch.rand(400, generator=torch.Generator().manual_seed(1)).tolist()
+    gathered = gathered_of([1.0] * 400, answers)
+    metrics = gathered.metrics(Different())
+    low, high = gathered.intervals(Different(), metrics)["different"]
+    assert (low + high) / 2 == pytest.approx(metrics["different"])
+    fresh = [
+        Different().score(torch.rand(400, generator=torch.Generator().manual_seed(seed)).tolist())["different"]
+        for seed in range(2, 60)
+    ]
+    assert 0.3 < (high - low) / 2 / (1.96 * np.std(fresh)) < 3
+
+
+def test_the_error_of_a_frechet_distance_is_that_of_other_samples():
+    from mptrain.task.frechet import frechet_distance
+
+    draws = np.random.default_rng(0)
+    mixing = [draws.normal(size=(64, 64)) / 8 for _ in range(2)]
+
+    def some(count=200):
+        return [np.maximum(draws.normal(size=(count, 64)) @ mix, 0).astype(np.float32) for mix in mixing]
+
+    class Frechet(Says):
+        def score(self, answers):
+            return {"frechet": frechet_distance(*map(np.stack, zip(*answers, strict=True)))}
+
+    spread = np.std([frechet_distance(*some()) for _ in range(30)], ddof=1)
+    gathered = gathered_of([1.0] * 200, list(zip(*some(), strict=True)))
+    low, high = gathered.intervals(Frechet(), gathered.metrics(Frechet()))["frechet"]
+    assert 0.7 < (high - low) / 2 / (1.96 * spread) < 2
+
+
+def test_no_interval_leaves_the_range_of_its_metric():
+    class Bounded(Says):
+        shares = ()
+
+        def summarise(self, sums, terms):
+            return {"percent": 100 * sums["right"] / terms}
+
+    gathered = gathered_of([1.0] * 199 + [0.0])
+    low, high = gathered.intervals(Bounded(), gathered.metrics(Bounded()))["percent"]
+    assert low < 99.5 < high <= 100

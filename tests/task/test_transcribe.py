@@ -15,7 +15,7 @@ from mptrain.dataset.alphabet import Alphabet
 from mptrain.dataset.batch import Batch
 from mptrain.errors import EnvironmentRefused
 from mptrain.task import Transcribe
-from mptrain.task.beam import beam_search
+from mptrain.task.ctc_search import beam_search
 from mptrain.task.transcribe import collapsed
 
 ALPHABET = Alphabet("abc ")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mptrain.dataset.subwords import BEGIN, END, PAD, UNKNOWN
-from mptrain.task.decoding import beam_search, greedy
+from mptrain.task.translation_search import beam_search, greedy
 
 A, B = 4, 5
 VOCABULARY = 6
