@@ -148,6 +148,7 @@ class EvalRecord:
         samples: How many samples were evaluated.
         metrics: Name to value.
         intervals: Name to the ends of a 95 % interval over the choice of the samples, where it was asked for.
+        data: Digest of what was evaluated (see `mptrain.engine.origin.DataDigest`); empty where it is not known.
     """
 
     split: str
@@ -156,6 +157,7 @@ class EvalRecord:
     samples: int
     metrics: dict[str, float]
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
+    data: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.campaign.describe import describe, how_it_failed, users_own
+from mptrain.campaign.same_data import other_training_data
 from mptrain.campaign.tracking import require_logger, track
 from mptrain.config.assemble import first_line
 from mptrain.config.build import build
@@ -262,6 +263,8 @@ def _attempt(
     warnings = (*warnings, *lost)
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
+    if loaded and (other := other_training_data(directory.root, parts)):
+        warnings, changed = (*warnings, *other), (*changed, *other)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
     state = describe(directory, config, parts.device, before).begin(from_step, changed if loaded else ())
     directory.write_state(state)

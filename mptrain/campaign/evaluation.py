@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from mptrain.campaign.attempt import find_run
+from mptrain.campaign.same_data import other_evaluated_data
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, diff
@@ -71,11 +72,14 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
         evaluate(parts, parts.loaders[name], name, step, epoch, lambda: False, average=average, intervals=True)
         for name in splits
     ]
-    changes = [change_in_words(*change) for change in diff(text, config.yaml)]
+    records = tuple(outcome.record for outcome in measured if outcome is not None)
+    changes = diff(text, config.yaml)
+    notes = [change_in_words(*change) for change in changes]
+    notes += other_evaluated_data(directory.root, records, [key for key, _, _ in changes])
     return Evaluation(
         directory.root,
         step,
         average and bool(parts.averages()) and has_averages(loaded.state),
-        tuple(outcome.record for outcome in measured if outcome is not None),
-        tuple(changes),
+        records,
+        tuple(notes),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mptrain.campaign.export import export_run
+from mptrain.campaign.export import Export, export_run
 from mptrain.cli.rows import print_rows
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
+from mptrain.config.targets import parameters
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.runlog.storage import readable_bytes
 
@@ -43,22 +45,31 @@ def export(words: Sequence[str]) -> int:
     )
     kind = "averaged weights" if done.averaged else "weights"
     dtype = "float16" if "--fp16" in flags else "float32"
-    arguments = "".join(f", {name}={value!r}" for name, value in done.config.model.arguments.items())
     rows = [
         ("file", str(done.path)),
         ("content", f"{kind} of step {done.step:,}, {done.tensors} tensors, {dtype}, {readable_bytes(done.bytes)}"),
         ("load", f"model.load_state_dict(torch.load({str(done.path)!r}, weights_only=True))"),
-        ("model", f"{done.config.model.path}{arguments}"),
+        ("model", _call(done)),
         ("data", f"{done.data}: labels, and how inputs are prepared" if done.data.exists() else ""),
-        ("tune", shlex.join(["mptrain", *_model_words(done.config), f"model.weights={done.path}"])),
+        ("tune", shlex.join(["mptrain", *_words(done.config), f"model.weights={done.path}"])),
     ]
     print_rows("exported", rows, sys.stdout)
     return EXIT_OK
 
 
-def _model_words(config: Config) -> list[str]:
-    """The words that make the same model, as far as the run knows them."""
-    words = [word for word in config.overrides if word.startswith(("model.", "extensions.", "+model.", "~model."))]
+def _call(done: Export) -> str:
+    """The call that makes the model, with what it was told of the data."""
+    model = done.config.model
+    card = json.loads(done.data.read_text(encoding="utf-8")) if done.data.exists() else {}
+    told = {name: card[name] for name in parameters(model.resolve())[0] if name in card and name not in model.arguments}
+    arguments = ", ".join(f"{name}={value!r}" for name, value in {**model.arguments, **told}.items())
+    return f"{model.path}({arguments})"
+
+
+def _words(config: Config) -> list[str]:
+    """The words that make the same model and data, as far as the run knows them."""
+    groups = ("model.", "dataset", "task", "extensions.")
+    words = [word for word in config.overrides if word.lstrip("+~").startswith(groups)]
     words = [word for word in words if not word.startswith("model.weights=")]
     chosen = config.chosen.get("model", "cnn")
     known = chosen in Catalogue([location.configs()]).groups["model"]

@@ -50,13 +50,14 @@ def inspect(
     for found in (
         _configurations(arms, reference, claimed),
         _changed_on_the_way(arms),
-        _digests("data (labels, preparation, files: data.json)", _card, arms, reference, claimed, _DATA_FOLLOW),
+        _digests("descriptions of the data (data.json)", _card, arms, reference, claimed, _DATA_FOLLOW),
         _samples(arms, reference, claimed),
         _digests("initial weights", _weights, arms, reference, claimed, _WEIGHTS_FOLLOW),
         _digests("orders of the training samples", _orders, arms, reference, claimed, _DATA_FOLLOW),
         _digests(
             "first batches of the epochs, augmentation included,", _batches, arms, reference, claimed, _DATA_FOLLOW
         ),
+        _digests("samples that were evaluated", _evaluated, arms, reference, claimed, _DATA_FOLLOW),
         _tf32(arms, reference),
         _machines(arms),
         _baselines(arms),
@@ -136,7 +137,7 @@ def _changes(changes: Mapping[str, tuple[Any, Any]], one: str, other: str) -> st
     return "; ".join(f"{key} is {show(a)} in {one}, {show(b)} in {other}" for key, (a, b) in changes.items())
 
 
-Digests = Callable[[RunMeasures], dict[int, str]]
+Digests = Callable[[RunMeasures], Mapping[Any, str]]
 
 
 def _weights(run: RunMeasures) -> dict[int, str]:
@@ -155,10 +156,14 @@ def _card(run: RunMeasures) -> dict[int, str]:
     return {0: run.data_card} if run.data_card else {}
 
 
+def _evaluated(run: RunMeasures) -> Mapping[str, str]:
+    return run.evaluated
+
+
 def _digests(
     what: str, digests: Digests, arms: Sequence[Arm], reference: Arm, claimed: Sequence[str], follow: Sequence[str]
 ) -> Found:
-    """Compare digests, by epoch, of all pairs of runs with the same seed; epochs that only one has do not count."""
+    """Compare digests, by epoch or split, of all pairs of runs with the same seed; what only one of them has does not count."""
     objections: list[Objection] = []
     unknown: set[str] = set()
     equal = compared = 0

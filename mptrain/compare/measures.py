@@ -35,6 +35,7 @@ class _Events:
     overflows: dict[str, int] = field(default_factory=dict)
     initial_weights: str = ""
     data: dict[int, tuple[str, str]] = field(default_factory=dict)
+    evaluated: dict[str, str] = field(default_factory=dict)
 
 
 def measure(run: Run) -> RunMeasures:
@@ -90,6 +91,7 @@ def measure(run: Run) -> RunMeasures:
         facts=dict(summary.get("facts") or {}),
         initial_weights=seen.initial_weights,
         data=seen.data,
+        evaluated=seen.evaluated,
         attempts=tuple((one.host, one.started, one.ended) for one in run.state.attempts if one.ended is not None),
         changes=tuple(change for attempt in run.state.attempts for change in attempt.changes),
         data_card=_digest_of_data(run),
@@ -127,6 +129,8 @@ def _take(seen: _Events, event: dict[str, Any]) -> None:
     if kind == "evaluation":
         seen.metrics[event["split"]] = _numbers(event["metrics"])
         seen.samples[event["split"]] = event["samples"]
+        if event.get("data"):
+            seen.evaluated[event["split"]] = event["data"]
     elif kind == "overflow":
         seen.overflows[event["phase"]] = seen.overflows.get(event["phase"], 0) + 1
     elif kind == "start":

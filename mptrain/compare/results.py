@@ -118,6 +118,7 @@ class RunMeasures:
         facts: Of the model and the device; see `mptrain.engine.summary`.
         initial_weights: SHA-256 of the FP32 initial weights; empty where it is not on record.
         data: Epoch to (order digest, first batch digest).
+        evaluated: Split to the digest of the data of its last evaluation.
         attempts: Host, start and end (UTC) of each process that worked on it and ended in order.
         changes: How its configuration was changed when it went on: ``KEY was A, now B``.
         data_card: SHA-256 of what it says of its data, see `mptrain.compare.measures`; empty where it is not on record.
@@ -162,6 +163,7 @@ class RunMeasures:
     attempts: tuple[tuple[str, str, str], ...] = ()
     changes: tuple[str, ...] = ()
     data_card: str = ""
+    evaluated: dict[str, str] = field(default_factory=dict)
     unusable: dict[str, int] = field(default_factory=dict)
     steady_steps: int | None = None
     zero_gradients: float | None = None

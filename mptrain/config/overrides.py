@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 REQUIRED = (*TARGET_GROUPS, "precision")
 
 #: Keys that stand for each other in different options of a group.
-COUNTERPARTS = {"scaler.scale": "scaler.init_scale", "scaler.init_scale": "scaler.scale"}
+COUNTERPARTS = {
+    "scaler.scale": "scaler.init_scale",
+    "scaler.init_scale": "scaler.scale",
+    "dataset.path": "dataset.root",
+    "dataset.root": "dataset.path",
+}
 
 _DIRECTORIES = (
     "hydra.run.dir",

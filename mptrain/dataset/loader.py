@@ -96,6 +96,15 @@ class Loader:
             if batch is not None:
                 yield batch
 
+    def first_batch(self, epoch: int) -> Batch:
+        """The first batch of an epoch, fetched in this process and not pinned.
+
+        Raises:
+            DataError: A sample cannot be used (see `Split.fetch`).
+        """
+        indices = self.order(epoch)[: self.batch_size].tolist()
+        return self.split.fetch(indices, 0 if self.one_batch else epoch, self.seed)
+
     def close(self) -> None:
         """Let go of the worker processes, which end with the last iteration over them."""
         self._processes = None

@@ -11,6 +11,7 @@ import torch
 
 from mptrain.engine.exhibit import on_host
 from mptrain.engine.gathered import Gathered
+from mptrain.engine.origin import DataDigest
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.numerics.rounding import saturated
 from mptrain.records import EvalRecord
@@ -72,12 +73,13 @@ def evaluate(
     prepare = parts.prepare_float32 if wide else parts.prepare
     products, autocast = (torch.no_grad, torch.no_grad) if wide else (parts.plan.products, parts.plan.autocast)
     model = _model_to_measure(parts, wide=wide, average=average)
-    gathered = Gathered()
+    gathered, digest = Gathered(), DataDigest()
     exhibits: dict[str, Exhibit] = {}
     with _in_evaluation_mode(parts, model), products():
         for batch in loader.batches(epoch=0):
             if stop():
                 return None
+            digest.add(batch)
             prepared = prepare(batch)
             with autocast():
                 if exhibit and not gathered.samples:
@@ -86,7 +88,7 @@ def evaluate(
                 gathered.add(prepared, sums, parts.task.answers(model, prepared))
     metrics = gathered.metrics(parts.task)
     reach = gathered.intervals(parts.task, metrics) if intervals else {}
-    record = EvalRecord(split, step, epoch, gathered.samples, metrics, reach)
+    record = EvalRecord(split, step, epoch, gathered.samples, metrics, reach, digest.hexdigest())
     return Measured(record, {name: on_host(shown) for name, shown in exhibits.items()})
 
 

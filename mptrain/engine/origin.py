@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from mptrain.dataset.loader import Loader
 
 
+#: Of a sample that are part of a digest of evaluated data: all of a text, and one of some hundred of a picture.
+VALUES = 256
+
+
 @dataclass(frozen=True)
 class Origin:
     """What was so before the first step.
@@ -31,6 +35,26 @@ class Origin:
 
     initial_weights: str = ""
     memory: int = 0
+
+
+class DataDigest:
+    """SHA-256 over batches as they were fetched: of each tensor its dtype and shape, and up to `VALUES` values of every sample.
+
+    Other samples, another order of them and other targets give another digest, and so does another size of the batches.
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, batch: Batch) -> None:
+        """Take the next batch, on the host."""
+        for name, tensor in batch.tensors().items():
+            values = tensor.reshape(len(tensor), -1)
+            _update(self._digest, f"{name} {tuple(tensor.shape)}", values[:, :: max(1, -(-values.shape[1] // VALUES))])
+
+    def hexdigest(self) -> str:
+        """The digest of all batches so far, in hexadecimal."""
+        return self._digest.hexdigest()
 
 
 def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:
@@ -68,7 +92,11 @@ def digest_of_order(order: Tensor) -> str:
 def _digest(named: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
     for name, tensor in named:
-        host = tensor.detach().cpu().contiguous()
-        digest.update(f"{name} {host.dtype} {tuple(host.shape)} ".encode())
-        digest.update(host.reshape(-1).view(torch.uint8).numpy().data)
+        _update(digest, name, tensor)
     return digest.hexdigest()
+
+
+def _update(digest: hashlib._Hash, name: str, tensor: Tensor) -> None:
+    host = tensor.detach().cpu().contiguous()
+    digest.update(f"{name} {host.dtype} {tuple(host.shape)} ".encode())
+    digest.update(host.reshape(-1).view(torch.uint8).numpy().data)

@@ -119,7 +119,7 @@ def require_same_labels(parts: Parts, saved: Mapping[str, Any]) -> None:
     if saved["labels"] != parts.labels_digest:
         raise CheckpointError(
             f"{parts.dataset.name} is not what the run was trained on: its labels (classes, tokens) have changed",
-            "restore the data; data.json in the run has the labels, and the files that were read",
+            "restore the data, and the keys of dataset that the run had; data.json in the run has the labels",
         )
 
 

@@ -73,7 +73,8 @@ def loss_figure(history: History) -> str:
 def curve_with_raw(axes: Axes, curve: Curve, colour: str) -> Line2D:
     """A curve: as it is where it is short; where it is long its extremes faintly, and a moving mean over them."""
     if len(curve) < LONG:
-        (line,) = axes.plot(*curve.means(), color=colour)
+        alone = len(curve.finite()) <= 2  # the ends of one bucket: a line needs two
+        (line,) = axes.plot(*curve.means(), color=colour, marker="o" if alone else "", markersize=4)
         return line
     axes.plot(*curve.extremes(), color=colour, linewidth=0.6, alpha=0.3)
     (line,) = axes.plot(*curve.smooth(), color=colour, linewidth=1.8)

@@ -132,7 +132,7 @@ def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord
             fields = asdict(record)
             return {
                 "event": "evaluation",
-                **{name: value for name, value in fields.items() if name != "intervals" or value},
+                **{name: value for name, value in fields.items() if name not in ("intervals", "data") or value},
             }
         case EventRecord():
             if hidden := {"event", "step", "nonfinite"} & set(record.fields):

@@ -81,6 +81,7 @@ def measures(seed=0, top1=0.95, precision="fp32", keys=None, **changes):
         "data": {epoch: (f"order {seed} {epoch}", f"batch {seed} {epoch}") for epoch in range(3)},
         "attempts": (),
         "data_card": "card",
+        "evaluated": {"val": "validation", "test": "tested"},
         "unusable": {"train": 0, "test": 0},
     }
     return RunMeasures(**{**fields, **changes})
@@ -155,7 +156,7 @@ SOME_RECORDS = (
     EvalRecord("val", 10, 1, 200, {"loss": 0.5, "top1": 0.8}),
     EventRecord("data_order", 10, {"epoch": 1, "order": "o1", "first_batch": "b1", "samples": 10}),
     EvalRecord("val", 30, 3, 200, {"loss": 0.3, "top1": 0.92}),
-    EvalRecord("test", 30, 3, 397, {"loss": 0.4, "top1": 0.9}),
+    EvalRecord("test", 30, 3, 397, {"loss": 0.4, "top1": 0.9}, data="tested"),
 )
 
 

@@ -27,7 +27,7 @@ def test_arms_that_differ_in_precision_only_are_fair_and_everything_was_checked(
     found, checks = inspect((FULL, AMP), FULL)
     assert found == ()
     text = "\n".join(checks)
-    assert "the data (labels, preparation, files: data.json) were compared by digest" in text
+    assert "the descriptions of the data (data.json) were compared by digest" in text
     assert "measured on as many samples, and left out as many" in text
     for words in ("nothing but keys of precision, scaler", "initial weights", "orders", "first batches", "TF32 off"):
         assert words in text
@@ -118,8 +118,8 @@ def test_epochs_that_only_one_run_reached_do_not_count():
 
 
 def test_what_is_not_on_record_is_flagged_as_not_checked():
-    found, checks = inspect((FULL, of_amp(initial_weights="", data={}, data_card="")), FULL)
-    assert len(found) == 4
+    found, checks = inspect((FULL, of_amp(initial_weights="", data={}, data_card="", evaluated={})), FULL)
+    assert len(found) == 5
     assert not any(one.fatal for one in found)
     assert all("could not be checked" in one.what for one in found)
     assert not any("digest" in check for check in checks)
@@ -194,7 +194,7 @@ def test_differences_are_of_the_arm_against_the_reference():
     [
         (
             {"data_card": "other"},
-            "data (labels, preparation, files: data.json) of amp_dynamic and fp32 are not the same",
+            "descriptions of the data (data.json) of amp_dynamic and fp32 are not the same",
         ),
         ({"samples": 100}, "amp_dynamic was measured on 100 samples of test, fp32 on 400, at seeds 0, 1"),
         ({"unusable": {"test": 3}}, "amp_dynamic left out 3 samples of test, fp32 0, at seeds 0, 1"),

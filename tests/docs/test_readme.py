@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import torch
 from small_runs import run_command
 
 from mptrain.campaign.comparison import name_arms
@@ -98,3 +100,24 @@ def test_every_precision_mode_is_in_the_table():
 def test_an_invalid_command_would_be_noticed():
     with pytest.raises(ConfigError):
         compose(["precision=amp_dynamc"])
+
+
+def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
+    own = README.partition("## Your own parts")[2].partition("\n## ")[0]
+    for kind, code in re.findall(r"```(python|yaml)\n(.*?)```", own, flags=re.DOTALL):
+        named = re.search(r"^# (my\S+\.(?:py|yaml))", code, flags=re.MULTILINE)
+        assert named, f"a block of {kind} does not say which file it is"
+        (tmp_path / named[1]).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / named[1]).write_text(code)
+    (tmp_path / "my_configs/task").mkdir()
+    (tmp_path / "my_configs/task/regress.yaml").write_text("_target_: mypackage.regress.Regress\n")
+    (tmp_path / "mypackage/line.py").write_text(
+        "from torch import nn\n\n\nclass Line(nn.Linear):\n    def __init__(self, *, columns: int):\n        super().__init__(columns, 1)\n"
+    )
+    rows = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
+    rows[:, 2] = rows[:, 0] - rows[:, 1]
+    (tmp_path / "rows.csv").write_text("".join(f"{a:.4f},{b:.4f},{c:.4f}\n" for a, b, c in rows.tolist()))
+    words = ("--config-dir", "my_configs", "model=line", "extensions.allow=[mypackage.*]", "precision=fp16_dynamic")
+    done = run_command(*words, "run.name=r", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "outputs/r/summary.json").read_text())["metric"] < 0.1

@@ -11,7 +11,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import compose
 from mptrain.dataset.batch import Batch
 from mptrain.engine.facts import unaligned_share
-from mptrain.engine.origin import digest_of_batch, digest_of_order, digest_of_weights
+from mptrain.engine.origin import VALUES, DataDigest, digest_of_batch, digest_of_order, digest_of_weights
 
 
 def origin_of(*words):
@@ -103,3 +103,31 @@ def test_a_run_says_how_it_began(tmp_path):
     assert start["event"] == "start"
     assert start["initial_weights"] == origin_of()
     assert order["event"] == "data_order"
+
+
+def digest_of(*batches):
+    found = DataDigest()
+    for batch in batches:
+        found.add(batch)
+    return found.hexdigest()
+
+
+def test_evaluated_data_are_known_by_every_sample_and_every_target():
+    pictures, classes = torch.rand(5, 3, 40, 40), torch.arange(5)
+    before = digest_of(Batch(pictures, classes))
+    assert digest_of(Batch(pictures, classes)) == before
+    others = [Batch(pictures, classes.flip(0)), Batch(pictures[:4], classes[:4]), Batch(pictures.half(), classes)]
+    for number in range(5):
+        replaced = pictures.clone()
+        replaced[number] = torch.rand(3, 40, 40)
+        others.append(Batch(replaced, classes))
+    assert before not in {digest_of(other) for other in others}
+    assert digest_of(Batch(pictures[:2], classes[:2]), Batch(pictures[2:], classes[2:])) != before
+
+
+def test_a_text_counts_to_its_last_token():
+    tokens = torch.zeros(2, VALUES, dtype=torch.int64)
+    before = digest_of(Batch(tokens, tokens))
+    tokens[1, -1] = 1
+    assert digest_of(Batch(tokens, tokens)) != before
+    assert digest_of(Batch(torch.zeros(2, 0), tokens)) != before  # no column is no error

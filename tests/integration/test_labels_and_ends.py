@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -110,8 +112,12 @@ def test_the_command_that_export_proposes_makes_the_same_model(tmp_path):
     words = (*TINY, "model.hidden=[7,5]", "train.max_steps=2", "run.name=r")
     assert run_command(*words, cwd=tmp_path).returncode == 0
     said = run_command("export", "r", cwd=tmp_path).stdout
-    [tune] = [line.split(maxsplit=1)[1] for line in said.splitlines() if line.strip().startswith("tune")]
-    assert tune == "mptrain model=mlp 'model.hidden=[7,5]' model.weights=outputs/r/export/last-float32.pt"
+    tune = shlex.split(said.partition(" tune ")[2])
+    data = [word for word in TINY if word.startswith("dataset")]
+    assert data
+    assert tune[:2] == ["mptrain", "model=mlp"]
+    assert set(tune[2:]) == {"model.hidden=[7,5]", "model.weights=outputs/r/export/last-float32.pt", *data}
+    assert re.search(r"mptrain\.model\.mlp\(hidden=.7,\s+5.,.*num_classes=10", said, flags=re.DOTALL)
     assert "data.json: labels, and how inputs are prepared" in said
     refused = run_command("export", "r", "--output", ".", cwd=tmp_path)
     assert refused.returncode == 2

@@ -1,0 +1,70 @@
+"""Data that were changed behind a run's back are noticed: gone on with, evaluated again, compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from small_runs import run_command
+
+WORDS = (
+    "model=char_lstm", "model.hidden_size=16", "model.embedding_size=8", "dataset=text", "dataset.path=text",
+    "dataset.tokens=char", "dataset.sequence_length=8", "train.batch_size=4", "train.epochs=2", "threads=1",
+)  # fmt: skip
+LETTERS = "the quick brown fox jumps over the lazy dog. "
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A finished run on three files of text, in the folder that it was started from."""
+    (tmp_path / "text").mkdir()
+    for part, times in (("train", 20), ("valid", 5), ("test", 5)):
+        (tmp_path / "text" / f"{part}.txt").write_text(LETTERS * times)
+    done = run_command(*WORDS, "precision=fp32", "run.name=a", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+def change(folder, part):
+    """The same letters in another order, so that nothing but the samples is another."""
+    file = folder / "text" / f"{part}.txt"
+    file.write_text(file.read_text()[::-1])
+
+
+def test_unchanged_data_are_not_spoken_of(trained):
+    resumed = run_command("resume", "a", "train.epochs=3", cwd=trained)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "other ones" not in resumed.stderr
+    assert "are not those" not in run_command("eval", "a", cwd=trained).stdout
+
+
+def test_a_run_that_goes_on_with_other_samples_says_so_and_belongs_to_no_arm(trained):
+    shutil.copytree(trained / "outputs/a", trained / "outputs/b")
+    change(trained, "train")
+    resumed = run_command("resume", "a", "train.epochs=3", cwd=trained)
+    assert resumed.returncode == 0, resumed.stderr
+    said = "the training data are other ones: epoch 2 would not begin as it did"
+    assert f"warning: {said}" in resumed.stderr
+    assert said in json.loads((trained / "outputs/a/run.json").read_text())["attempts"][-1]["changes"]
+    compared = run_command("compare", "outputs/a", "outputs/b", cwd=trained)
+    assert "changed on the way: train.epochs was 2, now 3; the training data are other ones" in " ".join(
+        (compared.stdout + compared.stderr).split()
+    )
+
+
+def test_an_evaluation_of_other_samples_says_so_unless_a_key_explains_it(trained):
+    change(trained, "test")
+    found = run_command("eval", "a", cwd=trained).stdout
+    assert "note=the test data are not those that the run evaluated: " in found
+    assert "the val data" not in found
+    assert "are not those" not in run_command("eval", "a", "train.batch_size=2", cwd=trained).stdout
+
+
+def test_a_comparison_objects_to_other_test_data(trained):
+    change(trained, "test")
+    assert run_command(*WORDS, "precision=bf16", "run.name=b", cwd=trained).returncode == 0
+    compared = run_command("compare", "outputs/a", "outputs/b", cwd=trained)
+    said = " ".join((compared.stdout + compared.stderr).split())
+    assert "the samples that were evaluated of bf16 and fp32 are not the same at seed 0" in said
+    assert "samples that were evaluated were compared" not in said
