@@ -87,10 +87,10 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
 
 
 def recording_seconds(path: str | Path) -> float:
-    """How long a recording is, in seconds, from its header where that says so.
+    """How long a recording is, in seconds, from its header where that says so; more than 0.
 
     Raises:
-        RecordingError: The file is missing or broken.
+        RecordingError: The file is missing, broken or holds no samples.
         EnvironmentRefused: The format needs the extra ``speech``, which is not installed.
     """
     path = Path(path)
@@ -110,6 +110,8 @@ def recording_seconds(path: str | Path) -> float:
         rate, samples = about.samplerate, about.frames
     if rate not in RATES:
         raise RecordingError(path, f"its header says {rate} samples a second")
+    if samples <= 0:
+        raise RecordingError(path, "holds no samples")
     return float(samples / rate)
 
 

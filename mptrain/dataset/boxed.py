@@ -100,9 +100,12 @@ class BoxedDataset(ImageDataset):
 
     Attributes:
         empty_boxes: How many boxes without an area were left out.
+        cut_boxes: How many boxes stick out of their pictures by more than a pixel and are cut off at the edge, as far as
+            is known before a picture is decoded.
     """
 
     empty_boxes: int = 0
+    cut_boxes: int = 0
 
     def facts(self) -> dict[str, Any]:
         """``boxes``, the unit of their coordinates: ``pixels`` of the network's input; and those of images with classes, of which one will do."""
@@ -110,6 +113,11 @@ class BoxedDataset(ImageDataset):
         return {**classes, **super().facts(), "boxes": "pixels"}
 
     def in_words(self) -> str:
-        """Channels, height and width, and boxes left out, where any were: ``3x300x300, 2 empty boxes left out``."""
-        told = f", {self.empty_boxes:,} empty boxes left out" if self.empty_boxes else ""
+        """Channels, height and width, and boxes left out or cut off, where any were: ``3x300x300, 2 empty boxes left out``."""
+        told = f", {_boxes(self.empty_boxes, 'empty ')} left out" if self.empty_boxes else ""
+        told += f", {_boxes(self.cut_boxes)} cut off at the edge" if self.cut_boxes else ""
         return super().in_words() + told
+
+
+def _boxes(count: int, kind: str = "") -> str:
+    return f"{count:,} {kind}box{'es' * (count != 1)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -32,6 +32,9 @@ _FIXED = 20151208  # names the one order of which a few training pictures are th
 _DRAWS = 1 + CROP_DRAWS  # mirroring, and a crop
 _LONGEST = 2**31 - 1  # pixels of a side, as annotations may say; no picture has as many
 
+#: Lists of at most so many pictures have the header of each read before the first step: a second or less from a local disk.
+HEADERS = 5000
+
 
 @dataclass(frozen=True)
 class Annotated:
@@ -49,15 +52,18 @@ class Annotated:
 
 
 def present(pictures: Sequence[Annotated], folder: Path, faults: Faults) -> list[Annotated]:
-    """The pictures whose files are there, as far as the listings of their folders tell: none is opened.
+    """The pictures whose files are there, as far as the listings of their folders tell.
+
+    Of at most `HEADERS` pictures the headers are read too: those that are no pictures or do not fit their annotation are
+    left out, the others know their size. Of more none is opened.
 
     Args:
         pictures: Those of one list.
         folder: Where they are said to lie.
-        faults: Takes those that are missing.
+        faults: Takes those that are missing or cannot be used.
 
     Raises:
-        DataError: The folder is missing, or a file of it is and ``faults`` says stop.
+        DataError: The folder is missing, or a file of it cannot be used and ``faults`` says stop.
     """
     names: dict[str, set[str]] = {}
     missing: set[str] = set()
@@ -76,7 +82,27 @@ def present(pictures: Sequence[Annotated], folder: Path, faults: Faults) -> list
             "set dataset.root to the folder that holds it, or name other parts",
         )
     faults.report(dict.fromkeys(sorted(missing), "there is no such file"), "put it there")
-    return [picture for picture in pictures if picture.path not in missing]
+    there = [picture for picture in pictures if picture.path not in missing]
+    return _measured(there, faults) if len(there) <= HEADERS else there
+
+
+def _measured(pictures: Sequence[Annotated], faults: Faults) -> list[Annotated]:
+    """The pictures with the sizes that their headers say, without those that cannot be used."""
+    from PIL import Image
+
+    kept, problems = [], {}
+    for picture in pictures:
+        try:
+            with Image.open(picture.path) as file:
+                size = file.size
+            corners = torch.tensor([box[:4] for box in picture.boxes], dtype=torch.float64).view(-1, 4)
+            _require_fit(corners, picture.size if picture.size and picture.size[0] > 0 else None, size)
+        except (*UNDECODABLE, Image.DecompressionBombError) as error:
+            problems[picture.path] = f"cannot be used: {error}"
+        else:
+            kept.append(replace(picture, size=size))
+    faults.report(problems)
+    return kept
 
 
 class Listing:
@@ -103,6 +129,17 @@ class Listing:
     def box_count(self) -> int:
         """How many boxes there are in all pictures."""
         return len(self._corners)
+
+    @property
+    def cut_boxes(self) -> int:
+        """How many boxes stick out of their pictures by more than a pixel, where the size is known.
+
+        They are cut off at the edge. A pixel or less is how annotations round, and no reason to speak of it.
+        """
+        counts = self._ends.diff(prepend=self._ends.new_zeros(1))
+        sizes = self._sizes.float().repeat_interleave(counts, 0)
+        out = (self._corners[:, :2] < -1) | (self._corners[:, 2:] > sizes + 1)
+        return int((out.any(1) & (sizes[:, 0] > 0)).sum())
 
     def boxes(self, index: int) -> Boxes:
         """The boxes of a picture, in pixels of its file."""
@@ -135,6 +172,14 @@ def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
     number = int(wrong.int().argmax())
     corners = ", ".join(f"{value:g}" for value in boxes[number].tolist())
     return f"box {number + 1} ({corners}) has no area inside the picture of {width}x{height}"
+
+
+def _require_fit(boxes: Tensor, said: tuple[int, int] | None, size: tuple[int, int]) -> None:
+    """Raises ValueError where a picture of this size is not what its annotation says, ``[M, 4]`` boxes included."""
+    if said is not None and said != size:
+        raise ValueError(f"it has {size[0]}x{size[1]} pixels, but its annotation says {said[0]}x{said[1]}")
+    if (wrong := wrong_boxes(boxes, *size)) is not None:
+        raise ValueError(wrong)
 
 
 class PictureSplit(IndependentSamples):
@@ -213,11 +258,7 @@ class PictureSplit(IndependentSamples):
         except Image.DecompressionBombError as error:
             raise OSError(str(error)) from error
         boxes, said = self.listing.boxes(place), self.listing.size(place)
-        if said is not None and said != picture.size:
-            width, height = picture.size
-            raise ValueError(f"it has {width}x{height} pixels, but its annotation says {said[0]}x{said[1]}")
-        if (wrong := wrong_boxes(boxes.corners, *picture.size)) is not None:
-            raise ValueError(wrong)
+        _require_fit(boxes.corners, said, picture.size)
         window = (0, 0, *picture.size) if draws is None else random_window(*picture.size, boxes, draws[1:])
         width, height = window[2] - window[0], window[3] - window[1]
         across = down = self.image_size
@@ -305,4 +346,5 @@ def boxed_dataset(
         val=split("val"),
         test=split("test"),
         empty_boxes=empty_boxes,
+        cut_boxes=sum(listing.cut_boxes for listing, _ in parts.values()),
     )

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mptrain.dataset.decoding import FolderSplit, Listing, class_folders, list_images, loose_images
+from mptrain.dataset.decoding import (
+    EXTENSIONS,
+    FolderSplit,
+    Listing,
+    class_folders,
+    has_images,
+    list_images,
+    loose_images,
+)
 from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.images import Channels, ImageDataset, Normalise, statistics
@@ -58,7 +66,8 @@ def load_image_folder(
         normalise: ``standard`` by the means of photographs, ``symmetric`` to -1 to 1.
 
     Raises:
-        DataError: A folder is missing or empty, or an image has no class where others have one.
+        DataError: A folder is missing, that of a class to train on or of a part is empty, or an image has no class where
+            others have one.
         ConfigError: More samples are asked for than there are, or images are to be erased but not varied.
     """
     _refuse_idle_erasing(random_erasing, augment)
@@ -79,7 +88,19 @@ def load_image_folder(
         train=splits["train"],
         val=splits.get("val"),
         test=splits.get("test"),
+        told=_classes_in_words(classes, {part: listing for part, (listing, _) in parts.items()}),
     )
+
+
+def _classes_in_words(classes: tuple[str, ...], parts: dict[str, Listing]) -> str:
+    """How many classes there are, and of how many a part has no image: ``4 classes, val lacks 1 of them``."""
+    if not classes:
+        return "without classes"
+    told = f"{len(classes):,} class{'es' * (len(classes) > 1)}"
+    for part in ("train", "val", "test"):
+        if part in parts and (lacking := len(classes) - len(parts[part].targets.unique())):
+            told += f", {part} lacks {lacking:,} of them"
+    return told
 
 
 def _refuse_idle_erasing(random_erasing: float, augment: Augment) -> None:
@@ -97,6 +118,13 @@ def _listings(
     train = root / "train"
     if not train.is_dir():
         if not loose_images(root):
+            if with_images := [folder for folder in _visible(root) if has_images(root / folder)]:
+                shown = ", ".join(with_images[:3]) + (" and others" if len(with_images) > 3 else "")
+                raise DataError(
+                    f"{root} has folders with images ({shown}), and no folder train above them",
+                    "expected ROOT/train/CLASS/IMAGE: make the folder ROOT/train and move those to train on into it; "
+                    "dataset.val_samples=NUMBER then holds some of their images out",
+                )
             raise DataError(
                 f"{name} not found: looked for {train}",
                 "expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE, or without classes ROOT/train/IMAGE or just "
@@ -118,6 +146,13 @@ def _listings(
         held = parts.pop("val")
         parts.setdefault("test", held)
     everything = list_images(train, classes, Faults(on_error))
+    counts = everything.targets.bincount(minlength=len(classes)).tolist()
+    if empty := [name for name, count in zip(classes, counts, strict=False) if not count]:
+        more = f" (and {len(empty) - 1} more like it)" if len(empty) > 1 else ""
+        raise DataError(
+            f"{train / empty[0]}: there is no image of this class{more}",
+            f"put images there, or remove the folder; known endings: {' '.join(sorted(EXTENSIONS))}",
+        )
     if val_samples:
         trained, chosen = hold_out(everything.targets, val_samples, train_samples)
         parts["val"] = (everything.select(chosen), Faults(on_error))
@@ -125,6 +160,10 @@ def _listings(
         trained = first_samples(stratified_order(everything.targets), train_samples)
     parts["train"] = (everything.select(trained), Faults(on_error))
     return classes, parts
+
+
+def _visible(root: Path) -> tuple[str, ...]:
+    return class_folders(root) if root.is_dir() else ()
 
 
 def load_imagenet(

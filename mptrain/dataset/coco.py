@@ -56,8 +56,8 @@ def load_coco(
         on_error: What to do about pictures that are missing, cannot be decoded, or have boxes outside of them.
 
     Raises:
-        DataError: A file is missing or damaged, names a category or numbers an image twice, or the parts have different
-            categories.
+        DataError: A file is missing or damaged, lacks something that an image, annotation or category must have, names a
+            category or numbers an image twice, or the parts have different categories.
         ConfigError: More samples are asked for than there are.
     """
     root = root.expanduser()
@@ -97,15 +97,18 @@ class Instances:
     def __init__(self, path: Path, folder: Path, content: Any) -> None:
         self.path = path
         self.folder = folder
-        _require_different("categories have the id", [one["id"] for one in content["categories"]])
-        _require_different("categories have the name", [str(one["name"]) for one in content["categories"]])
-        _require_different("images have the id", [one["id"] for one in content["images"]])
-        self.categories: dict[int, str] = {
-            one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])
-        }
-        self._images: list[Any] = content["images"]
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object with images, annotations and categories")
+        categories = _all_with(content, "categories", "category", ("id", "name"))
+        self._images = _all_with(content, "images", "image", ("id", "file_name"))
+        annotations = _all_with(content, "annotations", "annotation", ("image_id", "category_id", "bbox"))
+        _require_different("categories have the id", [one["id"] for one in categories])
+        _require_different("categories have the name", [str(one["name"]) for one in categories])
+        _require_different("images have the id", [one["id"] for one in self._images])
+        categories.sort(key=lambda one: (isinstance(one["id"], str), one["id"]))
+        self.categories: dict[int, str] = {one["id"]: str(one["name"]) for one in categories}
         self._boxes: dict[Any, list[Any]] = {one["id"]: [] for one in self._images}
-        for one in content["annotations"]:
+        for one in annotations:
             if one["image_id"] not in self._boxes:
                 raise ValueError(
                     f"annotation {one.get('id')} is of image {one['image_id']}, which is not among the images"
@@ -129,7 +132,7 @@ class Instances:
             path = str(self.folder / image["file_name"])
             boxes = []
             for one in self._boxes[image["id"]]:
-                left, upper, width, height = map(float, one["bbox"])
+                left, upper, width, height = _bbox(one)
                 if one["category_id"] not in numbers:
                     faults.report({path: f"annotation {one.get('id')} has the unknown category {one['category_id']}"})
                     break
@@ -139,7 +142,7 @@ class Instances:
                 kind = CROWD if one.get("iscrowd") else OBJECT
                 boxes.append((left, upper, left + width, upper + height, numbers[one["category_id"]], kind))
             else:
-                size = (int(image["width"]), int(image["height"])) if "width" in image and "height" in image else None
+                size = _size(image)
                 corners = torch.tensor([box[:4] for box in boxes], dtype=torch.float64).view(-1, 4)
                 wrong = wrong_boxes(corners, *size) if size is not None else None
                 if wrong is None:
@@ -147,6 +150,58 @@ class Instances:
                 else:
                     faults.report({path: wrong})
         return found, empty
+
+
+def _all_with(content: dict[str, Any], key: str, kind: str, members: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The images, annotations or categories of a file, each of which has to have some members.
+
+    Raises:
+        KeyError: The file has none such.
+        ValueError: They are no list of objects; or one lacks a member, or its ids and file name cannot be such.
+    """
+    given = content[key]
+    if not isinstance(given, list):
+        raise ValueError(f"its {key} are no list")
+    for number, one in enumerate(given, start=1):
+        if not isinstance(one, dict):
+            raise ValueError(f"{kind} number {number} of the list is no object")
+        for member in members:
+            wanted = int | str if member.endswith("id") else str if member == "file_name" else object
+            if member not in one or not isinstance(one[member], wanted):
+                title = (
+                    f"{kind} {one['id']!r}" if "id" in one and member != "id" else f"{kind} number {number} of the list"
+                )
+                what = f"the {member} {_shown(one[member])}, which is none" if member in one else f"no {member}"
+                raise ValueError(f"{title} has {what}")
+    return list(given)
+
+
+def _bbox(annotation: dict[str, Any]) -> tuple[float, float, float, float]:
+    """Left, upper, width and height. Raises ValueError where an annotation has something else."""
+    try:
+        left, upper, width, height = map(float, annotation["bbox"])
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"annotation {annotation.get('id')!r} has the bbox {_shown(annotation['bbox'])}, and not four numbers of pixels: "
+            "left, upper, width, height"
+        ) from None
+    return left, upper, width, height
+
+
+def _size(image: dict[str, Any]) -> tuple[int, int] | None:
+    """Width and height, or None where an image does not say. Raises ValueError where these are no whole numbers."""
+    if "width" not in image or "height" not in image:
+        return None
+    try:
+        return int(image["width"]), int(image["height"])
+    except (TypeError, ValueError, OverflowError):
+        said = f"{_shown(image['width'])} x {_shown(image['height'])}"
+        raise ValueError(f"image {image['id']!r} has the size {said}, and not two numbers of pixels") from None
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value) if not isinstance(value, int) or abs(value) < 10**50 else "of more than 50 digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _require_different(what: str, values: list[Any]) -> None:

@@ -104,6 +104,11 @@ def loose_images(folder: Path) -> list[str]:
     return sorted(_images_among(str(folder), next(os.walk(folder), ("", [], []))[2]))
 
 
+def has_images(folder: Path) -> bool:
+    """Whether there is an image file in a folder or below it; looks no further than the first."""
+    return any(_images_among(parent, names) for parent, _, names in os.walk(folder))
+
+
 def _image_files(folder: Path) -> list[str]:
     """The image files in a folder and below it, sorted."""
     return sorted(

@@ -39,6 +39,7 @@ class ImageDataset:
         train: Training samples.
         val: Validation samples, or None.
         test: Test samples, or None.
+        told: What else there is to tell the person at the terminal, such as ``4 classes``; empty for nothing.
     """
 
     name: str
@@ -49,6 +50,7 @@ class ImageDataset:
     train: Split
     val: Split | None
     test: Split | None
+    told: str = ""
 
     def facts(self) -> dict[str, Any]:
         """``in_channels`` and ``image_size`` (side of the square in pixels); where there are two classes, ``num_classes`` and ``class_names``."""
@@ -72,9 +74,9 @@ class ImageDataset:
         return {"labels": list(self.class_names), "preparation": self.preparation.card()}
 
     def in_words(self) -> str:
-        """Channels, height and width: ``1x8x8``; and that there are no classes, where that is so."""
+        """Channels, height and width: ``1x8x8``; of images in folders also their classes: ``3x224x224, 4 classes``."""
         side = self.preparation.image_size
-        return f"{self.preparation.channels}x{side}x{side}" + ("" if self.class_names else ", without classes")
+        return f"{self.preparation.channels}x{side}x{side}" + (f", {self.told}" if self.told else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device, normalised, resized and with the channels the network takes."""

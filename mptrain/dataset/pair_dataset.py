@@ -82,12 +82,14 @@ class PairDataset:
         }
 
     def in_words(self) -> str:
-        """Sizes of the vocabularies, and how many pairs were repeated and too long, where any were."""
+        """Sizes of the vocabularies, and how many lines were left out, and pairs repeated and too long, where any were."""
         sizes = f"a vocabulary of {len(self.source):,} pieces"
         if self.source is not self.target:
             sizes = f"vocabularies of {len(self.source):,} and {len(self.target):,} pieces"
-        left_out = sum(split.left_out for split in (self.train, self.val, self.test) if split is not None)
-        counted = {"repeated": self.repeated, "too long": left_out}
+        splits = [split for split in (self.train, self.val, self.test) if split is not None]
+        too_long = sum(split.left_out for split in splits)
+        unusable = sum(split.skipped for split in splits) - too_long
+        counted = {"left out": unusable, "repeated": self.repeated, "too long": too_long}
         return f"pairs in {sizes}" + "".join(f", {count:,} {what}" for what, count in counted.items() if count)
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:

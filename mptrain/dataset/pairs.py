@@ -119,7 +119,7 @@ def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pai
         faults: Takes the lines that cannot be used; they are left out.
 
     Raises:
-        DataError: The file cannot be read, or a line of it cannot be used and ``faults`` says stop.
+        DataError: The file cannot be read or has no tab at all, or a line of it cannot be used and ``faults`` says stop.
     """
     try:
         lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
@@ -127,9 +127,13 @@ def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pai
         raise DataError(f"{file} cannot be read: {error.strerror or error}", "check its permissions") from error
     pairs: list[Pair] = []
     problems: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        if not line.strip(b" \r"):
-            continue
+    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip(b" \r")]
+    if filled and not any(b"\t" in line for _, line in filled):
+        raise DataError(
+            f"{file}: no line has a tab: is it separated by something else?",
+            "write a tab between the columns of each line; a file without pairs belongs elsewhere",
+        )
+    for number, line in filled:
         pair = _pair_in(line.rstrip(b"\r"), columns)
         if isinstance(pair, Pair):
             pairs.append(pair)

@@ -68,10 +68,12 @@ class SoundDataset:
         return {"labels": [*self.speakers, *self.alphabet]}
 
     def in_words(self) -> str:
-        """Length of a window and rate: ``0.25 s at 8,000 Hz in 256 levels, 4 speakers``."""
+        """Length of a window, rate, and recordings of the parts: ``0.25 s at 8,000 Hz in 256 levels, 4 speakers, from 9 and 1 recordings``."""
         told = f", {len(self.speakers)} speakers" if len(self.speakers) > 1 else ""
         told += ", text" if self.alphabet else ""
-        return f"{self.train.window / self.rate:.3g} s at {self.rate:,} Hz in {self.levels} levels{told}"
+        *first, last = (f"{len(part.clips):,}" for part in (self.train, self.val, self.test) if part is not None)
+        counts = f"{', '.join(first)} and {last} recordings" if first else f"{last} recording{'s' * (last != '1')}"
+        return f"{self.train.window / self.rate:.3g} s at {self.rate:,} Hz in {self.levels} levels{told}, from {counts}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device and make levels of its samples.
@@ -170,10 +172,13 @@ def hold_out_clips(
 ) -> dict[str, list[Clip]]:
     """Divide recordings by a permutation that is the same in every run, each speaker in about the same shares.
 
+    A part has its share of the recordings, and where these are so short that it would have less than half its share of the
+    samples, as many more as bring it there; but none that would make it more than half of all samples.
+
     Args:
         name: Of the data set, for messages.
         clips: All of them.
-        val_share: Share of the recordings held out for validation; 0 for none, else at least one.
+        val_share: Share of the recordings to hold out for validation; 0 for none, else at least one.
         test_share: Share to test on, likewise.
         train_samples: Train on so many recordings only; None trains on all that are left.
 
@@ -184,11 +189,16 @@ def hold_out_clips(
         ConfigError: Nothing would be left to train on, or fewer than are asked for.
     """
     numbers = stratified_order(torch.tensor([clip.speaker for clip in clips], dtype=torch.int64))
-    counts = {
-        part: max(1, round(share * len(clips))) if share else 0
-        for part, share in (("val", val_share), ("test", test_share))
-    }
-    held = sum(counts.values())
+    lengths = torch.tensor([clip.samples for clip in clips], dtype=torch.int64)[numbers].tolist()
+    counts, held, total = {}, 0, sum(lengths)
+    for part, share in (("val", val_share), ("test", test_share)):
+        count = max(1, round(share * len(clips))) if share else 0
+        while sum(lengths[held : held + count]) < share / 2 * total and held + count + 1 < len(clips):
+            if sum(lengths[held : held + count + 1]) > total / 2:
+                break
+            count += 1
+        counts[part] = count
+        held += count
     if held >= len(clips):
         raise ConfigError(
             f"{name} has {len(clips)} recordings: dataset.val_share={val_share} and dataset.test_share={test_share} leave "

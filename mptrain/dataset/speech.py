@@ -87,20 +87,21 @@ def _utterances(place: Path, form: Format, faults: Faults) -> tuple[list[Utteran
         try:
             samples = round(_seconds(entry) * form.features.rate)
         except RecordingError as error:
-            faults.report({utterance.title: error.reason})
+            # The first line of a table, of something that looks like no file: it may be a header.
+            header = entry.where.endswith(" line 1") and not Path(entry.path).suffix
+            hint = "mend or remove it"
+            faults.report({utterance.title: error.reason}, f"{hint} (a table has no header line)" if header else hint)
         else:
             found.append(replace(utterance, samples=samples))
     return sorted(found, key=lambda utterance: utterance.name), faults
 
 
 def _seconds(entry: Entry) -> float:
-    if entry.seconds is None:
-        return recording_seconds(entry.path)
-    # Before an epoch has begun, not in the middle of it.
+    # Before an epoch has begun, not in the middle of it; and whether there is a library for such files or not.
     is_file = os.path.isfile(entry.path)  # noqa: PTH113 (Path.is_file raises for names that no file can have)
     if not (is_file and os.access(entry.path, os.R_OK)):
         raise RecordingError(entry.path, "there is no such file, or none that may be read")
-    return entry.seconds
+    return recording_seconds(entry.path) if entry.seconds is None else entry.seconds
 
 
 def _read(rate: int, path: str) -> Tensor:

@@ -215,13 +215,19 @@ class SpeechDataset:
         }
 
     def in_words(self) -> str:
-        """Numbers of a frame, letters, division, what was too long: ``40 bands every 10 ms, 28 letters, held out by transcript``."""
+        """Numbers of a frame, letters, division, and where there is such, how many are too long, and how many wordless.
+
+        ``40 bands every 10 ms, 28 letters, held out by transcript, 1 too long, 2 without words``.
+        """
         features = self.form.features
         kind = "bands" if features.kind == "log_mel" else "frequencies"
         left_out = sum(self.too_long.values())
         told = f"{features.size} {kind} every {features.hop_ms:g} ms, {len(self.form.alphabet) - 1} letters"
         told += f", held out by {self.divided}" if self.divided else ""
-        return told + (f", {left_out:,} too long" if left_out else "")
+        told += f", {left_out:,} too long" if left_out else ""
+        splits = [split for split in (self.train, self.val, self.test) if split is not None]
+        wordless = sum(not utterance.text for split in splits for utterance in split.utterances)
+        return told + (f", {wordless:,} without words" if wordless else "")
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device and make features of it.

@@ -28,6 +28,9 @@ _HINT = (
 )
 
 
+_EMPTY = "its transcript is empty"
+
+
 @dataclass(frozen=True)
 class Entry:
     """A recording and what is said in it.
@@ -50,7 +53,8 @@ def entries_of(place: Path, faults: Faults) -> list[Entry]:
 
     A manifest is a file of UTF-8. If its first line begins with a brace it has a JSON object in each line: ``audio_filepath``,
     ``text`` and, if known, ``duration`` in seconds. Else it is a table: path, tab, transcript, and no header. Paths are
-    relative to the manifest.
+    relative to the manifest. An empty transcript is a fault, since it is mostly a forgotten one; a recording in which nothing
+    is said has ``"text": ""`` in JSON.
 
     A folder has, anywhere below it, lists ``*.trans.txt`` with a line ``NAME TRANSCRIPT`` for each recording ``NAME.flac``
     beside it (LibriSpeech), or for each recording a file of the same name that ends in ``.txt``. Texts in folders without a
@@ -58,8 +62,8 @@ def entries_of(place: Path, faults: Faults) -> list[Entry]:
 
     Args:
         place: The file or folder.
-        faults: Takes lines that cannot be understood, and in folders transcripts without a recording and recordings
-            without a transcript.
+        faults: Takes lines that cannot be understood and empty transcripts, and in folders transcripts without a recording
+            and recordings without a transcript.
 
     Raises:
         DataError: There is nothing there, or something cannot be used and ``faults`` says stop.
@@ -93,6 +97,8 @@ def _from_table(line: str) -> Entry:
     path, tab, text = line.partition("\t")
     if not tab or not path.strip():
         raise ValueError("is not PATH, tab, TRANSCRIPT")
+    if not text.strip():
+        raise ValueError(f"{path.strip()}: {_EMPTY}")
     return Entry(path.strip(), text)
 
 
@@ -117,18 +123,21 @@ def _first(given: dict[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
-    """The recordings with transcripts; where there is one such, what lacks the one or the other is a fault."""
+    """The recordings with transcripts; where there is one such, what lacks the one or the other, or words, is a fault."""
     recordings = _recordings(folder)
     found: list[Entry] = []
     used: set[Path] = set()
-    alone: dict[str, str] = {}
+    alone: dict[str, str] = {}  # and what lacks its words
     for table in sorted(folder.rglob(f"*{LIBRISPEECH}")):
         for number, line in enumerate(read_file(table, faults).splitlines(), start=1):
             name, _, text = line.strip().partition(" ")
             stem, where = table.parent / name, f"{table} line {number}"
             if stem in recordings:
-                found.append(Entry(str(recordings[stem]), text, where=where))
                 used.add(stem)
+                if text.strip():
+                    found.append(Entry(str(recordings[stem]), text, where=where))
+                else:
+                    alone[where] = f"{recordings[stem]}: {_EMPTY}"
             elif name:
                 alone[where] = f"there is no recording {name} beside it"
     folders = {path.parent for path in recordings}
@@ -137,8 +146,11 @@ def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
         if note.name.startswith(".") or note.name.endswith(LIBRISPEECH) or note.parent not in folders or stem in used:
             continue
         if stem in recordings:
-            found.append(Entry(str(recordings[stem]), " ".join(read_file(note, faults).split())))
             used.add(stem)
+            if text := " ".join(read_file(note, faults).split()):
+                found.append(Entry(str(recordings[stem]), text))
+            else:
+                alone[str(note)] = "is empty, and so is the transcript of the recording beside it"
         else:
             alone[str(note)] = "there is no recording of this name beside it"
     if found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -98,8 +98,9 @@ def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Div
     """What stays together where some utterances are held out: those of the same transcript, or each for itself.
 
     Where transcripts stay together, none that is tested on was spelled in training. But of the few words of a set of commands
-    a network would be tested on those that it never heard. So utterances are divided where most of them share their
-    transcript with others, and the smallest part would have fewer than ten different ones.
+    a network would be tested on those that it never heard, or on a single one. So utterances are divided where a part would
+    have fewer than ten different transcripts, and at most half as many as if utterances were divided, or none were left to
+    train on.
 
     Args:
         utterances: All of them.
@@ -108,13 +109,15 @@ def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Div
     Returns:
         ``transcript`` or ``utterance``; empty where nothing is held out.
     """
-    wanted = [share for share in shares.values() if share]
-    if not wanted:
+    if not any(shares.values()):
         return ""
-    counts = Counter(utterance.text for utterance in utterances)
-    shared = sum(count for count in counts.values() if count > 1)
-    few = min(wanted) * len(counts) < _FEW
-    return "utterance" if few and shared > len(utterances) / 2 else "transcript"
+    together, rest = _cut(utterances, shares, "transcript")
+    apart, _ = _cut(utterances, shares, "utterance")
+    for part in together:
+        different, possible = (len({utterance.text for utterance in parts[part]}) for parts in (together, apart))
+        if not rest or (different < _FEW and different * 2 <= possible):
+            return "utterance"
+    return "transcript"
 
 
 def hold_out_utterances(
@@ -135,6 +138,21 @@ def hold_out_utterances(
     Raises:
         ConfigError: Nothing would be left to train on, or fewer than are asked for.
     """
+    parts, rest = _cut(utterances, shares, by)
+    if not rest:
+        texts = {utterance.text for utterance in utterances}
+        raise ConfigError(
+            f"{name} has {len(utterances)} utterances of {len(texts)} transcripts: none is left to train on",
+            "choose a smaller dataset.val_share and dataset.test_share (0 for no such part)",
+        )
+    parts["train"] = [rest[place] for place in first_samples(permutation(len(rest), _FIXED), train_samples).tolist()]
+    return parts
+
+
+def _cut(
+    utterances: Sequence[Utterance], shares: dict[str, float], by: Division
+) -> tuple[dict[str, list[Utterance]], list[Utterance]]:
+    """The parts that are held out, as `hold_out_utterances` says, and what is left."""
     groups: dict[str, list[Utterance]] = defaultdict(list)
     for utterance in utterances:
         groups[utterance.text].append(utterance)
@@ -154,11 +172,4 @@ def hold_out_utterances(
                 if unit is None:
                     break
                 parts[part] += unit
-    rest = [utterance for unit in units for utterance in unit]
-    if not rest:
-        raise ConfigError(
-            f"{name} has {len(utterances)} utterances of {len(texts)} transcripts: none is left to train on",
-            "choose a smaller dataset.val_share and dataset.test_share (0 for no such part)",
-        )
-    parts["train"] = [rest[place] for place in first_samples(permutation(len(rest), _FIXED), train_samples).tolist()]
-    return parts
+    return parts, [utterance for unit in units for utterance in unit]

@@ -44,6 +44,9 @@ def make_tone_words(
 ) -> SpeechDataset:
     """Make utterances of one to three words of one to four letters, the same in every run.
 
+    Transcripts are drawn with repetition, so short ones come again: of the shipped numbers of utterances, 10.5 % of the
+    validation and 12 % of the test transcripts also occur in training, spoken differently.
+
     Args:
         train_samples: Utterances to train on; fewer are the first of more.
         val_samples: Utterances to validate on; 0 for none.

@@ -139,23 +139,47 @@ def read_list(root: Path, written: str, classes: tuple[str, ...], faults: Faults
 
 
 def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:
-    """Where a folder is, after fetching it if that was asked for."""
+    """Where a folder is, after fetching it if that was asked for; nothing is fetched into a folder of the user's own lists."""
     tried = [root / name, root / "VOCdevkit" / name]
     for folder in tried:
         if (folder / "ImageSets" / "Main" / f"{list_name}.txt").is_file():
             return folder
-    if download and name in _YEARS:
+    if download and name in _YEARS and not _lists_in(root):
         from torchvision.datasets import VOCDetection
 
         with fetching(f"Pascal {name}", root):
             VOCDetection(root, year=name.removeprefix("VOC"), image_set=list_name, download=True)
         return tried[1]
+    asked = f"{name}/{list_name}" if name else list_name
+    folders = sorted({path.parents[1] for path in root.glob("*/ImageSets/Main")})
+    if own := [*_lists_in(root), *(f"{folder.name}/{own}" for folder in folders for own in _lists_in(folder))]:
+        others = f" and {len(own) - 8} others" if len(own) > 8 else ""
+        raise DataError(
+            f"the list {asked} was not found: {root} has the lists {', '.join(own[:8])}{others}",
+            f"write {_overrides(own)}; and 'dataset.classes=[cat, dog]' where the classes are not VOC's",
+        )
     looked = " and ".join(str(folder / "ImageSets" / "Main" / f"{list_name}.txt") for folder in tried)
     raise DataError(
-        f"the list {f'{name}/{list_name}' if name else list_name} was not found: looked for {looked}",
+        f"the list {asked} was not found: looked for {looked}",
         f"set dataset.root=FOLDER to where it is, and dataset.train, .val and .test to its lists; {NO_DOWNLOAD} "
         "and dataset=digit_scenes neither",
     )
+
+
+def _lists_in(folder: Path) -> list[str]:
+    """The names of the lists of a folder in VOC's form, sorted; none where it is no such."""
+    return sorted(path.stem for path in (folder / "ImageSets" / "Main").glob("[!.]*.txt"))
+
+
+def _overrides(own: Sequence[str]) -> str:
+    """Words that choose lists for each part by their names, as far as they tell."""
+    named = {name.rpartition("/")[2]: name for name in reversed(own)}
+    chosen = {
+        "train": named.get("train") or named.get("trainval") or own[0],
+        "val": named.get("val", ""),
+        "test": named.get("test", ""),
+    }
+    return " ".join(f"'dataset.{part}=[{name}]'" for part, name in chosen.items())
 
 
 def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Annotated:

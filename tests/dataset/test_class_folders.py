@@ -42,6 +42,7 @@ def truncated_jpeg():
 def test_classes_are_the_sorted_folder_names_and_labels_follow(root):
     data = load_image_folder(root=root, image_size=8, workers=0)
     assert data.class_names == ("ant", "bee", "cat")
+    assert data.in_words() == "3x8x8, 3 classes"
     assert [len(data.train), len(data.val), data.test] == [18, 6, None]
     batch = data.val.fetch(range(6), 0, 0)
     assert batch.targets.tolist() == [0, 0, 1, 1, 2, 2]
@@ -165,6 +166,36 @@ def test_other_parts_of_images_without_classes_have_none_either(tmp_path):
     picture((9, 9, 9)).save(tmp_path / "val" / "ant" / "b.png")
     with pytest.raises(DataError, match=r"val/ant/b.png: its folder 'ant' is not a class"):
         load_image_folder(root=tmp_path)
+
+
+def test_a_class_without_an_image_to_train_on_is_named_also_when_skipping(root):
+    (root / "train" / ".cache").mkdir()
+    assert load_image_folder(root=root).class_names == ("ant", "bee", "cat")
+    for name in ("dog", "eel"):
+        (root / "train" / name).mkdir()
+    (root / "train" / "dog" / "notes.txt").write_text("no image")
+    for on_error in ("stop", "skip"):
+        with pytest.raises(DataError, match=r"train/dog: there is no image of this class \(and 1 more like it\)"):
+            load_image_folder(root=root, on_error=on_error)
+
+
+def test_classes_that_a_part_lacks_are_counted(root):
+    for place in (root / "val" / "bee").iterdir():
+        place.unlink()
+    assert load_image_folder(root=root, image_size=8).in_words() == "3x8x8, 3 classes, val lacks 1 of them"
+    few = load_image_folder(root=root, image_size=8, train_samples=2, val_samples=1)
+    assert few.in_words() == "3x8x8, 3 classes, train lacks 1 of them, val lacks 2 of them, test lacks 1 of them"
+
+
+def test_class_folders_without_train_above_them_are_named(tmp_path):
+    for name in ("ant", "bee", "cat", "dog"):
+        (tmp_path / name / "below").mkdir(parents=True)
+        picture((9, 9, 9)).save(tmp_path / name / "below" / "a.png")
+    with pytest.raises(
+        DataError, match=r"has folders with images \(ant, bee, cat and others\), and no folder train"
+    ) as caught:
+        load_image_folder(root=tmp_path)
+    assert "dataset.val_samples=NUMBER" in caught.value.hint
 
 
 def test_a_single_class_is_nothing_to_tell_apart(root):

@@ -67,10 +67,24 @@ BAD_FILES = {
     "is no JSON: ": "{",
     "is no file of instances": "[]",
     "lacks 'categories'": {"images": [], "annotations": []},
-    "lacks 'bbox'": content(annotations=[{"id": 1, "image_id": 7, "category_id": 1}]),
-    "lacks 'file_name'": content(images=[{"id": 7, "width": 4, "height": 4}], annotations=[]),
+    "annotation 1 has no bbox": content(annotations=[{"id": 1, "image_id": 7, "category_id": 1}]),
+    "image 7 has no file_name": content(images=[{"id": 7, "width": 4, "height": 4}], annotations=[]),
     "of image 99, which is not among": content(annotations=[{"id": 1, "image_id": 99, "category_id": 1, "bbox": [0, 0, 1, 1]}]),
-    "not enough values": content(annotations=[{"id": 1, "image_id": 7, "category_id": 1, "bbox": [0, 0]}]),
+    "annotation 1 has the bbox [0, 0], and not four numbers": content(
+        annotations=[{"id": 1, "image_id": 7, "category_id": 1, "bbox": [0, 0]}]),
+    "annotation 1 has the bbox [\"a\", 1, 2, 3], and not": content(
+        annotations=[{"id": 1, "image_id": 7, "category_id": 1, "bbox": ["a", 1, 2, 3]}]),
+    "annotation 5 has the bbox null": content(annotations=[{"id": 5, "image_id": 7, "category_id": 1, "bbox": None}]),
+    "annotation number 2 of the list has no image_id": content(annotations=[content()["annotations"][0], {"bbox": []}]),
+    "annotation number 1 of the list is no object": content(annotations=[7]),
+    "annotation 4 has the image_id [7], which is none": content(
+        annotations=[{"id": 4, "image_id": [7], "category_id": 1, "bbox": [0, 0, 1, 1]}]),
+    "category number 1 of the list has no id": content(categories=[{"name": "cat"}]),
+    "its images are no list": content(images={"7": "a.png"}),
+    "image 7 has the file_name 5, which is none": content(images=[{"id": 7, "file_name": 5}]),
+    "image 7 has the size null x 4, and not two numbers": content(
+        images=[{"id": 7, "file_name": "a.png", "width": None, "height": 4}], annotations=[]),
+    "it holds no object with images": "[1]",
     "none of 2 pictures has a box": content(annotations=[]),
 }  # fmt: skip
 
@@ -110,6 +124,49 @@ def test_a_box_without_width_or_height_is_left_out_and_counted_and_its_picture_k
     assert data.train.fetch([0, 1], 0, 0).more["labels"].tolist() == [[1, 0], [-1, -1]]
     assert data.train.skipped == 0
     assert data.in_words() == "3x32x32, 2 empty boxes left out"  # one in each part
+    assert load_coco(root=tmp_path, **OWN).in_words() == "3x32x32, 1 empty box left out"
+
+
+@pytest.mark.parametrize("sizes", [True, False])
+def test_boxes_that_stick_out_are_cut_off_and_counted_and_those_outside_are_a_fault(tmp_path, sizes):
+    images = [{"id": one["id"], "file_name": one["file_name"]} for one in content()["images"]]
+    images = content()["images"] if sizes else images
+    boxes = [[-5, 0, 15, 10], [30, 5, 10.9, 9], [0, 0, 40, 25], [0, 0, 9, 9]]
+    said = [{"id": number, "image_id": 7, "category_id": 1, "bbox": box} for number, box in enumerate(boxes)]
+    write(tmp_path, "mine", content(images=images, annotations=said))
+    data = load_coco(root=tmp_path, **OWN)
+    assert data.in_words() == "3x32x32, 2 boxes cut off at the edge"  # 0.9 pixels are how annotations round
+    corners = data.train.fetch([0], 0, 0).targets[0].tolist()
+    assert corners[0] == pytest.approx([0, 0, 8, 16])
+    assert corners[2] == pytest.approx([0, 0, 32, 32])
+    outside = {"id": 9, "image_id": 7, "category_id": 1, "bbox": [40, 0, 9, 9]}
+    write(tmp_path, "mine", content(images=images, annotations=[*said, outside]))
+    with pytest.raises(
+        DataError, match=r"mine/a\.png: .*box 5 \(40, 0, 49, 9\) has no area inside the picture of 40x20"
+    ):
+        load_coco(root=tmp_path, **OWN)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (False, r"a\.png: cannot be used: it has 9x9 pixels, but its annotation says 40x20"),
+        (True, r"a\.png: cannot be used: "),
+    ],
+)
+def test_another_size_and_what_is_no_picture_are_found_before_the_first_step_in_short_lists(
+    tmp_path, monkeypatch, broken, said
+):
+    write(tmp_path, "mine", content())
+    Image.new("RGB", (9, 9)).save(tmp_path / "mine" / "a.png")
+    if broken:
+        (tmp_path / "mine" / "a.png").write_text("no picture")
+    with pytest.raises(DataError, match=said):
+        load_coco(root=tmp_path, **OWN)
+    monkeypatch.setattr("mptrain.dataset.boxed_pictures.HEADERS", 1)
+    data = load_coco(root=tmp_path, **OWN)
+    with pytest.raises(DataError, match=said):
+        data.train.fetch([0], 0, 0)
 
 
 def test_missing_pictures_are_found_before_the_first_step_and_stop_or_are_counted(tmp_path):
@@ -158,12 +215,15 @@ def test_numbers_too_large_for_any_picture_are_one_line(tmp_path, where, key, va
         load_coco(root=tmp_path, **OWN)
 
 
-def test_a_size_that_no_picture_has_is_the_fault_of_that_picture(tmp_path):
+@pytest.mark.parametrize("headers", [0, 5000])
+def test_a_size_that_no_picture_has_is_the_fault_of_that_picture(tmp_path, monkeypatch, headers):
     said = content()
-    said["images"][0]["width"] = 3_000_000_000
+    said["images"][1]["width"] = 3_000_000_000
     write(tmp_path, "mine", said)
+    monkeypatch.setattr("mptrain.dataset.boxed_pictures.HEADERS", headers)
     data = load_coco(root=tmp_path, on_error="skip", **OWN)
-    assert len(data.train.fetch([0, 1], 0, 0).inputs) == 1
+    assert len(data.train) == (1 if headers else 2)
+    assert len(data.train.fetch(range(len(data.train)), 0, 0).inputs) == 1
     assert data.train.skipped == 1
 
 

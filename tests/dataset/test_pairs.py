@@ -247,6 +247,16 @@ class TestFiles:
         dataset = load_pairs(path=path, vocabulary=100, on_error="skip")
         assert dataset.train.skipped == 1
         assert len(dataset.train) == 240
+        assert dataset.in_words().endswith(" pieces, 1 left out")
+
+    @pytest.mark.parametrize("on_error", ["stop", "skip"])
+    def test_a_file_without_a_single_tab_is_said_to_be_that(self, tmp_path, on_error):
+        path = written(tmp_path / "my.csv", ["", *[line.replace("\t", ";") for line in LINES]])
+        with pytest.raises(
+            DataError, match=r"my\.csv: no line has a tab: is it separated by something else\?"
+        ) as caught:
+            load_pairs(path=path, vocabulary=100, on_error=on_error)
+        assert "on_error" not in caught.value.hint
 
     def test_windows_line_ends_and_a_byte_order_mark_do_no_harm(self, tmp_path):
         plain = load_pairs(path=written(tmp_path / "plain.tsv"), vocabulary=100)

@@ -131,7 +131,7 @@ class TestConditions:
         two = dataset_of(ramp(5), ramp(5), speakers=("a", "b"))
         assert two.facts()["speakers"] == 2
         assert prepared(two, [0, 1]).more["speaker"].tolist() == [0, 1]
-        assert two.in_words() == "0.000625 s at 8,000 Hz in 256 levels, 2 speakers"
+        assert two.in_words() == "0.000625 s at 8,000 Hz in 256 levels, 2 speakers, from 2 recordings"
 
 
 class TestParts:
@@ -143,6 +143,24 @@ class TestParts:
         assert sorted(int(clip.name) for part in parts.values() for clip in part) == list(range(40))
         assert all({clip.speaker for clip in part} == {0, 1} for part in parts.values())
         assert hold_out_clips("toys", self.CLIPS, 0.1, 0.2, None) == parts
+
+    @pytest.mark.parametrize("short", range(11))
+    def test_short_recordings_alone_are_no_part(self, short):
+        clips = [Clip(str(number), 500 if number == short else 16000) for number in range(11)]
+        parts = hold_out_clips("toys", clips, 0.1, 0.1, None)
+        assert all(sum(clip.samples for clip in part) >= 16000 for part in parts.values())
+        assert sorted(int(clip.name) for part in parts.values() for clip in part) == list(range(11))
+
+    @pytest.mark.parametrize("long", range(6))
+    def test_one_recording_that_is_most_of_all_does_not_join_a_short_one(self, long):
+        clips = [Clip(str(number), 10**6 if number == long else 500) for number in range(6)]
+        parts = hold_out_clips("toys", clips, 0.1, 0.0, None)
+        assert len(parts["val"]) == 1 or str(long) not in [clip.name for clip in parts["val"]]
+
+    def test_recordings_of_about_the_same_length_are_divided_by_their_number(self):
+        clips = [Clip(str(number), 1000 + number) for number in range(100)]
+        parts = hold_out_clips("toys", clips, 0.1, 0.2, None)
+        assert {part: len(found) for part, found in parts.items()} == {"train": 70, "val": 10, "test": 20}
 
     def test_a_share_of_zero_makes_no_part_and_shares_of_everything_are_refused(self):
         assert list(hold_out_clips("toys", self.CLIPS, 0.0, 0.0, None)) == ["train"]
@@ -199,6 +217,20 @@ class TestRecordings:
         assert sorted(batch.counts) == [20, 50, 50, 100]
         assert batch.inputs.shape == (4, 108)
         assert 6000 in batch.inputs
+
+    def test_it_is_said_from_how_many_recordings_each_part_comes(self, tmp_path):
+        for number in range(5):
+            write(tmp_path / f"{number}.wav", ramp(20))
+        said = self.load(tmp_path, val_share=0.2, test_share=0.2).in_words()
+        assert said == "0.0125 s at 8,000 Hz in 256 levels, from 3, 1 and 1 recordings"
+        assert self.load(tmp_path, val_share=0.2).in_words().endswith(", from 4 and 1 recordings")
+
+    def test_a_file_without_samples_is_found_before_training(self, tmp_path):
+        write(tmp_path / "good.wav", ramp(20))
+        write(tmp_path / "none.wav", [])
+        with pytest.raises(DataError, match=r"none\.wav: holds no samples"):
+            self.load(tmp_path)
+        assert self.load(tmp_path, on_error="skip").train.skipped == 1
 
     def test_workers_read_what_the_run_itself_would(self, tmp_path):
         for number in range(5):

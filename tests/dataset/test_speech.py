@@ -33,7 +33,7 @@ def table(folder, rows, name="all.tsv"):
     return folder / name
 
 
-ROWS = [("a.wav", "Hello, world!"), ("sub/b.wav", "It\u2019s 5 o'clock."), ("c.wav", ""), ("d.wav", "good-bye")]
+ROWS = [("a.wav", "Hello, world!"), ("sub/b.wav", "It\u2019s 5 o'clock."), ("c.wav", "..."), ("d.wav", "good-bye")]
 NOTHING_HELD = {"val_share": 0.0, "test_share": 0.0}
 
 
@@ -121,11 +121,18 @@ class TestManifests:
             ("list", r"s\.trans\.txt line 2: there is no recording gone beside it"),
             ("text", r"gone\.txt: there is no recording of this name beside it"),
             ("recording", r"mute\.wav: has no transcript beside it"),
+            ("words of a list", r"s\.trans\.txt line 2: .*mute\.wav: its transcript is empty"),
+            ("words of a text", r"mute\.txt: is empty, and so is the transcript"),
         ],
     )
     def test_transcripts_and_recordings_without_each_other_stop_or_are_counted(self, tmp_path, kind, said):
         record(tmp_path / "one.wav")
-        (tmp_path / "s.trans.txt").write_text("one IT IS SAID\n" + ("gone NO\n" if kind == "list" else ""))
+        more = {"list": "gone NO\n", "words of a list": "mute\n"}
+        (tmp_path / "s.trans.txt").write_text("one IT IS SAID\n" + more.get(kind, ""))
+        if kind.startswith("words"):
+            record(tmp_path / "mute.wav")
+        if kind == "words of a text":
+            (tmp_path / "mute.txt").write_text(" \n")
         if kind == "text":
             (tmp_path / "gone.txt").write_text("no")
         if kind == "recording":
@@ -147,6 +154,7 @@ class TestManifests:
         ("content", "said"),
         [
             ("only a path\n", "line 1: is not PATH, tab, TRANSCRIPT"),
+            ("a.wav\t \n", "line 1: a.wav: its transcript is empty"),
             ('{"audio": "a.wav"}\n', "line 1: has no audio_filepath and text"),
             ('{"audio": "a.wav", "text": "x", "duration": -1}\n', "says a duration of -1 seconds"),
             ('{"audio": "a.wav", "text": "x"}\n{oops\n', "line 2: is no JSON"),
@@ -191,10 +199,35 @@ class TestLoading:
         assert all(len(part.inputs) == 2 for part in prepared.split(2))
 
     def test_a_batch_of_empty_transcripts_has_a_column_all_the_same(self, tmp_path):
-        dataset = load_speech(path=table(tmp_path, [("a.wav", ""), ("b.wav", "...")]), **NOTHING_HELD)
+        dataset = load_speech(path=table(tmp_path, [("a.wav", "?"), ("b.wav", "...")]), **NOTHING_HELD)
         batch = dataset.train.fetch([0, 1], 0, 0)
         assert batch.targets.tolist() == [[0], [0]]
         assert batch.more["target_lengths"].tolist() == [0, 0]
+
+    def test_where_nothing_is_said_lines_of_json_may_say_so_and_it_is_counted(self, tmp_path):
+        record(tmp_path / "a.wav")
+        (tmp_path / "all.jsonl").write_text('{"audio": "a.wav", "text": ""}\n{"audio": "a.wav", "text": "a word"}\n')
+        dataset = load_speech(path=tmp_path / "all.jsonl", **NOTHING_HELD)
+        assert len(dataset.train) == 2
+        assert dataset.in_words().endswith(" 28 letters, 1 without words")
+        only = load_speech(path=table(tmp_path, [("a.wav", "fine")]), **NOTHING_HELD)
+        assert "without words" not in only.in_words()
+
+    def test_a_recording_without_samples_is_found_before_training_and_called_so(self, tmp_path):
+        manifest = table(tmp_path, [("a.wav", "fine"), ("b.wav", "ab")])
+        record(tmp_path / "b.wav", 0)
+        with pytest.raises(DataError, match=r"line 2: .*b\.wav: holds no samples"):
+            load_speech(path=manifest, **NOTHING_HELD)
+        assert load_speech(path=manifest, on_error="skip", **NOTHING_HELD).train.skipped == 1
+
+    @pytest.mark.parametrize(("rows", "hinted"), [(["path\ttext", "a.wav\tfine"], True), (["b.wav\tfine"], False)])
+    def test_a_header_line_is_no_recording_and_the_hint_says_so(self, tmp_path, monkeypatch, rows, hinted):
+        monkeypatch.setitem(__import__("sys").modules, "soundfile", None)
+        record(tmp_path / "a.wav")
+        (tmp_path / "all.tsv").write_text("\n".join(rows))
+        with pytest.raises(DataError, match=r"all\.tsv line 1: .*: there is no such file") as caught:
+            load_speech(path=tmp_path / "all.tsv", **NOTHING_HELD)
+        assert ("(a table has no header line)" in caught.value.hint) == hinted
 
     def test_other_rates_and_stereo_come_to_one_rate(self, tmp_path):
         manifest = table(tmp_path, ROWS[:1])
@@ -224,7 +257,7 @@ class TestLoading:
         record(tmp_path / ROWS[0][0], 2.5)
         dataset = load_speech(path=train, val_path=val, test_share=0.0, max_seconds=2.0)
         assert (len(dataset.train), len(dataset.val), dataset.too_long) == (1, 2, {"val": 0, "train": 1})
-        assert dataset.in_words().endswith(" letters, 1 too long")
+        assert dataset.in_words().endswith(" letters, 1 too long, 1 without words")
         assert "too long" not in load_speech(path=train, max_seconds=None, **NOTHING_HELD).in_words()
         with pytest.raises(
             DataError, match=r"speech train: every one of 2 utterances is longer than dataset.max_seconds=0.5"
@@ -317,6 +350,14 @@ class TestDivision:
             ([str(number % 300) for number in range(900)], (0.0, 0.02), "utterance"),
             ([str(number) for number in range(30)] + ["0"], (0.1, 0.1), "transcript"),  # hardly one twice
             (["yes", "no"] * 20, (0.0, 0.0), ""),
+            (["yes", "no"] * 20, (0.1, 0.0), "utterance"),
+            (["yes"] * 20, (0.1, 0.1), "utterance"),
+            # Half of the utterances are five words, six times each: a part was one of these words.
+            (
+                [f"{n:02}" for n in range(35) for _ in range(6 if n in {20, 33, 24, 11, 18} else 1)],
+                (0.1, 0.1),
+                "utterance",
+            ),
         ],
     )
     def test_what_stays_together(self, texts, shares, by):
@@ -366,6 +407,15 @@ class TestToneWords:
         assert (len(dataset.train), len(dataset.val), len(dataset.test)) == (200, 200, 400)
         assert dataset.facts()["vocabulary_size"] == 18
         assert dataset.card()["labels"][0] == "<blank>"
+
+    def test_as_many_transcripts_come_again_as_is_said(self):
+        known = {text_of(0, index) for index in range(1200)}
+        shares = [
+            sum(text_of(part, index) in known for index in range(count)) / count for part, count in ((1, 200), (2, 400))
+        ]
+        assert shares == [0.105, 0.12]
+        said = make_tone_words.__doc__
+        assert "10.5 % of the\n    validation and 12 % of the test transcripts" in said
 
     def test_0_utterances_make_no_split(self):
         dataset = make_tone_words(train_samples=2, val_samples=0, test_samples=0)

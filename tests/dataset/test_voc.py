@@ -159,6 +159,12 @@ def test_something_to_train_on_is_needed(root):
         load_voc(root=root, **{**OWN, "train": []})
 
 
+def test_boxes_that_stick_out_are_cut_off_and_counted(root):
+    assert load_voc(root=root, **OWN).in_words() == "3x32x32"
+    add(root / "mine", "c", annotation(thing("dog", -5, 5, 15, 15), thing("cat", 0, 0, 41, 20), size=None))
+    assert load_voc(root=root, **OWN).in_words() == "3x32x32, 1 box cut off at the edge"
+
+
 @pytest.mark.parametrize("classes", [[], ["cat", "cat"]])
 def test_classes_must_differ(root, classes):
     with pytest.raises(ConfigError, match="classes"):
@@ -208,11 +214,34 @@ def test_numbers_that_are_not_finite_and_unknown_encodings_are_wrong_annotations
 
 
 @pytest.mark.parametrize("width", [3_000_000_000, "1e30"])
-def test_a_size_that_no_picture_has_is_the_fault_of_that_picture(root, width):
+@pytest.mark.parametrize("headers", [0, 5000])
+def test_a_size_that_no_picture_has_is_the_fault_of_that_picture(root, monkeypatch, width, headers):
+    monkeypatch.setattr("mptrain.dataset.boxed_pictures.HEADERS", headers)
     add(root / "mine", "a", annotation(thing("cat", 1, 1, 9, 9), size=(width, 20)))
     data = load_voc(root=root, on_error="skip", **{**OWN, "val": []})
-    assert len(data.train.fetch([0, 1, 2], 0, 0).inputs) == 2
+    assert len(data.train.fetch(range(len(data.train)), 0, 0).inputs) == 2
     assert "annotation says" in "".join(data.train.faults.found.values())
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_lists_that_are_there_are_named_with_the_words_that_choose_them(root, monkeypatch, inside):
+    monkeypatch.setattr(torchvision.datasets, "VOCDetection", lambda *args, **kwargs: pytest.fail("fetched"))
+    folder = "" if inside else "mine/"
+    choice = {"root": root / "mine"} if inside else {"root": root, "train": ["mine/nosuch"]}
+    with pytest.raises(
+        DataError, match=rf"was not found: {choice['root']} has the lists {folder}train, {folder}val$"
+    ) as error:
+        load_voc(**choice)
+    assert f"write 'dataset.train=[{folder}train]' 'dataset.val=[{folder}val]' 'dataset.test=[]'; " in error.value.hint
+
+
+def test_lists_of_ones_own_beside_them_do_not_keep_published_ones_from_being_fetched(root, monkeypatch):
+    def fetch(*args, **kwargs):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(torchvision.datasets, "VOCDetection", fetch)
+    with pytest.raises(DataError, match="no route to host"):
+        load_voc(root=root)
 
 
 def test_where_a_list_was_looked_for_is_said_as_it_is(tmp_path):
