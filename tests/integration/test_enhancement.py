@@ -33,7 +33,7 @@ def test_taking_out_noise_is_learnt_in_every_precision_and_shown(tmp_path, preci
     grids = sorted((loop.storage.paths.root / "samples").glob("enhanced-*.png"))
     assert len(grids) == 4
     with Image.open(grids[-1]) as grid:
-        assert grid.size == (2 * (3 * 32 + 1) + 1, 3 * (32 + 1) + 1)
+        assert grid.size == (3 * (32 + 1) + 1, 6 * (32 + 1) + 1)  # before, after and truth of six pictures
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
