@@ -154,7 +154,10 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
         updates = learner["updates"]
         whose = f"{name}: " if len(closing.learners) > 1 else ""
         rows += [
-            ("batches", f"{whose}{closing.steps:,} attempted, {updates:,} update{'s' * (updates != 1)}, {_skipped(learner)}"),
+            (
+                "batches",
+                f"{whose}{closing.steps:,} attempted, {updates:,} update{'s' * (updates != 1)}, {_skipped(learner)}",
+            ),
             ("loss scale", f"{whose}{_scale_path(learner['scale'])}"),
         ]
     rows += [
