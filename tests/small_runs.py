@@ -87,7 +87,7 @@ def interrupt_after(loop: Loop, step: int) -> None:
 
 
 def steps_of(loop: Loop) -> list[dict]:
-    loop.storage.writer.sync()
+    loop.storage.writer.flush()
     return [json.loads(line) for line in loop.storage.paths.steps.read_text().splitlines()]
 
 

@@ -23,7 +23,6 @@ SOURCES = [
 READING_FUNCTIONS = {
     ("ring.py", "_rows"): "its block is in host memory already",
     ("ring.py", "arrived"): "asks whether a list is empty",
-    ("learner.py", "__init__"): "compares two strings, once",
     ("restart.py", "take_up"): "once, after a restart",
     ("static.py", "_constant"): "once, after a restart",
     ("bits.py", "read_counts"): "its numbers are on the host already",

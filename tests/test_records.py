@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
 from hypothesis import given
@@ -74,6 +74,12 @@ def test_every_float_survives_the_line_bit_for_bit(value):
     back = fields["loss"] if kind is None else float(kind)
     assert back == value or (math.isnan(back) and math.isnan(value))
     assert math.isnan(value) or math.copysign(1, back) == math.copysign(1, value)
+
+
+@given(*[st.floats()] * 4, st.integers(0, 2**62), st.booleans(), st.text())
+def test_the_short_way_to_a_step_line_is_the_long_one(loss, scale, norm, lr, number, flag, learner):
+    record = StepRecord(learner, number, number, number, loss, scale, flag, not flag, norm, lr)
+    assert step_json(record) == as_json(asdict(record))
 
 
 values = st.recursive(

@@ -207,6 +207,7 @@ def _verdict(overflow: bool, scale: float, record: StepRecord, measured: float) 
     norm = float("inf") if overflow else record.grad_norm
     return Verdict(
         overflow=one(overflow, torch.bool),
+        applied=one(not overflow, torch.bool),
         skip=one(overflow, torch.float32),
         grad_norm=one(norm),
         norms=one(norm * scale),

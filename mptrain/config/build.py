@@ -73,7 +73,7 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     plan = Plan(
         accumulate=config.train.accumulate,
         products=products(policy, device, compiled=config.train.compile),
-        autocast=functools.partial(autocast, policy, device),
+        autocast=autocast(policy, device),
         guard=BufferGuard(model),
     )
     learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch)
@@ -112,8 +112,6 @@ def _ready(config: Config) -> torch.device:
     Raises:
         EnvironmentRefused: The device cannot do what the precision asks for.
     """
-    import torch._dynamo  # the first dispatch mode would: its time and memory are not training's
-
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     policy, device = config.precision, resolve_device(config.device)
@@ -313,7 +311,7 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
         trial = cast("Any", copy.deepcopy(parts.model)).train(name == "train")
         sample = parts.prepare(split.fetch([0], 0, config.seed))
         try:
-            with torch.no_grad(), parts.plan.products(), parts.plan.autocast():
+            with torch.no_grad(), parts.plan.products(), parts.plan.autocast:
                 for learner in parts.learners if name == "train" else ():
                     learner.objective.loss(trial, sample)
                 if name != "train":

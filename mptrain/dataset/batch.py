@@ -60,6 +60,8 @@ class Batch:
         Returns:
             The parts in order; the batch itself where there is only one. They share the batch's memory.
         """
+        if parts == 1:
+            return (self,)
         parts = max(1, min(parts, self.samples))
         if parts == 1:
             return (self,)
@@ -84,6 +86,19 @@ class Batch:
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, from where copying to the device makes nobody wait."""
         return self._each(lambda tensor: tensor.pin_memory())
+
+    def clone(self) -> Batch:
+        """The same batch in memory of its own."""
+        return self._each(lambda tensor: tensor.clone())
+
+    def copy_(self, source: Batch) -> None:
+        """Take over the values of another batch of the same shapes; the copy makes nobody wait."""
+        values = source.tensors()
+        if self.targets is self.inputs:
+            del values["targets"]
+        for name, tensor in self.tensors().items():
+            if name in values:
+                tensor.copy_(values[name], non_blocking=True)
 
     def tensors(self) -> dict[str, Tensor]:
         """All tensors by name."""

@@ -10,11 +10,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.diagnostics.trail import Trail
 from mptrain.numerics.formats import FORMATS
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in, in_front
+from mptrain.precision.widened import EagerMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ class Constant(NamedTuple):
     becomes: Literal["zero", "infinite"]
 
 
-class HalfArithmetic(TorchDispatchMode):
+class HalfArithmetic(EagerMode):
     """Keeps what is suspicious about a forward pass in half precision.
 
     Args:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.diagnostics.trail import Trail
 from mptrain.numerics.bits import count_exponents, read_counts
 from mptrain.precision.census import cast_of, computes, current_pass, dtype_names, floating_in, in_front
+from mptrain.precision.widened import EagerMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,7 +105,7 @@ class Refusal:
     message: str
 
 
-class Observer(TorchDispatchMode):
+class Observer(EagerMode):
     """Keeps what it sees of one pass forward and backward.
 
     Args:

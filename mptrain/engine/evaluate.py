@@ -71,7 +71,8 @@ def evaluate(
     """
     wide = parts.policy.eval == "fp32" and parts.policy.half
     prepare = parts.prepare_float32 if wide else parts.prepare
-    products, autocast = (torch.no_grad, torch.no_grad) if wide else (parts.plan.products, parts.plan.autocast)
+    inert = contextlib.nullcontext
+    products, autocast = (inert, inert()) if wide else (parts.plan.products, parts.plan.autocast)
     model = _model_to_measure(parts, wide=wide, average=average)
     gathered, digest = Gathered(), DataDigest()
     exhibits: dict[str, Exhibit] = {}
@@ -81,7 +82,7 @@ def evaluate(
                 return None
             digest.add(batch)
             prepared = prepare(batch)
-            with autocast():
+            with autocast:
                 if exhibit and not gathered.samples:
                     exhibits = parts.task.exhibits(model, prepared)
                 sums = parts.task.measure(model, prepared)

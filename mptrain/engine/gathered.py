@@ -158,8 +158,14 @@ def _append(seen: dict[str, list[float]], metrics: Mapping[str, float]) -> None:
 
 
 def _wilson(share: float, samples: int) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a share of independent samples."""
-    from scipy.stats import binomtest
+    """Wilson's score interval (1927) of a share of independent samples.
 
-    interval = binomtest(round(share * samples), samples).proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
+    `scipy.stats.binomtest` has it too, and importing that costs every run 0.6 seconds.
+    """
+    found, z = round(share * samples) / samples, _Z
+    middle = found + z * z / (2 * samples)
+    reach = z * math.sqrt(found * (1 - found) / samples + (z / (2 * samples)) ** 2)
+    whole = 1 + z * z / samples
+    return max(0.0, (middle - reach) / whole) if found else 0.0, min(
+        1.0, (middle + reach) / whole
+    ) if found < 1 else 1.0

@@ -67,6 +67,8 @@ class BufferGuard:
         Args:
             skip: float32, shape (1,): 1 where the step was refused, else 0.
         """
+        if not self._flat:
+            return
         refused = skip == 1
         for flat, saved in self._flat:
             torch.where(refused, saved, flat, out=flat)

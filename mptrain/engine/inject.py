@@ -18,6 +18,7 @@ from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
 
@@ -101,24 +102,24 @@ class Injection:
 
     def records(self, step: int) -> tuple[EventRecord, ...]:
         """What is to be put on record before a step: that it is a poisoned one."""
-        if not self._is_at(step):
+        if not self.is_at(step):
             return ()
         return (EventRecord("injected", step, {"tensor": self._options.tensor, "value": str(self._options.value)}),)
 
-    @contextlib.contextmanager
-    def at(self, step: int, batch: Batch) -> Iterator[Batch]:
+    def at(self, step: int, batch: Batch) -> AbstractContextManager[Batch]:
         """Around one step of all learners.
 
         Args:
             step: Attempts, this one included.
             batch: Prepared.
 
-        Yields:
-            The batch to train on; another one where the fault is in the input.
+        Returns:
+            Gives the batch to train on; another one where the fault is in the input.
         """
-        if not self._is_at(step):
-            yield batch
-            return
+        return self._around(batch) if self.is_at(step) else contextlib.nullcontext(batch)
+
+    @contextlib.contextmanager
+    def _around(self, batch: Batch) -> Iterator[Batch]:
         if self._kind == "input":
             yield replace(batch, inputs=self._poisoned(batch.inputs))
             return
@@ -126,7 +127,8 @@ class Injection:
             self._install(hooks)
             yield batch
 
-    def _is_at(self, step: int) -> bool:
+    def is_at(self, step: int) -> bool:
+        """Whether a step has the fault."""
         first, count = self._options.step, self._options.count
         return first is not None and first <= step and (count is None or step < first + count)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.engine.transfer import Transfer
 from mptrain.precision.apply import input_dtype
 
 if TYPE_CHECKING:
@@ -67,11 +68,18 @@ class Parts:
 
     def prepare(self, batch: Batch) -> Batch:
         """A host batch, on the device and in the dtype the model takes."""
-        return self.prepare_float32(batch).cast(input_dtype(self.policy))
+        return self._transfer(lambda: self._prepared(batch).cast(input_dtype(self.policy)))
 
     def prepare_float32(self, batch: Batch) -> Batch:
         """A host batch, on the device, in FP32."""
+        return self._transfer(lambda: self._prepared(batch))
+
+    def _prepared(self, batch: Batch) -> Batch:
         return self.dataset.prepare(batch, self.device, self.memory_format)
+
+    @functools.cached_property
+    def _transfer(self) -> Transfer:
+        return Transfer(self.device)
 
     def full_precision(self) -> dict[str, Tensor]:
         """The best copy of each trained parameter by name."""
@@ -89,6 +97,8 @@ class Parts:
         was seen, and a resumed run would compute other bits than an undisturbed one. For the same reason the compiler must
         not give up on a shape: all modules share one allowance of shapes, eight by default, and a GAN needs more.
         """
+        import torch._dynamo
+
         torch._dynamo.config.recompile_limit = 256
         torch._dynamo.config.accumulated_recompile_limit = 1024
         torch._dynamo.config.fail_on_recompile_limit_hit = True

@@ -33,13 +33,13 @@ class Plan:
     Attributes:
         accumulate: Micro-batches of one update.
         products: Context of forward and backward: which kernels half-precision products run on.
-        autocast: Context of a forward pass and its loss.
+        autocast: Context of a forward pass and its loss, to be entered again and again.
         guard: Restores buffers after a refused step.
     """
 
     accumulate: int
     products: Callable[[], AbstractContextManager[Any]]
-    autocast: Callable[[], AbstractContextManager[Any]]
+    autocast: AbstractContextManager[Any]
     guard: BufferGuard
 
 
@@ -86,7 +86,7 @@ class Learner:
         self._followers = (average,) if average else ()
         self._others = tuple(others)
         self._measure = measure_of(scaler)
-        self._refuse = torch.full((1,), float(scaler.on_overflow == "skip"), device=device)
+        self._refuses = scaler.on_overflow == "skip"
 
     @property
     def name(self) -> str:
@@ -98,9 +98,12 @@ class Learner:
         """The loss scale in force, float32 of shape (1,)."""
         return self.scale_state["scale"]
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """A region in which no parameter but its own gets a gradient."""
+        return self._without_others() if self._others else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _without_others(self) -> Iterator[None]:
         for parameter in self._others:
             parameter.requires_grad_(False)
         try:
@@ -129,14 +132,30 @@ class Learner:
 
     def judge(self) -> Verdict:
         """Whether the gathered gradients may move the weights."""
-        return self.weights.judge(self.scale, self._refuse, self._measure)
+        return self.weights.judge(self.scale, refuses=self._refuses, measure=self._measure)
 
     def advance(self, verdict: Verdict) -> None:
         """Count the update if it was applied, let the average follow, then move the scale; after `Weights.update`."""
-        self.updates = self.updates + (verdict.skip == 0)
+        self.updates = self.updates + verdict.applied
         for follower in self._followers:
             follower.follow(self.updates, verdict)
         self.scale_state = self.scaler.after(self.scale_state, verdict)
+
+    def moving(self) -> dict[str, Tensor]:
+        """What a step makes anew: ``updates``, and the scaler's state by ``scaler.NAME``."""
+        return {"updates": self.updates, **{f"scaler.{name}": value for name, value in self.scale_state.items()}}
+
+    def move_into(self, fixed: Mapping[str, Tensor]) -> None:
+        """Copy what `moving` gives into tensors of the same names, and go on with those."""
+        for name, value in self.moving().items():
+            if fixed[name] is not value:
+                fixed[name].copy_(value)
+        self.go_on_with(fixed)
+
+    def go_on_with(self, fixed: Mapping[str, Tensor]) -> None:
+        """Forget the present values of what `moving` gives for those in the tensors given."""
+        self.updates = fixed["updates"]
+        self.scale_state = {name: fixed[f"scaler.{name}"] for name in self.scale_state}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights themselves: optimizer and scaler state, number of updates, averaged weights."""

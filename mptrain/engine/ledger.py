@@ -49,18 +49,8 @@ class Account:
         skipped = row.overflow and self._refuses
         self.updates += not skipped
         self.refused += skipped
-        self.last = StepRecord(
-            learner=self.name,
-            step=step,
-            updates=self.updates,
-            epoch=epoch,
-            loss=row.loss,
-            loss_scale=row.loss_scale,
-            overflow=row.overflow,
-            skipped=skipped,
-            grad_norm=row.grad_norm,
-            lr=row.lr,
-        )
+        loss, loss_scale, overflow, grad_norm, lr, _, _ = row
+        self.last = StepRecord(self.name, step, self.updates, epoch, loss, loss_scale, overflow, skipped, grad_norm, lr)
         sink.take(self.last)
         phase = self.history.observe(
             overflow=row.overflow, loss=row.loss, scale=row.loss_scale, next_scale=row.next_scale
@@ -140,7 +130,7 @@ class Ledger:
 
     def close_to(self, patience: int) -> bool:
         """Whether the next step could be the last of ``patience`` overflowed ones in a row, for all that is known."""
-        return any(account.history.consecutive + account.ring.unread + 1 >= patience for account in self.accounts)
+        return self._possibly_in_a_row() + 1 >= patience
 
     def hopeless(self, patience: int) -> Account | None:
         """A learner whose last ``patience`` steps all overflowed, or None.
@@ -148,12 +138,14 @@ class Ledger:
         While the unread rows cannot complete such a row of steps, nothing is waited for; so a healthy run never waits
         as long as patience exceeds what the rings hold.
         """
-        for account in self.accounts:
-            if account.history.consecutive + account.ring.unread >= patience:
-                self.flush()
-                if account.history.consecutive >= patience:
-                    return account
-        return None
+        if self._possibly_in_a_row() < patience:
+            return None
+        self.flush()
+        return next((account for account in self.accounts if account.history.consecutive >= patience), None)
+
+    def _possibly_in_a_row(self) -> int:
+        """The most overflowed steps in a row that a learner may have had, if all that was not read has overflowed."""
+        return max([account.history.consecutive + account.ring.unread for account in self.accounts])
 
     def _digest(self, *, wait: bool) -> None:
         rows = [account.ring.take(wait=wait) for account in self.accounts]

@@ -23,11 +23,12 @@ from mptrain.engine.randomness import random_state
 from mptrain.engine.rehearsal import rehearse, warnings_about
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import restore_snapshot, take_snapshot
-from mptrain.engine.step import train_step
+from mptrain.engine.steps import Steps, capture_on
 from mptrain.engine.summary import summarise
 from mptrain.engine.tally import Tally
 from mptrain.errors import NumericsError, Preempted
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
+from mptrain.runlog.saver import Saver
 from mptrain.runlog.sink import Fanout
 
 if TYPE_CHECKING:
@@ -79,11 +80,14 @@ class Loop:
         self._rings = tuple(
             Ring(options.log.ring, len(learner.weights.names), parts.device) for learner in parts.learners
         )
+        capture = capture_on(parts.device) if options.train.engine == "graph" else None
+        self._steps = Steps(parts, self._rings, capture)
         accounts = [
             Account(learner, ring, parts.plan.guard.count)
             for learner, ring in zip(parts.learners, self._rings, strict=True)
         ]
         self._ledger = Ledger(accounts, self._sink, options.log)
+        self._saver = Saver(storage.store, storage.writer, background=options.checkpoint.background)
         self._clock = Clock(self.progress, parts.device)
         self._rehearsed = False
         self._unusable: dict[str, set[str]] = {name: set() for name in parts.loaders}
@@ -134,7 +138,7 @@ class Loop:
             StorageError: The disk refuses.
         """
         forget_peak(self.parts.device)
-        with self.interrupts:
+        with self.interrupts, self._saver:
             try:
                 self._train_and_evaluate()
                 self._evaluate_test()
@@ -180,11 +184,12 @@ class Loop:
             waited = time.perf_counter() - started
             self._look_at(batch)
             started = time.perf_counter()
-            self._attempt(batch)
+            self.attempt(self.parts.prepare(batch))
             progress.samples += batch.samples
             if self._clock.lap(batch.terms, waited, waited + time.perf_counter() - started):
                 self._settle()  # the device is waited for once, so that steady time begins with nothing under way
             self._tell()
+            self._saver.check()
             self._obey_signals()
             every = options.checkpoint.every_steps
             if every is not None and progress.step % every == 0 and not self._finished:
@@ -201,23 +206,28 @@ class Loop:
         if not self._rehearsed:
             self._rehearse(self.parts.prepare(batch))
 
-    def _attempt(self, host_batch: Batch) -> None:
-        """One step of every learner on one batch."""
+    def attempt(self, batch: Batch) -> None:
+        """One step of every learner on one prepared batch, its record, and the end of a run that only overflows.
+
+        Raises:
+            NumericsError: Every one of the last ``train.patience`` steps of a learner overflowed.
+        """
         progress = self.progress
-        batch = self.parts.prepare(host_batch)
         if self._ledger.close_to(self.options.train.patience):
             self._random = random_state(self.parts.device)
         step = progress.step + 1
         for record in self.parts.fault.records(step):
             self._sink.take(record)
+        watches = [self.parts.probe.watch(learner.name, step) for learner in self.parts.learners]
         with self.parts.fault.at(step, batch) as batch:
-            for learner, ring in zip(self.parts.learners, self._rings, strict=True):
-                watch = self.parts.probe.watch(learner.name, step)
-                train_step(learner, self.parts.model, batch, self.parts.plan, ring, watch)
-                for seen in watch.records():
-                    self._sink.take(seen)
+            self._steps.take(batch, watches, as_usual=not self.parts.fault.is_at(step))
+        for watch in watches:
+            for seen in watch.records():
+                self._sink.take(seen)
         progress.step, progress.batch = step, progress.batch + 1
         self._ledger.note(progress.step, progress.epoch)
+        while self._steps.notes:
+            self._warn(self._steps.notes.pop(0))
         account = self._ledger.hopeless(self.options.train.patience)
         if account is not None:
             self._give_up(account, batch)
@@ -233,6 +243,8 @@ class Loop:
             self._warn(sentence)
         if self.options.train.compile:
             self.parts.compile()
+        if self.options.train.engine == "graph" and self.parts.device.type != "cuda":
+            self._warn("train.engine=graph: only CUDA devices have graphs; the step is launched operator by operator")
 
     def _warn(self, message: str) -> None:
         self._sink.take(EventRecord("warning", self.progress.step, {"message": message}))
@@ -327,11 +339,9 @@ class Loop:
         self._clock.save()
         metric = self._validation_metric()  # also when a step is saved again: the best checkpoint is found by it
         self._sink.take(EventRecord("checkpoint", self.progress.step, {"metric": metric}))
-        lengths = self.storage.writer.sync()
-        self.storage.store.save(
+        self._saver.save(
             take_snapshot(self.parts, self._ledger, self.progress),
             step=self.progress.step,
-            records=lengths,
             metric=metric,
             config_digest=self.storage.config_digest,
         )
@@ -344,6 +354,7 @@ class Loop:
         self._ledger.flush()
         self._sink.take(EventRecord("signal", self.progress.step, {"signal": name}))
         self._save()
+        self._saver.wait()
         raise Preempted(
             f"{name}: stopped and saved after step {self.progress.step} of {self.planned}",
             f"continue with: mptrain resume {self.storage.paths.root}",
@@ -359,6 +370,7 @@ class Loop:
         self._sink.take(EventRecord("failure", self.progress.step, {"cause": diagnosis.cause}))
         if is_sound(self.parts):
             self._save()
+            self._saver.wait()
             kept = f"; weights and batch are saved in {self.storage.paths.root}"
         else:
             kept = f"; the batch is saved in {self.storage.paths.failure}"

@@ -25,6 +25,7 @@ class TrainOptions:
             (see `mptrain.optimizer.average`); None keeps none.
         one_batch: Train on the first batch again and again; an epoch is that batch.
         compile: Let torch.compile make kernels for the model.
+        engine: ``eager`` launches a step operator by operator, ``graph`` captures it in a CUDA graph.
     """
 
     epochs: PositiveInt = 10
@@ -38,6 +39,7 @@ class TrainOptions:
     ema_decay: BelowOne | None = None
     one_batch: bool = False
     compile: bool = False
+    engine: Literal["eager", "graph"] = "eager"
 
     def planned(self, steps_per_epoch: int) -> int:
         """How many steps will be attempted, if time allows."""
@@ -53,11 +55,13 @@ class CheckpointOptions:
         every_epochs: Epochs between checkpoints; None saves only at the end and on a signal.
         every_steps: Attempted steps between checkpoints, besides those of ``every_epochs``; None adds none.
         keep: How many of the newest checkpoints to keep, besides the best one.
+        background: Train on while a copy of the state is written; False waits for the disk at each save.
     """
 
     every_epochs: PositiveInt | None = 1
     every_steps: PositiveInt | None = None
     keep: PositiveInt = 2
+    background: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,21 @@
 """Records of recent steps on the device, read by the host in batches.
 
-A row of float64 holds exactly what FP32 values were. While one ring fills, the other is on its way to the host; only
-a reader that cannot go on without the values waits for them.
+Recording a step keeps references to its device values, and launches nothing. So many steps at a time they become one
+block of float64, which holds exactly what FP32 values were, and which is on its way to the host while the next steps are
+recorded; only a reader that cannot go on without the values waits for them.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import math
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mptrain.numerics.verdict import Verdict
-
-_SCALARS = 6
+_SCALARS = 5
 
 
 class Row(NamedTuple):
@@ -40,29 +40,36 @@ class Row(NamedTuple):
     norms: list[float]
 
 
+class Recorder(Protocol):
+    """What takes the record of a step."""
+
+    def record(
+        self, loss: Tensor, scale: Tensor, grad_norm: Tensor, norms: Tensor, lr: Tensor, next_scale: Tensor
+    ) -> None:
+        """See `Ring.record`."""
+
+
 class Ring:
-    """A double buffer of rows for one learner.
+    """The rows of one learner.
 
     Args:
-        capacity: Rows of each half.
+        capacity: Rows of a block.
         parameters: Length P of `Verdict.norms`.
         device: The training device.
     """
 
     def __init__(self, capacity: int, parameters: int, device: torch.device) -> None:
-        shape = (capacity, _SCALARS + parameters)
-        self._device = [torch.zeros(shape, dtype=torch.float64, device=device) for _ in range(2)]
-        pinned = device.type == "cuda"
-        self._host = [torch.zeros(shape, dtype=torch.float64, pin_memory=pinned) for _ in range(2)] if pinned else []
-        self._filling = 0
-        self._used = 0
+        self._capacity = capacity
+        size = capacity * (_SCALARS + parameters)
+        self._host = torch.zeros(size, dtype=torch.float64, pin_memory=True) if device.type == "cuda" else None
+        self._kept: list[tuple[Tensor, ...]] = []
         self._in_flight: tuple[int, int, torch.cuda.Event] | None = None
         self._read: list[Row] = []
 
     @property
     def unread(self) -> int:
         """Rows that `take` has not given out yet."""
-        return self._used + (self._in_flight[1] if self._in_flight else 0) + len(self._read)
+        return len(self._kept) + (self._in_flight[0] if self._in_flight else 0) + len(self._read)
 
     @property
     def arrived(self) -> bool:
@@ -71,38 +78,45 @@ class Ring:
 
     @property
     def full(self) -> bool:
-        """Whether the next record needs the other half."""
-        return self._used == len(self._device[0])
+        """Whether the next record needs another block."""
+        return len(self._kept) == self._capacity
 
-    def record(self, loss: Tensor, scale: Tensor, verdict: Verdict, lr: Tensor, next_scale: Tensor) -> None:
-        """Write a row; every argument is a device tensor of shape (1,), and none is waited for.
+    def record(
+        self, loss: Tensor, scale: Tensor, grad_norm: Tensor, norms: Tensor, lr: Tensor, next_scale: Tensor
+    ) -> None:
+        """Keep a row; nothing is launched or waited for. A full ring is sent by itself.
 
-        A full ring is sent by itself.
+        Args:
+            loss: float32 scalar: the unscaled loss.
+            scale: float32, shape (1,): the scale in force.
+            grad_norm: float64, shape (1,): of the unscaled gradients.
+            norms: float64, shape (P,): of each parameter's gradient (`Verdict.norms`).
+            lr: float32, shape (1,): the learning rate.
+            next_scale: float32, shape (1,): the scale of the next step.
+
+        None of these tensors may be changed in place afterwards.
         """
-        if self.full:
+        if len(self._kept) == self._capacity:
             self.send()
-        row = self._device[self._filling][self._used]
-        torch.cat([loss, scale, verdict.overflow, verdict.grad_norm, lr, next_scale], out=row[:_SCALARS])
-        row[_SCALARS:].copy_(verdict.norms)
-        self._used += 1
+        self._kept.append((loss, scale, grad_norm, norms, lr, next_scale))
 
     def send(self) -> None:
-        """Start copying what was recorded to the host, and record into the other half from now on.
+        """Start copying what was recorded to the host, and record into a new block from now on.
 
         Waits for the copy before, if that is still on its way: so call it for a full ring, or seldom.
         """
-        if not self._used:
+        if not self._kept:
             return
-        self._land(wait=True)  # the half to be filled next must have arrived; it left a whole ring ago
-        source = self._device[self._filling]
-        if self._host:
-            self._host[self._filling][: self._used].copy_(source[: self._used], non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(source.device))  # which need not be the current device
-            self._in_flight = (self._filling, self._used, event)
-        else:
-            self._read += _rows(source[: self._used])
-        self._filling, self._used = 1 - self._filling, 0
+        self._land(wait=True)  # it left a whole ring ago, and the host's memory is needed again
+        block, rows = _packed(self._kept), len(self._kept)
+        self._kept = []
+        if self._host is None:
+            self._read += _rows(block, rows)
+            return
+        self._host[: len(block)].copy_(block, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(block.device))  # which need not be the current device
+        self._in_flight = (rows, len(block), event)
 
     def take(self, *, wait: bool) -> list[Row]:
         """Rows in the order of their recording that have reached the host.
@@ -124,19 +138,27 @@ class Ring:
     def _land(self, *, wait: bool) -> None:
         if self._in_flight is None:
             return
-        half, used, event = self._in_flight
+        rows, length, event = self._in_flight
         if not wait and not event.query():
             return
         event.synchronize()
-        self._read += _rows(self._host[half][:used])
+        assert self._host is not None
+        self._read += _rows(self._host[:length], rows)
         self._in_flight = None
 
 
-def _rows(block: Tensor) -> list[Row]:
-    """Rows of a block in host memory, so that no device is waited for."""
-    rows = []
-    for index, scalars in enumerate(block[:, :_SCALARS].tolist()):
-        loss, scale, overflow, grad_norm, lr, next_scale = scalars
-        norms = block[index, _SCALARS:].tolist() if overflow else []
-        rows.append(Row(loss, scale, bool(overflow), grad_norm, lr, next_scale, norms))
-    return rows
+def _packed(kept: list[tuple[Tensor, ...]]) -> Tensor:
+    """N recorded steps as one device tensor of float64: N losses, scales, rates, next scales, norms, and N times P norms."""
+    losses, scales, totals, norms, rates, next_scales = zip(*kept, strict=True)
+    singles = torch.cat([torch.stack(losses), *scales, *rates, *next_scales])  # all of one dtype: one kernel
+    return torch.cat([singles.double(), *totals, *norms])
+
+
+def _rows(block: Tensor, count: int) -> list[Row]:
+    """The rows of a block in host memory, so that no device is waited for."""
+    numbers = block[: _SCALARS * count].tolist()
+    losses, scales, rates, next_scales, totals = (numbers[at * count : (at + 1) * count] for at in range(_SCALARS))
+    norms = block[_SCALARS * count :].view(count, -1)
+    overflows = [not math.isfinite(total) for total in totals]
+    kept = [norms[index].tolist() if overflow else [] for index, overflow in enumerate(overflows)]
+    return list(map(Row, losses, scales, overflows, totals, rates, next_scales, kept))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
+from torch.autograd import Variable
 
 from mptrain.diagnostics.probe import UNWATCHED
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
     from mptrain.diagnostics.probe import Watch
     from mptrain.engine.learner import Learner, Plan
-    from mptrain.engine.ring import Ring
+    from mptrain.engine.ring import Recorder
 
 
 def train_step(
-    learner: Learner, model: nn.Module, batch: Batch, plan: Plan, ring: Ring, watch: Watch = UNWATCHED
+    learner: Learner, model: nn.Module, batch: Batch, plan: Plan, ring: Recorder, watch: Watch = UNWATCHED
 ) -> None:
     """Attempt one update of one learner; weights, buffers and counts move only if it is not refused.
 
@@ -46,21 +46,38 @@ def train_step(
     watch.updated(learner.weights)
     plan.guard.restore(verdict.skip)
     learner.advance(verdict)
-    ring.record(total, scale, verdict, lr, learner.scale)
+    ring.record(total, scale, verdict.grad_norm, verdict.norms, lr, learner.scale)
+
+
+def backward(loss: Tensor, factor: Tensor) -> None:
+    """The gradients of ``loss * factor``, with the bits of ``(loss * factor).backward()`` and without forming the product.
+
+    Args:
+        loss: float32 scalar.
+        factor: float32 scalar: where the backward pass begins.
+    """
+    # Not torch.autograd.backward: given a gradient to begin with, it compares shapes by means of torch's compiler, which it imports.
+    Variable._execution_engine.run_backward((loss,), (factor,), False, False, (), True, True)
 
 
 def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan: Plan) -> Tensor:
     """Forward and backward passes over the micro-batches of an update.
 
     Returns:
-        The unscaled loss of the whole batch, float32 of shape (1,).
+        The unscaled loss of the whole batch, a float32 scalar.
     """
-    total = torch.zeros(1, device=learner.scale.device)
+    total: Tensor | None = None
+    scale = learner.scale.squeeze(0)
     with plan.products(), learner.alone():
         for micro in batch.split(plan.accumulate):
-            with plan.autocast():
-                loss = learner.loss(model, micro) * batch.share(micro)
-            (loss * learner.scale).backward()  # outside autocast, inside the choice of kernels
-            learner.weights.gather()
-            total += loss.detach()
+            with plan.autocast:
+                loss = learner.loss(model, micro)
+            part, factor = loss.detach(), scale
+            if micro is not batch:
+                share = batch.share(micro)
+                part, factor = part * share, scale * share
+            backward(loss, factor)  # outside autocast, inside the choice of kernels
+            learner.weights.gather(alone=micro is batch)
+            total = part if total is None else total + part
+    assert total is not None
     return total

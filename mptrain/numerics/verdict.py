@@ -7,8 +7,8 @@ would call [1e30, 1e30] an overflow although both elements are finite.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What one step's gradients turned out to be. All tensors live on the training device.
 
     Attributes:
-        overflow: bool, shape (1,): some gradient holds inf or NaN, or the scale is 0.
+        overflow: bool, shape (1,): some gradient holds inf or NaN, or the scale is 0; exactly where ``grad_norm`` is
+            not finite.
+        applied: bool, shape (1,): whether the update happens.
         skip: float32, shape (1,): 1 where the update is refused, else 0. Exactly 0 or 1, because torch's fused
             optimizers compare with 1.
         grad_norm: float64, shape (1,): L2 norm of the unscaled gradients before clipping; non-finite on overflow.
@@ -32,6 +33,7 @@ class Verdict:
     """
 
     overflow: Tensor
+    applied: Tensor
     skip: Tensor
     grad_norm: Tensor
     norms: Tensor
@@ -50,22 +52,38 @@ def gradient_norms(grads: list[Tensor]) -> list[Tensor]:
     return list(torch._foreach_norm(grads, 2, dtype=torch.float64)) if grads else []
 
 
-def judge(norms: Tensor, scale: Tensor, refuse: Tensor, measured: Tensor | None = None) -> Verdict:
+def judge(
+    norms: Tensor, scale: Tensor, *, refuses: bool, complete: bool = False, measured: Tensor | None = None
+) -> Verdict:
     """Turn per-parameter norms into a verdict.
 
     Args:
         norms: float64, shape (P,): norms of the scaled gradients; -1 where a parameter had none.
         scale: float32, shape (1,): the loss scale these gradients carry.
-        refuse: float32, shape (1,): 1 where an overflow refuses the update, 0 where it is applied all the same.
+        refuses: Whether an overflow refuses the update; else it is applied all the same.
+        complete: Every parameter had a gradient.
         measured: What the scaler asked to know.
     """
-    total = torch.linalg.vector_norm(norms.clamp(min=0.0), keepdim=True)  # clamp keeps NaN and inf
-    grad_norm = total / scale
-    overflow = grad_norm.isfinite().logical_not_()  # also where a scale has fallen to 0: nothing can be unscaled by it
-    skip = overflow * refuse
+    present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
+    grad_norm = torch.linalg.vector_norm(present, keepdim=True) / scale
+    # NaN for inf and NaN, else 0. A scale that has fallen to 0 is found as well: nothing can be unscaled by it.
+    rest = grad_norm - grad_norm
+    overflow, finite = torch.ne(rest, rest), torch.eq(rest, rest)
+    zero, one, always = _constants(scale.device)
+    applied, skip = (finite, torch.where(finite, zero, one)) if refuses else (always, zero)
     if measured is not None:
         measured = measured.to(norms.device)  # it is elsewhere only where there was no gradient to measure
-    return Verdict(overflow=overflow, skip=skip, grad_norm=grad_norm, norms=norms, measured=measured)
+    return Verdict(overflow, applied, skip, grad_norm, norms, measured)
+
+
+@functools.cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """0 and 1 in FP32, and true, each of shape (1,); nobody changes them."""
+    return (
+        torch.zeros(1, device=device),
+        torch.ones(1, device=device),
+        torch.ones(1, dtype=torch.bool, device=device),
+    )
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:

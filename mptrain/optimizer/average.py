@@ -46,7 +46,7 @@ class WeightAverage:
         """
         count = updates.double()
         kept = ((1.0 + count) / (10.0 + count)).clamp_(max=self._decay)
-        weight = ((1.0 - kept) * (1.0 - verdict.skip)).float()
+        weight = ((1.0 - kept) * verdict.applied).float()
         own = list(self._values.values())
         current = self._weights.full_precision()
         change = torch._foreach_sub([current[name] for name in self._values], own)

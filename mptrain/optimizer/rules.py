@@ -12,7 +12,7 @@ having written it when its very first step is refused, so the buffers start at z
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -42,8 +42,7 @@ class Group:
     weight_decay: float
 
 
-@dataclass(frozen=True)
-class Stride:
+class Stride(NamedTuple):
     """The device values of one update, each float32 of shape (1,).
 
     Attributes:

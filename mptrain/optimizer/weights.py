@@ -21,6 +21,7 @@ import torch
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.numerics.verdict import Verdict, clip_coefficient, gradient_norms, judge
+from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.rules import Group, Stride
 
 if TYPE_CHECKING:
@@ -74,24 +75,45 @@ class Weights:
         self._wide_grads = [
             None if in_place else torch.zeros_like(w) for w, in_place in zip(self._work, self._in_place, strict=True)
         ]
+        self._summed = [index for index, wide in enumerate(self._wide_grads) if wide is not None]
         self._filled = [False] * len(self._params)
         self._state = [rule.state(w) for w in self._work]
         self._step = torch.zeros(1, dtype=torch.float32, device=self._work[0].device)
         self._no_gradient = torch.full((), -1.0, dtype=torch.float64, device=self._step.device)
         self._groups: dict[tuple[bool, ...], list[tuple[list[int], Group]]] = {}
+        # Fixed for good, since every step needs them: what is rounded to what, and what may not become infinite.
+        rounded = [(p, w) for p, w, same in zip(self._params, self._work, self._in_place, strict=True) if not same]
+        self._rounded: tuple[list[Tensor], list[Tensor]] = [p for p, _ in rounded], [w for _, w in rounded]
+        self._fp16: list[Tensor] = [
+            p for p in self._params if p.dtype == torch.float16
+        ]  # those updated in place as well
+        wide = all(w.dtype == torch.float32 for w in self._work)
+        self._one_pass = wide and supports(rule) and available(self._step.device)
+        self._kernels: dict[tuple[bool, ...], _Kernels] = {}
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The P parameters, in the order of `names`."""
+        return list(self._params)
 
     def clear(self) -> None:
         """Forget all gradients. Called first in a step, so that those of a refused one can still be looked at."""
-        for index, parameter in enumerate(self._params):
+        for parameter in self._params:
             parameter.grad = None
+        for index in self._summed:
             self._filled[index] = False
 
-    def gather(self) -> None:
-        """Add the half gradients of a micro-batch to their FP32 sums; FP32 gradients have accumulated by themselves."""
+    def gather(self, *, alone: bool = False) -> None:
+        """Add the half gradients of a micro-batch to their FP32 sums; FP32 gradients have accumulated by themselves.
+
+        Args:
+            alone: The update has no other micro-batch, so that kernels which read half gradients need no sums.
+        """
+        if alone and self._one_pass:
+            return
         first: tuple[list[Tensor], list[Tensor]] = ([], [])
         later: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for index, parameter in enumerate(self._params):
-            wide = self._wide_grads[index]
+        for index in self._summed:
+            parameter, wide = self._params[index], self._wide_grads[index]
             if parameter.grad is None or wide is None:
                 continue
             into, source = later if self._filled[index] else first
@@ -109,9 +131,9 @@ class Weights:
         return [name for name, grad in zip(self.names, self._grads(), strict=True) if grad is None]
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gathered gradients by name, as they are: scaled until `update`, of those parameters that have any."""
-        found = zip(self.names, self._grads(), strict=True)
-        return {name: grad.detach() for name, grad in found if grad is not None}
+        """The gathered gradients by name, in the dtype of what the rule moves; scaled, before `update`; without those there are none of."""
+        found = zip(self.names, self._grads(), self._work, strict=True)
+        return {name: grad.detach().to(work.dtype) for name, grad, work in found if grad is not None}
 
     def working(self) -> dict[str, Tensor]:
         """What the rule has moved last, by name: after `update` the new weights before they were rounded."""
@@ -122,19 +144,28 @@ class Weights:
         pairs = zip(self.names, self._work, strict=True)
         return [name for name, work in pairs if work.dtype != torch.float32]
 
-    def judge(self, scale: Tensor, refuse: Tensor, measure: Measure | None = None) -> Verdict:
+    def judge(self, scale: Tensor, *, refuses: bool, measure: Measure | None = None) -> Verdict:
         """Whether the gathered gradients are finite, their norms, and what a scaler asks to know of them.
 
         Args:
             scale: float32, shape (1,): the scale they carry.
-            refuse: float32, shape (1,): 1 where an overflow refuses the update.
+            refuses: Whether an overflow refuses the update.
             measure: What the scaler asks for.
         """
         grads = self._grads()
         present = [grad for grad in grads if grad is not None]
-        norms = iter(gradient_norms(present))
-        stacked = torch.stack([self._no_gradient if grad is None else next(norms) for grad in grads])
-        return judge(stacked, scale, refuse, measure(present) if measure is not None else None)
+        complete = len(present) == len(grads)
+        if self._one_pass and present:
+            norms = self._kernels_for(grads).norms(present, len(grads))
+        else:
+            found = iter(gradient_norms(present))
+            norms = torch.stack([self._no_gradient if grad is None else next(found) for grad in grads])
+        measured = (
+            measure([grad.to(work.dtype) for grad, work in zip(grads, self._work, strict=True) if grad is not None])
+            if measure is not None
+            else None
+        )
+        return judge(norms, scale, refuses=refuses, complete=complete, measured=measured)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor) -> None:
         """Unscale, clip, update and publish, in this order; a refused update changes nothing.
@@ -148,26 +179,31 @@ class Weights:
         if self.clip_norm is not None:
             divisor = scale / clip_coefficient(verdict.grad_norm, self.clip_norm)
             grad_scale = divisor.clamp(max=FLOAT32.max).to(torch.float32)  # dividing by inf would zero every gradient
-        self._step.add_(1.0 - verdict.skip)
+        self._step.add_(verdict.applied)
         stride = Stride(lr=lr, step=self._step, grad_scale=grad_scale, skip=verdict.skip)
         grads = self._grads()
         if not self._keeps_master:
             self._copy_to_work()
+        if self._one_pass:
+            if present := [grad for grad in grads if grad is not None]:
+                self._kernels_for(grads).update(present, stride)
+            return
         with torch.no_grad():  # some of the working tensors are the parameters themselves
-            for indices, group in self._live_groups(tuple(grad is not None for grad in grads)):
+            for indices, group in self._live_groups(_live(grads)):
                 self.rule.apply(group, [grads[i] for i in indices], stride)  # type: ignore[misc]
         self.publish()
 
     def publish(self) -> None:
         """Round the working copies to half precision; FP16 saturates at 65504 instead of becoming inf."""
-        pairs = [(p, w) for p, w, same in zip(self._params, self._work, self._in_place, strict=True) if not same]
-        fp16: list[Tensor] = [p for p in self._params if p.dtype == torch.float16]  # those updated in place as well
+        half, wide = self._rounded
+        if not half and not self._fp16:
+            return
         with torch.no_grad():
-            if pairs:
-                torch._foreach_copy_([p for p, _ in pairs], [w for _, w in pairs])
-            if fp16:
-                torch._foreach_clamp_max_(fp16, FLOAT16.max)
-                torch._foreach_clamp_min_(fp16, -FLOAT16.max)
+            if half:
+                torch._foreach_copy_(half, wide)
+            if self._fp16:
+                torch._foreach_clamp_max_(self._fp16, FLOAT16.max)
+                torch._foreach_clamp_min_(self._fp16, -FLOAT16.max)
 
     def full_precision(self) -> dict[str, Tensor]:
         """The best copy of each parameter by name: the master where there is one, else the parameter."""
@@ -222,38 +258,83 @@ class Weights:
         return []
 
     def _grads(self) -> list[Tensor | None]:
+        if not self._summed:
+            return [parameter.grad for parameter in self._params]
         return [
-            parameter.grad if in_place else (wide if filled else None)
-            for parameter, in_place, wide, filled in zip(
-                self._params, self._in_place, self._wide_grads, self._filled, strict=True
-            )
+            wide if filled else parameter.grad
+            for parameter, wide, filled in zip(self._params, self._wide_grads, self._filled, strict=True)
         ]
 
     def _copy_to_work(self) -> None:
-        pairs = [(w, p) for p, w, same in zip(self._params, self._work, self._in_place, strict=True) if not same]
-        if pairs:
-            torch._foreach_copy_([w for w, _ in pairs], [p.detach() for _, p in pairs])
+        half, wide = self._rounded
+        if half:
+            torch._foreach_copy_(wide, [parameter.detach() for parameter in half])
+
+    def _decay(self, parameter: Tensor) -> float:
+        """The weight decay of one parameter."""
+        return self.rule.weight_decay if parameter.ndim > 1 or self.rule.decay_norms_and_biases else 0.0
+
+    def _kernels_for(self, grads: list[Tensor | None]) -> _Kernels:
+        """The kernels for the parameters that have gradients; made once for each set of them."""
+        live = _live(grads)
+        if live not in self._kernels:
+            indices = [index for index, there in enumerate(live) if there]
+            work = [self._work[i] for i in indices]
+            update = MultiTensorUpdate(
+                self.rule,
+                work,
+                {key: [self._state[i][key] for i in indices] for key in self._state[0]},
+                [self._decay(self._params[i]) for i in indices],
+                [None if self._in_place[i] else self._params[i] for i in indices],
+            )
+            self._kernels[live] = _Kernels(indices, work, update)
+        return self._kernels[live]
 
     def _live_groups(self, live: tuple[bool, ...]) -> list[tuple[list[int], Group]]:
         """The kernel calls for the parameters that have gradients; made once for each set of them."""
         if live not in self._groups:
-            members: dict[tuple[bool, torch.dtype], list[int]] = {}
+            members: dict[tuple[float, torch.dtype], list[int]] = {}
             for index, (parameter, work) in enumerate(zip(self._params, self._work, strict=True)):
                 if live[index]:
-                    decays = parameter.ndim > 1 or self.rule.decay_norms_and_biases
-                    members.setdefault((decays, work.dtype), []).append(index)
+                    members.setdefault((self._decay(parameter), work.dtype), []).append(index)
             self._groups[live] = [
                 (
                     indices,
                     Group(
                         weights=[self._work[i] for i in indices],
                         state={key: [self._state[i][key] for i in indices] for key in self._state[indices[0]]},
-                        weight_decay=self.rule.weight_decay if decays else 0.0,
+                        weight_decay=decay,
                     ),
                 )
-                for (decays, _), indices in members.items()
+                for (decay, _), indices in members.items()
             ]
         return self._groups[live]
+
+
+class _Kernels:
+    """The kernels of `mptrain.optimizer.multi_tensor` for the parameters that have gradients.
+
+    Args:
+        indices: Which they are.
+        weights: Their working tensors.
+        update: Their update.
+    """
+
+    def __init__(self, indices: list[int], weights: list[Tensor], update: MultiTensorUpdate) -> None:
+        self.update = update
+        self._norms = MultiTensorNorms(weights, update.table)
+        self._places = torch.tensor(indices).to(weights[0].device)
+
+    def norms(self, grads: list[Tensor], count: int) -> Tensor:
+        """Norms of the gradients: float64, shape (count,), -1 where there is none."""
+        found = self._norms(grads)
+        if len(grads) == count:
+            return found
+        return torch.full((count,), -1.0, dtype=found.dtype, device=found.device).index_copy_(0, self._places, found)
+
+
+def _live(grads: list[Tensor | None]) -> tuple[bool, ...]:
+    return tuple([grad is not None for grad in grads])
 
 
 def _wide_copy(parameter: Tensor, value: Tensor) -> Tensor:

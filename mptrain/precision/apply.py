@@ -144,7 +144,12 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def autocast(policy: Policy, device: torch.device) -> AbstractContextManager[Any]:
-    """The region in which a forward pass and its loss run: autocast where the policy asks for it, else nothing."""
+    """The region in which a forward pass and its loss run: autocast where the policy asks for it, else nothing.
+
+    It can be entered again and again, though not within itself. A weight that is used several times is cast once in a region,
+    also in a captured step, since regions begin and end within it: otherwise a graph would add up the gradients of its
+    uses in FP32, and an eager step in half precision.
+    """
     if policy.autocast:
         return torch.autocast(device.type, dtype=DTYPES[policy.compute])
     return contextlib.nullcontext()

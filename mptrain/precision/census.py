@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from mptrain.precision.widened import PRODUCTS
+from mptrain.precision.widened import PRODUCTS, EagerMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,7 +53,7 @@ class Cast(NamedTuple):
     to_dtype: str
 
 
-class OperatorCensus(TorchDispatchMode):
+class OperatorCensus(EagerMode):
     """Counts operators on floating-point tensors by dtypes and pass, and casts apart from them.
 
     Attributes:
@@ -107,7 +106,7 @@ class OperatorCensus(TorchDispatchMode):
 
 
 def in_front(
-    mode: TorchDispatchMode, products: Callable[[], AbstractContextManager[Any]]
+    mode: EagerMode, products: Callable[[], AbstractContextManager[Any]]
 ) -> Callable[[], AbstractContextManager[Any]]:
     """A choice of kernels with a dispatch mode in front of it."""
 

@@ -90,7 +90,19 @@ _STAY_WIDE: Mapping[Any, frozenset[int]] = {
 }
 
 
-class Widened(TorchDispatchMode):
+class EagerMode(TorchDispatchMode):
+    """A dispatch mode whose own operators are never compiled.
+
+    By itself torch wraps the method of a mode to keep its compiler away, and imports the compiler for it, which takes longer
+    than everything else at the start of a run.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Widened(EagerMode):
     """Runs half-precision products and sums through FP32 kernels, forward and backward.
 
     Args:

@@ -1,9 +1,8 @@
 """Checkpoints that are there whole or not at all: written beside, hashed, renamed, and verified before use.
 
 The order that makes a kill at any moment harmless: the data file reaches the disk, then the manifest that
-names it (the commit point), then pointers and deletions, which only save time and space. With `plain_state`
-this is the only module of `mptrain.runlog` that imports torch; what a state contains is the business of its
-caller.
+names it (the commit point), then pointers and deletions, which only save time and space. What a state contains is the
+business of the caller. Only this module, `plain_state`, and `saver` with its `host_copy` import torch in `mptrain.runlog`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
@@ -19,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from mptrain.errors import CheckpointError, StorageError
+from mptrain.runlog.hashed_file import HashedFile
 from mptrain.runlog.manifest import (
     BEST,
     DATA,
@@ -41,7 +40,8 @@ from mptrain.runlog.storage import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import BinaryIO
+
+    from torch import Tensor
 
 _CHUNK = 1 << 20
 _AGAIN = "-again"
@@ -90,9 +90,9 @@ class CheckpointStore:
         """Save a state durably; a checkpoint of the same step is replaced, those of later steps are dropped.
 
         Args:
-            state: dict, list, tuple, str, int, float, bool, None and tensors only.
+            state: dict, list, tuple, str, int, float, bool, None and tensors only. Nothing may change it meanwhile.
             step: Attempted steps so far.
-            records: What `RecordWriter.sync` returned just before.
+            records: What `RecordWriter.flush` returned, forced to the disk since.
             metric: The validation metric of exactly these weights; None, inf and nan if unknown.
             config_digest: Digest of the configuration.
 
@@ -103,7 +103,7 @@ class CheckpointStore:
             TypeError: The state holds something that a safe load would refuse; names where.
             StorageError: The disk refuses; all earlier checkpoints are intact.
         """
-        needed = check_plain(state)
+        tensors = check_plain(state)
         metric = metric if metric is not None and math.isfinite(metric) else None
         with storing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class CheckpointStore:
             newest = next(iter(manifests_in(self.folder)), None)
         good = "" if newest is None else f"the checkpoint of step {step_of(newest)}"
         data = self._free_data_name(step)
-        digest, size = _write_state(state, data, needed, good)
+        digest, size = _write_state(state, tensors, data, good)
         path = self.folder / manifest_name(step)
         manifest = Manifest(step, data.name, digest, size, dict(records), metric, config_digest)
         write_atomically(path, manifest.to_json(), good=good)  # the commit point
@@ -223,60 +223,27 @@ class CheckpointStore:
         return second if first.exists() else first
 
 
-class HashingWriter:
-    """Passes bytes on to a file, digesting and counting them on the way.
-
-    Attributes:
-        digest: SHA-256 of all bytes so far.
-        count: How many there were.
-        failure: The first OSError of the file; torch reports it as an error of its own, without the cause.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.digest = hashlib.sha256()
-        self.count = 0
-        self.failure: OSError | None = None
-
-    def write(self, data: bytes | memoryview) -> int:
-        """Write all bytes.
-
-        Raises:
-            OSError: The file refuses.
-        """
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.failure = self.failure or error
-            raise
-        self.digest.update(data)
-        self.count += len(data)
-        return len(data)
-
-    def flush(self) -> None:
-        """Nothing is held back here."""
-
-
-def _write_state(state: dict[str, Any], data: Path, needed: int, good: str) -> tuple[str, int]:
+def _write_state(state: dict[str, Any], tensors: list[Tensor], data: Path, good: str) -> tuple[str, int]:
     """Write the data file durably under its final name; returns its digest and its length in bytes."""
     draft = temporary(data)
-    writer: HashingWriter | None = None
+    needed = sum(tensor.nbytes for tensor in tensors)
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    lasting = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.device.type == "cpu"}
+    file: HashedFile | None = None
     try:
         with storing(data, needed=needed, good=good):
-            with draft.open("wb", buffering=_CHUNK) as file:
-                writer = HashingWriter(file)
-                torch.save(state, cast("IO[bytes]", writer))  # it only needs write and flush
-                file.flush()
-                os.fsync(file.fileno())
+            with HashedFile(draft, lasting) as file:
+                torch.save(state, cast("IO[bytes]", file))  # it only needs write and flush
+                digest = file.finish()
             draft.replace(data)
             sync_folder(data.parent)  # the name must be on the disk before a manifest speaks of it
     except BaseException as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        if writer is not None and writer.failure is not None:
-            raise as_storage_error(writer.failure, data, needed=needed, good=good) from error
+        if file is not None and file.failure is not None:
+            raise as_storage_error(file.failure, data, needed=needed, good=good) from error
         raise
-    return writer.digest.hexdigest(), writer.count
+    return digest, file.count
 
 
 def _data_names(manifest: Path) -> tuple[Path, Path]:

@@ -6,17 +6,20 @@ The check runs at save time, where the mistake is made, and not when a run is to
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str, int})
 _TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def check_plain(value: Any, where: str = "state") -> int:
-    """The bytes of all tensors in a state of plain values.
+def check_plain(value: Any, where: str = "state") -> list[Tensor]:
+    """All tensors in a state of plain values, in their order.
 
     Types are compared exactly: a ``numpy.float64`` is a float to isinstance and is refused by a safe load.
 
@@ -25,23 +28,23 @@ def check_plain(value: Any, where: str = "state") -> int:
         where: The path of the value, for the message.
 
     Returns:
-        Bytes of the elements of all tensors; a lower bound of the file's size.
+        The tensors; one that is there twice is listed twice.
 
     Raises:
         TypeError: Anything else is in it, or a key is neither str nor int; the message says where.
     """
     kind = type(value)
     if kind in _LEAVES:
-        return 0
+        return []
     if kind in _TENSORS:
-        return int(value.nbytes)
+        return [value]
     if kind is dict or kind is OrderedDict:
         for key in value:
             if type(key) not in _KEYS:
                 raise TypeError(f"{where} has a key of type {_name(type(key))}; only str and int can be saved")
-        return sum(check_plain(item, f"{where}[{key!r}]") for key, item in value.items())
+        return [tensor for key, item in value.items() for tensor in check_plain(item, f"{where}[{key!r}]")]
     if kind is list or kind is tuple:
-        return sum(check_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
+        return [tensor for index, item in enumerate(value) for tensor in check_plain(item, f"{where}[{index}]")]
     raise TypeError(f"{where} is a {_name(kind)}; only plain containers, numbers, text, None and tensors can be saved")
 
 

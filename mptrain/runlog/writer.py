@@ -32,7 +32,7 @@ from mptrain.runlog.layout import EPOCHS, EVENTS, HISTOGRAMS, STEPS
 from mptrain.runlog.storage import storing, sync_folder, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from mptrain.runlog.layout import RunPaths
@@ -48,7 +48,7 @@ class RecordWriter:
 
     The files are made at once, so that a disk that refuses is noticed before training; that of histograms with the
     first of them. A record given to
-    `take` is in the file after `flush`, and on the disk after `sync`.
+    `take` is in the file after `flush`, and on the disk after `force`.
 
     Args:
         paths: The run directory. Existing files are continued; on a resume call `truncate_records` before.
@@ -86,21 +86,24 @@ class RecordWriter:
             case _:
                 self._files[EVENTS].add(as_json(event_fields(record)) + "\n")
 
-    def flush(self) -> None:
-        """Hand everything taken so far to the operating system: it survives the death of this process."""
-        for file in self._files.values():
-            file.flush()
-
-    def sync(self) -> dict[str, int]:
-        """Force everything taken so far to the disk: it survives a power failure.
+    def flush(self) -> dict[str, int]:
+        """Hand everything taken so far to the operating system: it survives the death of this process.
 
         Returns:
             The byte length of each record file that there is by name, for a checkpoint and `truncate_records`.
         """
-        return {name: file.sync() for name, file in self._files.items()}
+        return {name: file.flush() for name, file in self._files.items()}
+
+    def force(self, names: Iterable[str]) -> None:
+        """Force what was flushed to these files to the disk: it survives a power failure.
+
+        Another thread may take and flush meanwhile.
+        """
+        for name in names:
+            self._files[name].force()
 
     def close(self) -> None:
-        """Sync and close the files."""
+        """Flush, force and close the files."""
         with contextlib.ExitStack() as stack:  # all of them, even if one fails
             for file in self._files.values():
                 stack.callback(file.close)
@@ -141,7 +144,7 @@ def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord
 
 
 def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
-    """Cut every record file back to a length that `RecordWriter.sync` returned, after checking all of them.
+    """Cut every record file back to a length that `RecordWriter.flush` returned, after checking all of them.
 
     Histograms are no part of what a run goes on with: where their file is gone, or is no longer the one that the checkpoint knew,
     they begin anew.
@@ -196,23 +199,23 @@ class _AppendFile:
         if len(self._pending) >= BUFFER_BYTES:
             self.flush()
 
-    def flush(self) -> None:
-        if self._pending:
-            with storing(self._path, needed=len(self._pending)):
+    def flush(self) -> int:
+        with storing(self._path, needed=len(self._pending)):
+            if self._pending:
                 write_all(self._descriptor, self._pending)
+            return os.fstat(self._descriptor).st_size
 
-    def sync(self) -> int:
-        self.flush()
+    def force(self) -> None:
         with storing(self._path):
             os.fsync(self._descriptor)
-            return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
         try:
-            self.sync()
+            self.flush()
+            self.force()
         finally:
             os.close(self._descriptor)
 

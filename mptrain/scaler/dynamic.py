@@ -25,6 +25,7 @@ NNabla, Flax and Paddle: ``configs/scaler/`` has a file for each, with its sourc
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -127,6 +128,8 @@ class DynamicScaler:
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """The next state by the rule in this module's docstring."""
+        if self._is_plain:
+            return self._after_plainly(state, verdict)
         scale, overflow = state["scale"], verdict.overflow
         clean = state["clean"] + 1
         grows = (clean == self.growth_interval).logical_and_(~overflow)
@@ -140,6 +143,27 @@ class DynamicScaler:
             "clean": torch.where(overflow, -self.uncounted_steps, torch.where(grows, 0, clean)),
             "tolerance": torch.where(refills, self.hysteresis, tolerance),
         }
+
+    @functools.cached_property
+    def _is_plain(self) -> bool:
+        """Whether the rule is that of torch's kernel within bounds: each overflow backs off, and nothing that grows is lost to FP32."""
+        highest = FLOAT32.max if self.max_scale is None else self.max_scale * self.growth_factor
+        return self.hysteresis == 1 and not self.uncounted_steps and highest <= FLOAT32.max
+
+    def _after_plainly(self, state: ScalerState, verdict: Verdict) -> ScalerState:
+        """The same numbers by one kernel, which `torch.amp.GradScaler` uses too, instead of a dozen."""
+        scale, clean = state["scale"].clone(), state["clean"].clone()
+        found = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
+        torch._amp_update_scale_(scale, clean, found, self.growth_factor, self.backoff_factor, self.growth_interval)
+        return {
+            "scale": scale.clamp_(self.min_scale, self.max_scale) if self._is_bounded else scale,
+            "clean": clean,
+            "tolerance": state["tolerance"],
+        }
+
+    @property
+    def _is_bounded(self) -> bool:
+        return self.min_scale is not None or self.max_scale is not None
 
     def _lower(self, scale: Tensor) -> Tensor:
         exact = scale.double() * self.backoff_factor  # FP64: an FP32 product would round the factor as well

@@ -55,7 +55,7 @@ def outputs_of(parts, batch):
         for name, module in parts.model.named_modules()
         if not list(module.children())
     ]
-    with parts.plan.products(), parts.plan.autocast():
+    with parts.plan.products(), parts.plan.autocast:
         parts.model(batch.inputs)
     for handle in handles:
         handle.remove()

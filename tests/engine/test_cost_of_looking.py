@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -54,16 +53,19 @@ def test_naming_the_tensors_of_every_overflow_costs_less_than_3_per_cent_of_a_re
         train_step(learner, parts.model, batch, parts.plan, ring)
 
     def name():
-        ring.record(torch.zeros(1), learner.scale, overflowed, learner.rate(), learner.scale)
+        ring.record(
+            torch.zeros(()), learner.scale, infinite["grad_norm"], infinite["norms"], learner.rate(), learner.scale
+        )
         (row,) = ring.take(wait=True)
         assert offenders(learner.weights.names, row.norms)[0]
 
     (a_step,) = medians(step, rounds=6)
     ring.take(wait=True)
     verdict = learner.judge()
-    overflowed = replace(
-        verdict, overflow=torch.ones(1, dtype=torch.bool), norms=torch.full_like(verdict.norms, torch.inf)
-    )
+    infinite = {
+        "grad_norm": torch.full_like(verdict.grad_norm, torch.inf),
+        "norms": torch.full_like(verdict.norms, torch.inf),
+    }
     naming, judging = medians(name, learner.judge, rounds=50)
     with capsys.disabled():
         print(

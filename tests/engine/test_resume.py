@@ -39,8 +39,8 @@ def test_trap_37_twenty_steps_equal_ten_and_ten_more_bit_for_bit(tmp_path, preci
     rest = continue_loop(half, *words)
     assert rest.progress.step == 10
     rest.run()
-    whole.storage.writer.sync()
-    rest.storage.writer.sync()
+    whole.storage.writer.flush()
+    rest.storage.writer.flush()
     assert whole.storage.paths.steps.read_bytes() == rest.storage.paths.steps.read_bytes()
     one, other = whole.parts.full_precision(), rest.parts.full_precision()
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -237,7 +237,7 @@ def test_trap_37_eight_steps_equal_four_and_four_more_bit_for_bit(tmp_path, prec
     assert rest.progress.step == 4
     rest.run()
     for loop in (whole, rest):
-        loop.storage.writer.sync()
+        loop.storage.writer.flush()
     assert whole.storage.paths.steps.read_bytes() == rest.storage.paths.steps.read_bytes()
     one, other = whole.parts.model.state_dict(), rest.parts.model.state_dict()
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -12,6 +12,8 @@ import time
 import pytest
 from small_runs import command, environment, run_command
 
+from mptrain.cli.main import main
+
 WORKLOADS = {
     "cnn": ("model=cnn", "dataset.train_samples=480"),
     "word_lstm": (
@@ -117,6 +119,42 @@ def test_ten_sigkills_and_resumes_of_every_shape_of_training(tmp_path, workload,
     expected, found = kill_and_resume(tmp_path, "fp16_dynamic", 10, epochs=60, seed=3, workload=workload)
     assert found == expected
     assert expected.count(b"\n") == 60 * lines
+
+
+KILLED_WHILE_SAVING = """
+import os, signal, sys, time, torch
+from pathlib import Path
+save = torch.save
+def until_killed(state, file):
+    if state["progress"]["step"] < 14:
+        return save(state, file)
+    file.write(b"a part of it")
+    steps, deadline = Path("outputs/run/steps.jsonl"), time.monotonic() + 30
+    while steps.read_bytes().count(b"\\n") < 17 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+torch.save = until_killed
+from mptrain.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_sigkill_while_a_checkpoint_is_written_behind_training_goes_on_from_the_one_before(tmp_path, monkeypatch):
+    words = (*words_for("fp32"), "run.name=run", "log.seconds=0.001", "checkpoint.every_epochs=null")
+    folders = [tmp_path / name for name in ("undisturbed", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.chdir(folders[0])
+    assert main(list(words)) == 0
+    process = start(*words, cwd=folders[1], program=KILLED_WHILE_SAVING)
+    assert finish(process, folders[1])[0] == -signal.SIGKILL
+    assert has_steps(folders[1], 17)
+    left = sorted(path.name.split(".")[0] for path in (folders[1] / "outputs/run/checkpoints").iterdir())
+    assert left == ["last", "step-00000007", "step-00000007", "step-00000014"]
+    monkeypatch.chdir(folders[1])
+    assert main(["resume", "last"]) == 0
+    expected, found = [(folder / "outputs/run/steps.jsonl").read_bytes() for folder in folders]
+    assert found == expected
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])

@@ -13,6 +13,7 @@ import pytest
 from small_runs import TINY
 
 from mptrain.cli.main import main
+from mptrain.runlog import checkpoints
 from mptrain.runlog.checkpoints import CheckpointStore
 
 
@@ -154,7 +155,7 @@ def test_a_full_disk_ends_with_6_and_keeps_the_last_good_checkpoint(capsys, monk
 
     def until_full(descriptor, data):
         name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
-        if name.endswith("steps.jsonl") and Path("outputs/run/checkpoints/step-00000008.json").exists():
+        if name.endswith("steps.jsonl") and b'"step": 9,' in data:
             written.append(name)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(descriptor, data)
@@ -169,6 +170,29 @@ def test_a_full_disk_ends_with_6_and_keeps_the_last_good_checkpoint(capsys, monk
     assert CheckpointStore(Path("outputs/run/checkpoints"), 2).load_latest().manifest.step == 8
     code, _, _ = run(capsys, "resume", "outputs/run")
     assert code == 0
+    steps = [json.loads(line)["step"] for line in Path("outputs/run/steps.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, 19))
+
+
+def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes_on(capsys, monkeypatch):
+    words = (*TINY, "precision=fp32", "checkpoint.every_steps=4", "run.name=run")
+    temporary = checkpoints.temporary
+
+    def full(path):
+        draft = temporary(path)
+        if path.name == "step-00000008.pt":
+            draft.symlink_to("/dev/full")
+        return draft
+
+    with monkeypatch.context() as disk:
+        disk.setattr(checkpoints, "temporary", full)
+        code, _, errors = run(capsys, *words)
+    assert code == 6
+    assert errors[0].startswith("error: cannot write outputs/run/checkpoints/step-00000008.pt: the disk is full (")
+    assert errors[1].endswith("; still good: the checkpoint of step 4")
+    state = json.loads(Path("outputs/run/run.json").read_text())
+    assert (state["status"], state["exit_code"]) == ("failed", 6)
+    assert run(capsys, "resume", "outputs/run")[0] == 0
     steps = [json.loads(line)["step"] for line in Path("outputs/run/steps.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 19))
 

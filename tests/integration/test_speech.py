@@ -71,7 +71,7 @@ def test_a_few_utterances_are_learned_by_heart(tmp_path, precision):
     parts = loop.parts
     (batch,) = [parts.prepare(batch) for batch in parts.loaders["train"].batches(0)]
     parts.model.train()  # four utterances have statistics of their own
-    with torch.no_grad(), parts.plan.products(), parts.plan.autocast():
+    with torch.no_grad(), parts.plan.products(), parts.plan.autocast:
         shown = parts.task.exhibits(parts.model, batch)["transcripts"]
     assert isinstance(shown, Texts)
     assert all(reference == heard for reference, heard in shown.rows)

@@ -7,12 +7,11 @@ import torch
 
 from mptrain.numerics.verdict import clip_coefficient, gradient_norms, judge
 
-REFUSE, APPLY = torch.ones(1), torch.zeros(1)
 ONE = torch.ones(1)
 
 
-def verdict_of(*grads, scale=1.0, refuse=REFUSE):
-    return judge(torch.stack(gradient_norms(list(grads))), torch.tensor([scale]), refuse)
+def verdict_of(*grads, scale=1.0, refuses=True):
+    return judge(torch.stack(gradient_norms(list(grads))), torch.tensor([scale]), refuses=refuses)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -74,18 +73,18 @@ def test_trap_17_the_flag_is_exactly_one_however_many_offenders_there_are(offend
 
 
 def test_trap_15_an_overflow_is_seen_also_where_it_is_to_be_applied():
-    verdict = verdict_of(torch.tensor([math.inf]), refuse=APPLY)
+    verdict = verdict_of(torch.tensor([math.inf]), refuses=False)
     assert verdict.overflow
     assert verdict.skip == 0
 
 
 def test_trap_14_a_parameter_without_a_gradient_neither_counts_nor_hides_another():
     norms = torch.tensor([-1.0, 3.0, -1.0, 4.0], dtype=torch.float64)
-    assert judge(norms, ONE, REFUSE).grad_norm == 5.0
-    assert not judge(norms, ONE, REFUSE).overflow
+    assert judge(norms, ONE, refuses=True).grad_norm == 5.0
+    assert not judge(norms, ONE, refuses=True).overflow
     for bad in (math.inf, math.nan):
         with_bad = torch.tensor([-1.0, bad, 4.0], dtype=torch.float64)
-        assert judge(with_bad, ONE, REFUSE).skip == 1
+        assert judge(with_bad, ONE, refuses=True).skip == 1
 
 
 def test_trap_14_no_gradient_at_all_is_no_crash():
@@ -114,11 +113,10 @@ def test_shapes_and_dtypes_are_as_documented():
 
 
 def test_the_arguments_are_left_as_they_were():
-    norms, scale, refuse = torch.tensor([-1.0, math.nan], dtype=torch.float64), torch.tensor([2.0]), torch.ones(1)
-    judge(norms, scale, refuse)
+    norms, scale = torch.tensor([-1.0, math.nan], dtype=torch.float64), torch.tensor([2.0])
+    judge(norms, scale, refuses=True)
     assert norms[0] == -1.0
     assert scale == 2.0
-    assert refuse == 1.0
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-12, 0.5, 1.0, 2.0, 1e6, 1e30])
@@ -138,6 +136,6 @@ def test_trap_21_a_non_finite_norm_clips_nothing(bad):
 
 @pytest.mark.parametrize("norm", [0.0, 1.0, 1e30])
 def test_trap_1_gradients_of_a_scale_that_fell_to_zero_are_refused(norm):
-    verdict = judge(torch.tensor([norm, -1.0], dtype=torch.float64), torch.zeros(1), torch.ones(1))
+    verdict = judge(torch.tensor([norm, -1.0], dtype=torch.float64), torch.zeros(1), refuses=True)
     assert verdict.overflow
     assert verdict.skip == 1

@@ -287,7 +287,6 @@ def test_trap_34_a_weight_changed_between_two_regions_is_not_remembered_from_the
 
 def test_trap_34_no_update_happens_within_an_autocast_region():
     import contextlib
-    import functools
 
     from mptrain.dataset.batch import Batch
     from mptrain.engine.guard import BufferGuard
@@ -309,8 +308,7 @@ def test_trap_34_no_update_happens_within_an_autocast_region():
     weights = Weights(dict(model.named_parameters()), Looking(), master_weights=False)
     (objective,) = Classify(num_classes=3).objectives()
     learner = Learner(objective, weights, DynamicScaler(), torch.full((5,), 0.1), CPU)
-    region = functools.partial(autocast, policy, CPU)
-    plan = Plan(2, contextlib.nullcontext, region, BufferGuard(model))
+    plan = Plan(2, contextlib.nullcontext, autocast(policy, CPU), BufferGuard(model))
     batch = Batch(torch.randn(8, 4), torch.zeros(8, dtype=torch.int64))
     train_step(learner, model, batch, plan, Ring(4, 2, CPU))
     assert seen

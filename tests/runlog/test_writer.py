@@ -103,12 +103,12 @@ def test_records_cost_no_system_call_until_the_buffer_is_full(step_record, paths
     assert paths.steps.read_bytes().count(b"\n") == 2000
 
 
-def test_sync_returns_the_exact_length_of_every_file(paths, some_records):
+def test_flush_returns_the_exact_length_of_every_file(paths, some_records):
     writer = RecordWriter(paths)
-    assert writer.sync() == {name: 0 for name in RECORD_FILES if name != HISTOGRAMS}
+    assert writer.flush() == {name: 0 for name in RECORD_FILES if name != HISTOGRAMS}
     for record in some_records:
         writer.take(record)
-    lengths = writer.sync()
+    lengths = writer.flush()
     assert lengths == {name: len(content) for name, content in contents(paths).items() if content is not None}
     writer.close()
     writer.close()
@@ -116,7 +116,7 @@ def test_sync_returns_the_exact_length_of_every_file(paths, some_records):
 
 @settings(max_examples=30, deadline=None)
 @given(before=st.integers(0, 40), after=st.integers(0, 40), torn=st.binary(max_size=30))
-def test_truncation_restores_the_synced_bytes_exactly_and_the_run_goes_on_as_undisturbed(
+def test_truncation_restores_the_flushed_bytes_exactly_and_the_run_goes_on_as_undisturbed(
     step_record, epoch_record, tmp_path_factory, before, after, torn
 ):
     def record(writer, first, last):
@@ -132,15 +132,15 @@ def test_truncation_restores_the_synced_bytes_exactly_and_the_run_goes_on_as_und
 
     writer = RecordWriter(killed)
     record(writer, 0, before)
-    lengths = writer.sync()
-    synced = contents(killed)
+    lengths = writer.flush()
+    flushed = contents(killed)
     record(writer, before, before + after)
     writer.close()
     for path in (killed.steps, killed.events, killed.epochs):  # a line that the kill cut off
         path.write_bytes(path.read_bytes() + torn)
 
     truncate_records(killed, lengths)
-    assert contents(killed) == synced
+    assert contents(killed) == flushed
     writer = RecordWriter(killed)
     record(writer, before, before + after)
     writer.close()

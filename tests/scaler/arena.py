@@ -110,7 +110,7 @@ def train_as_the_engine_does(course, make, *, accumulate=1, clip_norm=None):
         rates = torch.full((len(course) + 1,), rule.lr)
         learners.append(Learner(Objective(name, (name + ".",), loss), weights, scaler, rates, torch.device("cpu")))
         rings.append(Ring(16, len(weights.names), torch.device("cpu")))
-    plan = Plan(accumulate, contextlib.nullcontext, contextlib.nullcontext, BufferGuard(model))
+    plan = Plan(accumulate, contextlib.nullcontext, contextlib.nullcontext(), BufferGuard(model))
     history = []
     for attempt in course:
         now["attempt"] = attempt

@@ -31,8 +31,8 @@ def learner_with(schedule, scaler=None, planned=30):
     return Learner(objective, weights, scaler or DynamicScaler(), rate_table(schedule, 0.5, planned, CPU), CPU)
 
 
-def verdict_of(value, refuse):
-    return judge(torch.stack(gradient_norms([torch.tensor([value])])), torch.ones(1), torch.tensor([refuse]))
+def verdict_of(value, *, refuses=True):
+    return judge(torch.stack(gradient_norms([torch.tensor([value])])), torch.ones(1), refuses=refuses)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -41,7 +41,7 @@ def test_trap_22_refused_updates_do_not_move_the_schedule(schedule):
     rates = []
     for overflow in [False, True, True, False, True, False, False]:
         rates.append(learner.rate().item())
-        learner.advance(verdict_of(float("inf") if overflow else 1.0, 1.0))
+        learner.advance(verdict_of(float("inf") if overflow else 1.0))
     table = learner.rates.tolist()
     assert rates == [table[update] for update in (0, 1, 1, 1, 2, 2, 3)]
     assert learner.updates.item() == 4
@@ -51,19 +51,19 @@ def test_trap_22_refused_updates_do_not_move_the_schedule(schedule):
 def test_trap_26_a_refusal_is_known_by_the_flag_also_where_the_scale_does_not_fall(scaler):
     learner = learner_with(Cosine(), scaler)
     before = learner.scale.clone()
-    learner.advance(verdict_of(float("nan"), 1.0))
+    learner.advance(verdict_of(float("nan")))
     assert torch.equal(learner.scale, before)
     assert learner.updates.item() == 0
 
 
 def test_trap_26_an_overflow_that_is_applied_counts_as_an_update():
     learner = learner_with(Cosine())
-    learner.advance(verdict_of(float("nan"), 0.0))
+    learner.advance(verdict_of(float("nan"), refuses=False))
     assert learner.updates.item() == 1
 
 
 def test_the_rate_can_be_asked_for_once_more_after_the_last_update():
     learner = learner_with(Linear(), planned=3)
     for _ in range(3):
-        learner.advance(verdict_of(1.0, 1.0))
+        learner.advance(verdict_of(1.0))
     assert learner.rate().item() == 0.0

@@ -1,0 +1,104 @@
+"""Steps of a small network on one core: what a loop costs besides the network (C1 to C5)."""
+
+from __future__ import annotations
+
+from benchmarks.cases.audit import host_reads
+from benchmarks.cases.case import Case, Setting
+from benchmarks.cases.steps import Contest, contest
+from benchmarks.loops.bare import Bare
+from benchmarks.loops.base import Mode, Work
+from benchmarks.loops.ours import Ours
+from benchmarks.loops.peers import PEERS, NotThere
+from benchmarks.results import Measurement, measured, unavailable
+from benchmarks.timing import take_turns
+
+#: 36-64-64-10 with ReLU; the labels cannot be learned, so the gradients stay as large as they are.
+MLP = (
+    "model=mlp",
+    "model.hidden=[64,64]",
+    "dataset=synthetic",
+    "dataset.image_size=6",
+    "dataset.channels=1",
+    "dataset.learnable=false",
+    "train.batch_size=32",
+    "train.channels_last=false",
+)
+
+#: torch's own half-precision kernels, as everybody else's loop uses them.
+SMALL = Work(MLP, more=("precision.cpu_kernels=native",))
+
+
+def step_in_fp32(setting: Setting) -> list[Measurement]:
+    """C1."""
+    return _against_bare("C1", "fp32", None, setting)
+
+
+def step_under_autocast(setting: Setting) -> list[Measurement]:
+    """C2."""
+    return _against_bare("C2", "amp", None, setting)
+
+
+def step_with_masters(setting: Setting) -> list[Measurement]:
+    """C3."""
+    return _against_bare("C3", "half", "amp", setting)
+
+
+def _against_bare(goal: str, mode: Mode, bare_mode: Mode | None, setting: Setting) -> list[Measurement]:
+    found = contest(SMALL, mode, setting.seconds, peers=setting.peers, bare_mode=bare_mode)
+    times, void = found.times, found.void
+    return [
+        measured(goal, "", times.ratio("ours", "bare"), void=void),
+        *_beside(goal, found),
+        measured(goal, "microseconds of a bare step", times.of("bare").value * 1e6, judged=False),
+        measured(goal, "microseconds of ours", times.of("ours").value * 1e6, judged=False),
+    ]
+
+
+def _beside(goal: str, found: Contest) -> list[Measurement]:
+    """The other loops against the bare one."""
+    rows = [
+        measured(goal, f"{name} / bare", found.times.ratio(name, "bare"), judged=False, void=found.void)
+        for name in found.makers
+        if name not in ("ours", "bare")
+    ]
+    return rows + [unavailable(goal, f"{name} / bare", why, judged=False) for name, why in found.refused.items()]
+
+
+def record(setting: Setting) -> list[Measurement]:
+    """C4: the same loop with and without writing and reading its record."""
+    loops = {"with": Ours(SMALL, "fp32"), "without": Ours(SMALL, "fp32", record=False)}
+    times = take_turns({name: loop.block for name, loop in loops.items()}, setting.seconds)
+    for loop in loops.values():
+        loop.close()
+    cost, share = times.difference("with", "without"), times.ratio("with", "without")
+    micro = 1e6
+    return [
+        measured(
+            "C4", "microseconds", type(cost)(cost.value * micro, cost.low * micro, cost.high * micro, cost.rounds)
+        ),
+        measured("C4", "share of the step", type(share)(share.value - 1, share.low - 1, share.high - 1, share.rounds)),
+    ]
+
+
+def reads(setting: Setting) -> list[Measurement]:
+    """C5: counted, in a step with half precision and a scaler."""
+    rows = [measured("C5", "", host_reads(Ours(SMALL, "amp")))]
+    rows.append(measured("C5", "bare", host_reads(Bare(SMALL, "amp")), judged=False))
+    rows.append(measured("C5", "bare_best", host_reads(Bare(SMALL, "amp", best=True)), judged=False))
+    for peer in PEERS if setting.peers else ():
+        if peer.name == "lightning":  # its steps cannot be driven one by one
+            continue
+        try:
+            rows.append(measured("C5", peer.name, host_reads(peer.make(SMALL, "amp")), judged=False))
+        except NotThere as why:
+            rows.append(unavailable("C5", peer.name, str(why), judged=False))
+    return rows
+
+
+CASES = (
+    Case("step in fp32", ("C1",), step_in_fp32, 3),
+    Case("step under autocast", ("C2",), step_under_autocast, 3),
+    Case("step with master weights", ("C3",), step_with_masters, 2),
+    Case("record of every step", ("C4",), record, 2),
+    Case("host reads", ("C5",), reads, 0.2),
+)

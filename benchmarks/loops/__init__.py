@@ -1,0 +1,1 @@
+"""The same training, written by us, by hand and with other frameworks."""

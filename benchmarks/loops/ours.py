@@ -1,0 +1,79 @@
+"""Our own loop: what `mptrain` does in a step, records included."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.loops.base import ByHand, Mode, Work, batches, cast_inputs
+from mptrain.config.build import build
+from mptrain.config.compose import compose
+from mptrain.engine.loop import Loop, Storage
+from mptrain.precision.apply import input_dtype
+from mptrain.records import ProgressRecord, Record, StepRecord
+from mptrain.runlog import RecordWriter, create_run
+from mptrain.runlog.checkpoints import CheckpointStore
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mptrain.dataset.batch import Batch
+
+
+class Ours(ByHand):
+    """A step of every learner on a prepared batch: `mptrain.engine.loop.Loop.attempt`.
+
+    Args:
+        work: What to train.
+        mode: In which precision.
+        record: Keep the record of every step; else it is neither written nor read from the device.
+    """
+
+    def __init__(self, work: Work, mode: Mode, *, record: bool = True) -> None:
+        parts, options = build(compose(work.line(mode)))
+        self.device = work.device
+        self.batches = cast_inputs(list(batches(work)), input_dtype(parts.policy))
+        self._folder = tempfile.TemporaryDirectory()
+        run = create_run(Path(self._folder.name), "benchmark")
+        self._seen = _Losses()
+        store = CheckpointStore(run.paths.checkpoints, 1)
+        self._writer = RecordWriter(run.paths)
+        self.loop = Loop(parts, options, Storage(run.paths, self._writer, store, ""), [self._seen])
+        parts.model.train()
+        if not record:
+            for ring in self.loop._rings:
+                ring.record = lambda *_: None  # type: ignore[method-assign]
+            self.loop._ledger.note = lambda *_: None  # type: ignore[method-assign]
+
+    def step(self, batch: Batch) -> Tensor:  # type: ignore[return]
+        """One step; its loss is read from the record."""
+        self.loop.attempt(batch)
+
+    def losses(self, steps: int) -> list[float]:
+        """The recorded losses."""
+        self._seen.losses.clear()
+        for index in range(steps):
+            self.step(self.batches[index % len(self.batches)])
+        self.loop._ledger.flush()
+        return list(self._seen.losses)
+
+    def close(self) -> None:
+        """Close the record and forget it."""
+        self._writer.close()
+        self._folder.cleanup()
+
+
+class _Losses:
+    """A sink that keeps the losses of the newest steps."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def take(self, record: Record) -> None:
+        if isinstance(record, StepRecord) and len(self.losses) < 1000:
+            self.losses.append(record.loss)
+        assert not isinstance(record, ProgressRecord)
+
+    def close(self) -> None:
+        pass

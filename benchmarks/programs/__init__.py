@@ -1,0 +1,1 @@
+"""Programs that are timed as processes of their own."""

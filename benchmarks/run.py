@@ -1,0 +1,85 @@
+"""``python -m benchmarks.run``: measure a suite, and keep what was measured as JSON after every case."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as mptrain does; torch reads it when it is imported
+
+if TYPE_CHECKING:
+    from benchmarks.cases.case import Case
+
+#: Seconds of a suite where none are given.
+BUDGETS = {"smoke": 60.0, "cpu": 600.0, "gpu": 420.0}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a suite; 0 unless a case failed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument("--suite", choices=sorted(BUDGETS), required=True)
+    parser.add_argument("--budget", type=float, help="seconds, about; each suite has its own")
+    parser.add_argument("--out", type=Path, help="JSON to write; a file in benchmarks/results by default")
+    parser.add_argument("--only", default="", help="goals, as in C1,G7")
+    parser.add_argument("--no-peers", action="store_true", help="leave other frameworks out")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="the gpu suite on a CPU, in sizes whose numbers mean nothing"
+    )
+    asked = parser.parse_args(argv)
+
+    import torch
+
+    from benchmarks.cases.case import Setting
+    from benchmarks.machine import facts
+    from benchmarks.report import show
+    from benchmarks.results import Results
+    from benchmarks.suites import cases_of
+
+    device = "cuda" if asked.suite == "gpu" and not asked.rehearse else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("the gpu suite needs a CUDA device; --rehearse goes through it on a CPU")
+    if device == "cpu":
+        torch.set_num_threads(1)
+    wanted = {name.strip().upper() for name in asked.only.split(",") if name.strip()}
+    cases = [case for case in cases_of(asked.suite) if not wanted or wanted & set(case.goals)]
+    if not cases:
+        parser.error(f"no case of {asked.suite} measures {asked.only}")
+    results = Results(asked.suite, facts(), rehearsal=asked.rehearse)
+    out = asked.out or Path(__file__).parent / "results" / f"{asked.suite}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    budget = asked.budget or BUDGETS[asked.suite]
+    unit = budget / sum(case.weight for case in cases)
+    began = time.perf_counter()
+    for case in cases:
+        left = budget - (time.perf_counter() - began)
+        seconds = max(0.5, min(unit * case.weight, left)) * 0.6  # the rest goes into building and warming up
+        _measure(case, Setting(seconds, device, asked.rehearse, not asked.no_peers), results)
+        results.write(out)
+    show(results)
+    print(f"\nwritten to {out}")
+    return 1 if results.failures else 0
+
+
+def _measure(case: Case, setting: object, results: object) -> None:
+    from benchmarks.cases.case import Setting
+    from benchmarks.results import Results
+
+    assert isinstance(setting, Setting)
+    assert isinstance(results, Results)
+    print(f"{case.name} ({', '.join(case.goals)}) ...", file=sys.stderr, flush=True)
+    started = time.perf_counter()
+    try:
+        results.measurements += case.measure(setting)
+    except Exception as error:  # one case that fails must not cost what the others measured
+        traceback.print_exc()
+        results.failures[case.name] = f"{type(error).__name__}: {error}"
+    results.seconds[case.name] = round(time.perf_counter() - started, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,212 @@
+"""The steps of all learners on a batch: operator by operator, or the whole of it as one CUDA graph.
+
+A network whose kernels are shorter than the time it takes to launch them waits for the host all the time. A graph is
+launched once for all of them. What is captured is `mptrain.engine.step` as it is: forward and backward passes, verdict,
+update, scaler, schedule, record. That works because nothing in there depends on the host: a graph repeats addresses and
+Python's decisions, and every value that may change is in device memory.
+
+What a step makes anew and the next one begins with, the count of updates and the scaler's state, is copied into fixed tensors at
+its end. A batch is copied into fixed tensors before it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mptrain.diagnostics.probe import UNWATCHED
+from mptrain.engine.step import train_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from mptrain.dataset.batch import Batch
+    from mptrain.diagnostics.probe import Watch
+    from mptrain.engine.job import Parts
+    from mptrain.engine.learner import Learner
+    from mptrain.engine.ring import Recorder, Ring
+
+    #: Takes what a step does, and gives back what does it again.
+    Capture = Callable[[Callable[[], None]], Callable[[], None]]
+
+#: Steps on a shape of batch before it is captured: libraries choose their kernels in the first ones.
+WARM_UP = 3
+#: Shapes that are captured; each keeps the memory of a whole step.
+MOST = 4
+
+
+def capture_on(device: torch.device) -> Capture | None:
+    """How steps are captured on a device; None where they cannot be."""
+    return cuda_graph if device.type == "cuda" else None
+
+
+def cuda_graph(body: Callable[[], None]) -> Callable[[], None]:
+    """Capture what ``body`` launches, without running it; the result runs it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):  # memory may be pinned meanwhile, here and elsewhere
+        body()
+    return graph.replay
+
+
+class Steps:
+    """Trains every learner on one batch after another.
+
+    Args:
+        parts: The run.
+        rings: Takes the record of each learner, in their order.
+        capture: How a step is captured; None launches it operator by operator.
+
+    Attributes:
+        notes: What the user should know about it, one sentence each; whoever tells it takes it out.
+    """
+
+    def __init__(self, parts: Parts, rings: Sequence[Ring], capture: Capture | None = None) -> None:
+        self._parts = parts
+        self._rings = tuple(rings)
+        self._capture = capture
+        self._fixed: list[dict[str, Tensor]] = []
+        self._seen: Counter[Any] = Counter()
+        self._graphs: dict[Any, _Graph] = {}
+        self._newest: _Graph | None = None
+        self.notes: list[str] = []
+
+    def take(self, batch: Batch, watches: Sequence[Watch], *, as_usual: bool = True) -> None:
+        """One step of every learner.
+
+        Args:
+            batch: Prepared.
+            watches: What looks at each learner's step.
+            as_usual: Nothing but the step is to happen; no fault was put in.
+        """
+        if self._capture is None:
+            self._eagerly(batch, watches, self._rings)
+            return
+        graph = self._graph_for(batch) if as_usual and all(watch is UNWATCHED for watch in watches) else None
+        if graph is None:
+            records = [_Kept() for _ in self._rings]  # of copies, since what the rings keep may not change any more
+            self._eagerly(batch, watches, records)
+            for record, ring in zip(records, self._rings, strict=True):
+                record.hand_on(ring)
+            self._newest = None
+            self._hold()
+            return
+        graph.run(batch, self._rings, again=graph is self._newest)
+        self._newest = graph
+
+    def _eagerly(self, batch: Batch, watches: Sequence[Watch], recorders: Sequence[Recorder]) -> None:
+        parts = self._parts
+        for learner, recorder, watch in zip(parts.learners, recorders, watches, strict=True):
+            train_step(learner, parts.model, batch, parts.plan, recorder, watch)
+
+    def _hold(self) -> None:
+        """Have what moved in an eager step in the fixed tensors that graphs read."""
+        if not self._fixed:
+            self._fixed = [
+                {name: value.clone() for name, value in one.moving().items()} for one in self._parts.learners
+            ]
+        for learner, fixed in zip(self._parts.learners, self._fixed, strict=True):
+            learner.move_into(fixed)
+
+    def _graph_for(self, batch: Batch) -> _Graph | None:
+        key = _kind_of(batch)
+        if key in self._graphs:
+            return self._graphs[key]
+        self._seen[key] += 1
+        if self._seen[key] <= WARM_UP or len(self._graphs) == MOST:
+            return None
+        host = _host_random_state()
+        try:
+            self._graphs[key] = self._captured(batch)
+        except (RuntimeError, torch.AcceleratorError) as error:
+            self._give_up(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        if _host_random_state() != host:
+            self._give_up("it draws random numbers on the host, which a graph would repeat")
+        return self._graphs.get(key)
+
+    def _captured(self, batch: Batch) -> _Graph:
+        before = [learner.moving() for learner in self._parts.learners]
+        graph = _Graph(self._parts, batch)
+        assert self._capture is not None
+        try:
+            graph.replay = self._capture(lambda: graph.body(self._fixed))
+        except BaseException:
+            for learner, values in zip(self._parts.learners, before, strict=True):
+                learner.go_on_with(values)
+                learner.weights.clear()
+            raise
+        graph.keep_gradients()
+        return graph
+
+    def _give_up(self, why: str) -> None:
+        self.notes.append(
+            f"train.engine=graph: the step cannot be captured, and is launched operator by operator: {why}"
+        )
+        self._capture = None
+        self._graphs.clear()
+
+
+class _Graph:
+    """One captured step of all learners on batches of one shape."""
+
+    def __init__(self, parts: Parts, batch: Batch) -> None:
+        self._parts = parts
+        self._batch = batch.clone()
+        self._records: list[_Kept] = []
+        self._gradients: list[tuple[torch.nn.Parameter, Tensor]] = []
+        self.replay: Callable[[], None]
+
+    def body(self, fixed: Sequence[dict[str, Tensor]]) -> None:
+        """What is captured."""
+        parts, self._records = self._parts, []
+        for learner, values in zip(parts.learners, fixed, strict=True):
+            kept = _Kept()
+            train_step(learner, parts.model, self._batch, parts.plan, kept)
+            learner.move_into(values)
+            self._records.append(kept)
+
+    def keep_gradients(self) -> None:
+        """Remember where the graph leaves the gradients, for whoever looks at them after a step."""
+        owners: Sequence[Learner] = self._parts.learners
+        parameters = [parameter for learner in owners for parameter in learner.weights.parameters()]
+        self._gradients = [(one, one.grad) for one in parameters if one.grad is not None]
+
+    def run(self, batch: Batch, rings: Sequence[Ring], *, again: bool) -> None:
+        """The step on a batch, and its records into the rings."""
+        self._batch.copy_(batch)
+        self.replay()
+        if not again:
+            for parameter, gradient in self._gradients:
+                parameter.grad = gradient
+        for kept, ring in zip(self._records, rings, strict=True):
+            kept.hand_on(ring)
+
+
+class _Kept:
+    """Takes a record inside a graph: its values, one behind the other, in tensors that every run of the graph writes."""
+
+    def record(
+        self, loss: Tensor, scale: Tensor, grad_norm: Tensor, norms: Tensor, lr: Tensor, next_scale: Tensor
+    ) -> None:
+        """See `mptrain.engine.ring.Ring.record`."""
+        self._singles = torch.cat([loss.view(1), scale, lr, next_scale])
+        self._norms = torch.cat([grad_norm, norms])
+
+    def hand_on(self, ring: Ring) -> None:
+        """Record copies: the next run of the graph writes into the same tensors."""
+        singles, norms = self._singles.clone(), self._norms.clone()
+        ring.record(singles[0], singles[1:2], norms[:1], norms[1:], singles[2:3], singles[3:4])
+
+
+def _kind_of(batch: Batch) -> tuple[Any, ...]:
+    """What a captured step has taken for granted of its batch."""
+    tensors = {name: (tensor.shape, tensor.stride(), tensor.dtype) for name, tensor in batch.tensors().items()}
+    return tuple(tensors.items()), batch.targets is batch.inputs, batch.counts
+
+
+def _host_random_state() -> tuple[Any, bytes]:
+    return random.getstate(), torch.get_rng_state().numpy().tobytes()

@@ -1,0 +1,39 @@
+"""Brings batches to a CUDA device beside the training that is under way there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mptrain.dataset.batch import Batch
+
+
+class Transfer:
+    """Copies and prepares batches on a stream of its own, so that neither host nor training waits for the bus.
+
+    The host issues a step and goes on to the next batch while the device is still busy with the step; on a stream of its
+    own the next batch's copy need not queue up behind it.
+
+    Args:
+        device: Where batches go; on a CPU nothing is special.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, make: Callable[[], Batch]) -> Batch:
+        """What ``make`` gives, ready for the stream that is current here."""
+        if self._stream is None:
+            return make()
+        current = torch.cuda.current_stream(self._stream.device)
+        with torch.cuda.stream(self._stream):
+            batch = make()
+        current.wait_stream(self._stream)
+        for tensor in batch.tensors().values():
+            if tensor.is_cuda:
+                tensor.record_stream(current)  # its memory is that stream's until training is done with it
+        return batch

@@ -1,0 +1,99 @@
+"""Saves checkpoints while training goes on."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from mptrain.runlog.host_copy import HostCopy
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from mptrain.runlog.checkpoints import CheckpointStore
+    from mptrain.runlog.writer import RecordWriter
+
+
+class Saver:
+    """Saves one checkpoint at a time: copies the state, and lets a thread write the copy. Leave the context to end it.
+
+    What goes wrong in the thread is raised by the next call, as it would have been by `save`.
+
+    Args:
+        store: Takes the checkpoints.
+        writer: Its records are forced to the disk before a checkpoint that counts on them.
+        background: False makes `save` return when the checkpoint is on the disk.
+    """
+
+    def __init__(self, store: CheckpointStore, writer: RecordWriter, *, background: bool) -> None:
+        self._store = store
+        self._writer = writer
+        self._background = background
+        self._copy = HostCopy(everything=background)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")  # it starts one when the first save is handed to it
+        self._saving: Future[None] | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+
+    def save(self, state: dict[str, Any], *, step: int, metric: float | None, config_digest: str) -> None:
+        """Save a state together with the records so far, after the save before is done.
+
+        Where there is no memory for a copy, the state itself is written, and this returns when that is done.
+
+        Args:
+            state: What `CheckpointStore.save` takes. It may change afterwards.
+            step: Attempted steps so far.
+            metric: The validation metric of exactly these weights; None, inf and nan if unknown.
+            config_digest: Digest of the configuration.
+
+        Raises:
+            TypeError: The state holds something that a safe load would refuse; names where.
+            StorageError: The disk refuses, or has refused the save before.
+        """
+        self.wait()
+        records = self._writer.flush()
+        background = self._background
+        try:
+            state = self._copy.take(state)
+        except MemoryError:
+            background = False
+
+        def write() -> None:
+            self._copy.wait()
+            self._writer.force(records)
+            self._store.save(state, step=step, records=records, metric=metric, config_digest=config_digest)
+
+        if background:
+            self._saving = self._thread.submit(write)
+        else:
+            write()
+
+    def check(self) -> None:
+        """Raise what has gone wrong since `save`; waits for nothing.
+
+        Raises:
+            StorageError: The disk has refused.
+        """
+        if self._saving is not None and self._saving.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until what was saved is on the disk.
+
+        Raises:
+            StorageError: The disk refuses.
+        """
+        if self._saving is not None:
+            error = self._saving.exception()
+            self._saving = None
+            if error is not None:
+                raise error

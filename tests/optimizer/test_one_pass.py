@@ -1,0 +1,85 @@
+"""Weights that are judged and updated by the multi-tensor kernels, in Triton's interpreter, beside torch's operators."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from optimizer.exact_updates import DTYPES
+from optimizer.interpreted import interpreter, overflow_is_no_warning, rounded  # noqa: F401 - two are fixtures
+from small_runs import TINY, loop_of, steps_of
+
+from mptrain.optimizer import SGD, AdamW
+from mptrain.optimizer.weights import Weights
+
+pytest.importorskip("triton")
+
+FP16, BF16, FP32 = DTYPES
+
+
+def weights_of(values, dtype, rule, *, one_pass, masters=True, **more):
+    parameters = {name: torch.nn.Parameter(value.to(dtype)) for name, value in values.items()}
+    made = Weights(parameters, rule, master_weights=masters and dtype != FP32, **more)
+    assert made._one_pass
+    made._one_pass = one_pass
+    return made
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("masters", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", [SGD(momentum=0.9), AdamW()], ids=["sgd", "adamw"])
+def test_weights_give_the_same_with_the_kernels_as_without(rule, dtype, masters, micro_batches):
+    """A refused update, clipping and a parameter without a gradient among them."""
+    draw = torch.Generator().manual_seed(0)
+    values = {name: torch.randn(shape, generator=draw) for name, shape in {"a": (40, 31), "b": (7,), "c": (3,)}.items()}
+    pair = [
+        weights_of(values, dtype, rule, one_pass=one_pass, masters=masters, clip_norm=3.0) for one_pass in (True, False)
+    ]
+    scale, lr = torch.tensor([64.0]), torch.tensor([0.01])
+    for number in range(4):
+        verdicts = []
+        drawn = [{name: torch.randn(value.shape, generator=draw) for name, value in values.items()} for _ in range(2)]
+        for weights in pair:
+            weights.clear()
+            for gradients in drawn[:micro_batches]:
+                for name, parameter in zip(weights.names, weights.parameters(), strict=True):
+                    if name != "c" or number == 3:
+                        parameter.grad = (gradients[name] * 64).to(dtype)
+                        parameter.grad[0] = math.inf if number == 1 else 1.0
+                weights.gather(alone=micro_batches == 1)
+            assert weights.without_gradient() == ([] if number == 3 else ["c"])
+            assert {gradient.dtype for gradient in weights.gradients().values()} == {FP32}
+            verdicts.append(weights.judge(scale, refuses=True))
+            before = {name: value.clone() for name, value in weights.full_precision().items()}
+            weights.update(verdicts[-1], lr, scale)
+            moved = [not torch.equal(before[name], value) for name, value in weights.full_precision().items()]
+            assert not any(moved) if number == 1 else moved[0]
+            assert number == 3 or not moved[2]
+        ours, theirs = verdicts
+        assert (ours.skip.item(), ours.overflow.item()) == (theirs.skip.item(), theirs.overflow.item())
+        torch.testing.assert_close(ours.norms, theirs.norms, rtol=2.0**-20, atol=0)
+    ours, theirs = (weights.full_precision() for weights in pair)
+    tolerance = 2.0**-18 if masters or dtype == FP32 else 2.0 ** {FP16: -9, BF16: -6}[dtype]
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance / 8)
+    for one, other in zip(*(weights.parameters() for weights in pair), strict=True):
+        assert one.dtype == other.dtype == dtype
+        assert torch.equal(
+            one, rounded(ours[dict(zip(map(id, pair[0].parameters()), pair[0].names, strict=True))[id(one)]], dtype)
+        )
+
+
+def test_a_whole_run_with_the_kernels_is_that_without_them(tmp_path):
+    words = (*TINY, "precision=fp16_dynamic", "train.epochs=1", "optimizer=adamw")
+    with_kernels = loop_of(tmp_path / "kernels", *words)
+    assert all(learner.weights._one_pass for learner in with_kernels.parts.learners)
+    plain = loop_of(tmp_path / "plain", *words)
+    for learner in plain.parts.learners:
+        learner.weights._one_pass = False
+    for loop in (with_kernels, plain):
+        loop.run()
+    one, other = steps_of(with_kernels), steps_of(plain)
+    assert [step["skipped"] for step in one] == [step["skipped"] for step in other]
+    assert [step["loss"] for step in one] == pytest.approx([step["loss"] for step in other], rel=1e-3)

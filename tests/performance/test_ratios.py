@@ -1,0 +1,47 @@
+"""Goals that hold on any machine, because both sides of each ratio run in turns there. A quarter of slack for a busy one."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.cases import cpu_steps, startup
+from benchmarks.cases.case import Setting
+from benchmarks.goals import GOALS
+
+SLACK = 1.25
+SETTING = Setting(seconds=4.0, device="cpu", peers=False)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("goal", "measure"),
+    [
+        ("C1", cpu_steps.step_in_fp32),
+        ("C2", cpu_steps.step_under_autocast),
+        ("C4", cpu_steps.record),
+        ("C5", cpu_steps.reads),
+        ("C7", startup.help_text),
+    ],
+)
+def test_a_goal_is_reached_within_a_quarter(goal, measure):
+    """Three tries: a stretch of time that belongs to others says nothing about us."""
+    missed = []
+    for _ in range(3):
+        judged = [row for row in measure(SETTING) if row.judged]
+        missed = [
+            f"{row.goal} {row.what}: {row.value:.3g}, {row.state} {row.why}"
+            for row in judged
+            if row.state != "measured" or row.value > GOALS[goal].bounds[row.what] * SLACK
+        ]
+        if not missed:
+            return
+    assert not missed
