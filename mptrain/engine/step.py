@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch.autograd import Variable
+from torch.autograd.graph import _engine_run_backward
 
 from mptrain.diagnostics.probe import UNWATCHED
 
@@ -57,7 +57,8 @@ def backward(loss: Tensor, factor: Tensor) -> None:
         factor: float32 scalar: where the backward pass begins.
     """
     # Not torch.autograd.backward: given a gradient to begin with, it compares shapes by means of torch's compiler, which it imports.
-    Variable._execution_engine.run_backward((loss,), (factor,), False, False, (), True, True)
+    # What follows is what it does then; `False` twice: no graph is kept, and none is made of the gradients.
+    _engine_run_backward((loss,), (factor,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan: Plan) -> Tensor:

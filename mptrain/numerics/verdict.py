@@ -7,7 +7,6 @@ would call [1e30, 1e30] an overflow although both elements are finite.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -68,22 +67,14 @@ def judge(
     grad_norm = torch.linalg.vector_norm(present, keepdim=True) / scale
     # NaN for inf and NaN, else 0. A scale that has fallen to 0 is found as well: nothing can be unscaled by it.
     rest = grad_norm - grad_norm
-    overflow, finite = torch.ne(rest, rest), torch.eq(rest, rest)
-    zero, one, always = _constants(scale.device)
-    applied, skip = (finite, torch.where(finite, zero, one)) if refuses else (always, zero)
+    overflow = torch.ne(rest, rest)
+    if refuses:
+        applied, skip = torch.eq(rest, rest), overflow.to(torch.float32)
+    else:
+        applied, skip = torch.ones_like(overflow), torch.zeros_like(scale)
     if measured is not None:
         measured = measured.to(norms.device)  # it is elsewhere only where there was no gradient to measure
     return Verdict(overflow, applied, skip, grad_norm, norms, measured)
-
-
-@functools.cache
-def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """0 and 1 in FP32, and true, each of shape (1,); nobody changes them."""
-    return (
-        torch.zeros(1, device=device),
-        torch.ones(1, device=device),
-        torch.ones(1, dtype=torch.bool, device=device),
-    )
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:

@@ -1,6 +1,7 @@
 """What moves weights: update rules on torch's fused kernels, and the weights with their master copies."""
 
 from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Rule
+from mptrain.optimizer.torch_state import torch_optim_state
 from mptrain.optimizer.weights import Weights
 
-__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Rule", "Weights"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW", "Rule", "Weights", "torch_optim_state"]

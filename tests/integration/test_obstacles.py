@@ -206,7 +206,7 @@ def test_a_single_sample_for_batch_norm_is_refused_before_training(capsys):
 
 
 def test_a_bug_is_called_a_bug_and_leaves_its_traceback_in_the_run(capsys, monkeypatch):
-    monkeypatch.setattr("mptrain.engine.loop.train_step", lambda *args: 1 / 0)
+    monkeypatch.setattr("mptrain.engine.steps.train_step", lambda *args: 1 / 0)
     code, _, errors = run(capsys, *TINY, "run.name=run")
     assert code == 1
     assert errors[0].startswith("error: this is a bug in mptrain: ZeroDivisionError")

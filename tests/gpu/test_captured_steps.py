@@ -1,0 +1,126 @@
+"""Steps as CUDA graphs: the bits of launched ones, few launches, no waiting, and a reason where a model cannot be captured."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_runs import TINY, Kept, loop_of, parts_of, steps_of
+from torch import nn
+
+from mptrain.diagnostics.probe import UNWATCHED
+from mptrain.engine.ring import Ring
+from mptrain.engine.steps import WARM_UP, Steps, cuda_graph
+from mptrain.records import EventRecord
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+MODES = ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_static", "fp16_pure", "bf16"]
+
+
+def trained(tmp_path, *words):
+    kept = Kept()
+    loop = loop_of(tmp_path, *words, "device=cuda", kept=kept)
+    loop.run()
+    warnings = [event.fields["message"] for event in kept.of(EventRecord) if event.kind == "warning"]
+    return loop, [text for text in warnings if "captured" in text]
+
+
+@pytest.mark.parametrize("precision", MODES)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        TINY,
+        (*TINY, "train.accumulate=2", "train.clip_norm=0.5", "train.ema_decay=0.9"),
+        (*TINY, "model=resnet18", "train.epochs=1"),
+        (*TINY, "scaler=dynamic", "scaler.init_scale=1e8", "scaler.max_scale=null", "scaler.growth_interval=3"),
+    ],
+    ids=["mlp", "accumulated", "resnet18", "overflows"],
+)
+def test_a_graph_trains_bit_for_bit_like_an_eager_step(tmp_path, words, optimizer, precision):
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        chosen = (*words, f"precision={precision}", f"optimizer={optimizer}")
+        eager, _ = trained(tmp_path / "eager", *chosen)
+        graph, refusals = trained(tmp_path / "graph", *chosen, "train.engine=graph")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not refusals
+    assert graph._steps._graphs
+    assert steps_of(eager) == steps_of(graph)
+    ours = graph.parts.model.state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in eager.parts.model.state_dict().items())
+
+
+def test_dropout_draws_the_same_in_a_graph(tmp_path):
+    words = (*TINY, "precision=fp16_dynamic", "model.dropout=0.3")
+    eager, _ = trained(tmp_path / "eager", *words)
+    graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
+    assert not refusals
+    assert steps_of(eager) == steps_of(graph)
+
+
+def test_a_gan_is_captured_too(tmp_path):
+    words = ("model=dcgan", "dataset=synthetic", "dataset.image_size=16", "dataset.train_samples=96",
+             "train.batch_size=16", "train.epochs=2", "precision=amp_dynamic", "checkpoint.every_epochs=null")  # fmt: skip
+    eager, _ = trained(tmp_path / "eager", *words)
+    graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
+    assert not refusals
+    for one, other in zip(steps_of(eager), steps_of(graph), strict=True):
+        assert one["skipped"] == other["skipped"]
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-2)  # cuDNN's transposed convolutions add in any order
+
+
+def steps_with(*words):
+    parts, _ = parts_of(*TINY, "device=cuda", "train.epochs=50", *words)
+    parts.model.train()
+    rings = [Ring(256, len(learner.weights.names), parts.device) for learner in parts.learners]
+    batch = parts.prepare(next(parts.loaders["train"].batches(0)))
+    return parts, Steps(parts, rings, cuda_graph), rings, batch
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
+def test_a_captured_step_waits_for_nothing_and_is_a_handful_of_launches(precision):
+    from torch.profiler import ProfilerActivity, profile
+
+    _, steps, rings, batch = steps_with(f"precision={precision}", "model=resnet18")
+    for _ in range(WARM_UP + 2):
+        steps.take(batch, [UNWATCHED])
+    assert steps._graphs
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps.take(batch, [UNWATCHED])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for _ in range(10):
+            steps.take(batch, [UNWATCHED])
+        torch.cuda.synchronize()
+    calls = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaGraphLaunch")
+    launched = sum(event.count for event in seen.key_averages() if event.key.startswith(calls)) / 10
+    assert launched <= 6
+    assert len(rings[0].take(wait=True)) == WARM_UP + 13
+
+
+class Asking(nn.Module):
+    """Reads a value on the host, which no graph can."""
+
+    def __init__(self, num_classes, **facts):
+        super().__init__()
+        self.last = nn.Linear(64, num_classes)
+
+    def forward(self, images):
+        flat = images.flatten(1)
+        return self.last(flat) if flat.abs().max().item() >= 0 else self.last(-flat)
+
+
+def test_a_model_that_reads_on_the_host_is_refused_with_a_reason_and_trains_on(tmp_path, monkeypatch):
+    import mptrain.config.build
+
+    monkeypatch.setattr(mptrain.config.build, "build_model", lambda config, dataset: Asking(**dataset.facts()))
+    loop, refusals = trained(tmp_path, *TINY, "precision=fp32", "train.engine=graph")
+    (refusal,) = refusals
+    assert "launched operator by operator" in refusal
+    assert len(steps_of(loop)) == loop.planned
+    assert all(value.isfinite().all() for value in loop.parts.full_precision().values())

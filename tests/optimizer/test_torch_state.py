@@ -1,0 +1,53 @@
+"""A checkpoint's optimizer state is read by torch.optim, which then goes on with the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from small_runs import TINY, loop_of
+
+from mptrain.optimizer.torch_state import torch_optim_state
+
+TORCH = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
+    "adam": lambda params: torch.optim.Adam(params, lr=0.001),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.001, weight_decay=0.0),
+    "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_torch_optim_goes_on_where_a_run_has_ended(tmp_path, name):
+    words = (
+        *TINY,
+        "precision=fp32",
+        f"optimizer={name}",
+        "schedule=constant",
+        "optimizer.weight_decay=0",
+        "train.max_steps=6",
+    )
+    lr = {"sgd": 0.05, "adam": 0.001, "adamw": 0.001, "adagrad": 0.01}[name]
+    loop = loop_of(tmp_path, *words, f"optimizer.lr={lr}")
+    loop.run()
+    saved = loop.storage.store.load_latest().state
+    model = loop.parts.model
+    optimizer = TORCH[name](model.parameters())
+    optimizer.load_state_dict(
+        torch_optim_state(saved["learners"]["main"]["optimizer"], optimizer, dict(model.named_parameters()))
+    )
+    (learner,) = loop.parts.learners
+    gradients = {one: torch.randn_like(value) for one, value in learner.weights.full_precision().items()}
+    before = {one: value.clone() for one, value in learner.weights.full_precision().items()}
+    for one, parameter in model.named_parameters():
+        parameter.grad = gradients[one].clone()
+    optimizer.step()
+    theirs = {one: value.detach().clone() for one, value in model.named_parameters()}
+    learner.weights.load_full_precision(before)
+    learner.weights.clear()
+    for one, parameter in model.named_parameters():
+        parameter.grad = gradients[one].clone()
+    one = torch.ones(1)
+    learner.weights.update(learner.weights.judge(one, refuses=True), torch.tensor([lr]), one)
+    for key, value in learner.weights.full_precision().items():
+        torch.testing.assert_close(value, theirs[key], rtol=1e-5, atol=1e-7)
+        assert not torch.equal(value, before[key])
