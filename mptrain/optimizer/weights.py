@@ -87,7 +87,7 @@ class Weights:
         self._fp16: list[Tensor] = [
             p for p in self._params if p.dtype == torch.float16
         ]  # those updated in place as well
-        wide = all(w.dtype == torch.float32 for w in self._work)
+        wide = {w.dtype for w in self._work} == {torch.float32}
         self._one_pass = wide and supports(rule) and available(self._step.device)
         self._kernels: dict[tuple[bool, ...], _Kernels] = {}
 
