@@ -21,6 +21,8 @@ Block = Callable[[int], float]
 
 #: Seconds of a block that make the clock and the call around it negligible.
 BLOCK_SECONDS = 0.04
+#: How often contenders on a CPU are made anew. The same loop made twice may differ by 5 % for as long as it lives.
+PLACES = 5
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,18 @@ def take_turns(contenders: Mapping[str, Block], seconds: float, *, least: int = 
         for name, spent in total.items():
             found[name].append(spent / (2 * steps[name]))
     return Times(found)
+
+
+def in_several_places(turns: Callable[[float], Times], seconds: float, places: int = PLACES) -> Times:
+    """Time contenders that are made anew several times: where their tensors lie in memory makes them slow or fast, too.
+
+    Args:
+        turns: Makes the contenders and has them take turns for so many seconds.
+        seconds: For all places together.
+        places: How many.
+    """
+    found = [turns(seconds / places).seconds for _ in range(places)]
+    return Times({name: [one for times in found for one in times[name]] for name in found[0]})
 
 
 def _steps_for(block: Block) -> int:

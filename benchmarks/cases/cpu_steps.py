@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from benchmarks.cases.audit import host_reads
 from benchmarks.cases.case import Case, Setting
 from benchmarks.cases.steps import Contest, contest
@@ -10,7 +12,7 @@ from benchmarks.loops.base import Mode, Work
 from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
 from benchmarks.results import Measurement, measured, unavailable
-from benchmarks.timing import take_turns
+from benchmarks.timing import Times, in_several_places, take_turns
 
 #: 36-64-64-10 with ReLU; the labels cannot be learned, so the gradients stay as large as they are.
 MLP = (
@@ -66,10 +68,12 @@ def _beside(goal: str, found: Contest) -> list[Measurement]:
 
 def record(setting: Setting) -> list[Measurement]:
     """C4: the same loop with and without writing and reading its record."""
-    loops = {"with": Ours(SMALL, "fp32"), "without": Ours(SMALL, "fp32", record=False)}
-    times = take_turns({name: loop.block for name, loop in loops.items()}, setting.seconds)
-    for loop in loops.values():
-        loop.close()
+
+    def turns(seconds: float) -> Times:
+        with contextlib.closing(Ours(SMALL, "fp32")) as loop:
+            return take_turns({"with": loop.block, "without": loop.block_without_record}, seconds, least=2)
+
+    times = in_several_places(turns, setting.seconds)
     cost, share = times.difference("with", "without"), times.ratio("with", "without")
     micro = 1e6
     return [

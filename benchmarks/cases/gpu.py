@@ -210,11 +210,8 @@ def peers(setting: Setting) -> list[Measurement]:
 def recording(setting: Setting) -> list[Measurement]:
     """G11: the same loop with and without its record."""
     work = gpu_works.resnet50(setting)
-    loops = {"with": Ours(work, "half"), "without": Ours(work, "half", record=False)}
-    with contextlib.ExitStack() as stack:
-        for loop in loops.values():
-            stack.callback(loop.close)
-        times = take_turns({name: loop.block for name, loop in loops.items()}, setting.seconds)
+    with contextlib.closing(Ours(work, "half")) as loop:
+        times = take_turns({"with": loop.block, "without": loop.block_without_record}, setting.seconds)
     return [measured("G11", "", _speed(times, "with", "without"))]
 
 

@@ -13,7 +13,7 @@ from benchmarks.loops.bare import Bare, Passes
 from benchmarks.loops.base import Loop, Mode, Work
 from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
-from benchmarks.timing import Block, Times, take_turns
+from benchmarks.timing import PLACES, Block, Times, in_several_places, take_turns
 from mptrain.precision.apply import set_products
 
 #: How far the ratio of a loop to its own twin may be from 1 before nothing counts.
@@ -55,14 +55,17 @@ class Contest:
             modes: Precision of each loop, by name.
         """
         self.void = self._disagreement(modes)
+        self.times = in_several_places(self._turns, seconds, PLACES if self.work.device == "cpu" else 1)
+        self.void = self.void or self._suspicion()
+        return self
+
+    def _turns(self, seconds: float) -> Times:
         with contextlib.ExitStack() as stack:
             loops = {}
             for name, make in self.makers.items():
                 loops[name] = make(self.work)
                 stack.callback(loops[name].close)
-            self.times = take_turns({name: loop.block for name, loop in loops.items()}, seconds)
-        self.void = self.void or self._suspicion()
-        return self
+            return take_turns({name: loop.block for name, loop in loops.items()}, seconds, least=2)
 
     def _disagreement(self, modes: dict[str, Mode]) -> str:
         """A loop whose losses over the first steps are not those of the first loop of its mode; empty for none."""

@@ -27,10 +27,9 @@ class Ours(ByHand):
     Args:
         work: What to train.
         mode: In which precision.
-        record: Keep the record of every step; else it is neither written nor read from the device.
     """
 
-    def __init__(self, work: Work, mode: Mode, *, record: bool = True) -> None:
+    def __init__(self, work: Work, mode: Mode) -> None:
         parts, options = build(compose(work.line(mode)))
         self.device = work.device
         self.batches = cast_inputs(list(batches(work)), input_dtype(parts.policy))
@@ -41,14 +40,21 @@ class Ours(ByHand):
         self._writer = RecordWriter(run.paths)
         self.loop = Loop(parts, options, Storage(run.paths, self._writer, store, ""), [self._seen])
         parts.model.train()
-        if not record:
-            for ring in self.loop._rings:
-                ring.record = lambda *_: None  # type: ignore[method-assign]
-            self.loop._ledger.note = lambda *_: None  # type: ignore[method-assign]
 
     def step(self, batch: Batch) -> Tensor:  # type: ignore[return]
         """One step; its loss is read from the record."""
         self.loop.attempt(batch)
+
+    def block_without_record(self, steps: int) -> float:
+        """A block, on the same tensors as every other, whose record is neither kept nor written."""
+        silent = [(ring, "record") for ring in self.loop._rings] + [(self.loop._ledger, "note")]
+        for owner, method in silent:
+            setattr(owner, method, lambda *_: None)
+        try:
+            return self.block(steps)
+        finally:
+            for owner, method in silent:
+                delattr(owner, method)
 
     def losses(self, steps: int) -> list[float]:
         """The recorded losses."""

