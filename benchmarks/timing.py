@@ -21,7 +21,7 @@ Block = Callable[[int], float]
 
 #: Seconds of a block that make the clock and the call around it negligible.
 BLOCK_SECONDS = 0.04
-#: How often contenders on a CPU are made anew. The same loop made twice may differ by 5 % for as long as it lives.
+#: How often contenders with short steps are made anew. The same loop made twice may differ by 5 % for as long as it lives.
 PLACES = 5
 
 
@@ -99,7 +99,7 @@ def take_turns(contenders: Mapping[str, Block], seconds: float, *, least: int = 
     return Times(found)
 
 
-def in_several_places(turns: Callable[[float], Times], seconds: float, places: int = PLACES) -> Times:
+def in_several_places(turns: Callable[[float], Times], seconds: float, places: int) -> Times:
     """Time contenders that are made anew several times: where their tensors lie in memory makes them slow or fast, too.
 
     Args:

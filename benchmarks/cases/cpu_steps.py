@@ -12,7 +12,7 @@ from benchmarks.loops.base import Mode, Work
 from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
 from benchmarks.results import Measurement, measured, unavailable
-from benchmarks.timing import Times, in_several_places, take_turns
+from benchmarks.timing import PLACES, Times, in_several_places, take_turns
 
 #: 36-64-64-10 with ReLU; the labels cannot be learned, so the gradients stay as large as they are.
 MLP = (
@@ -46,7 +46,7 @@ def step_with_masters(setting: Setting) -> list[Measurement]:
 
 
 def _against_bare(goal: str, mode: Mode, bare_mode: Mode | None, setting: Setting) -> list[Measurement]:
-    found = contest(SMALL, mode, setting.seconds, peers=setting.peers, bare_mode=bare_mode)
+    found = contest(SMALL, mode, setting.seconds, peers=setting.peers, bare_mode=bare_mode, places=PLACES)
     times, void = found.times, found.void
     return [
         measured(goal, "", times.ratio("ours", "bare"), void=void),
@@ -73,7 +73,7 @@ def record(setting: Setting) -> list[Measurement]:
         with contextlib.closing(Ours(SMALL, "fp32")) as loop:
             return take_turns({"with": loop.block, "without": loop.block_without_record}, seconds, least=2)
 
-    times = in_several_places(turns, setting.seconds)
+    times = in_several_places(turns, setting.seconds, PLACES)
     cost, share = times.difference("with", "without"), times.ratio("with", "without")
     micro = 1e6
     return [

@@ -11,7 +11,7 @@ SYNTHETIC = ("dataset=synthetic", "dataset.learnable=false")
 def resnet50(setting: Setting, batch: int = 256) -> Work:
     """ResNet-50 on 1,000 classes of 224 x 224, channels last."""
     if setting.rehearsal:
-        return _work(setting, "model=resnet50", *SYNTHETIC, *_images(32, 4, 10))
+        return _work(setting, "model=resnet18", *SYNTHETIC, *_images(16, 4, 10))
     return _work(setting, "model=resnet50", *SYNTHETIC, *_images(224, batch, 1000))
 
 

@@ -13,7 +13,7 @@ from benchmarks.loops.bare import Bare, Passes
 from benchmarks.loops.base import Loop, Mode, Work
 from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
-from benchmarks.timing import PLACES, Block, Times, in_several_places, take_turns
+from benchmarks.timing import Block, Times, in_several_places, take_turns
 from mptrain.precision.apply import set_products
 
 #: How far the ratio of a loop to its own twin may be from 1 before nothing counts.
@@ -47,15 +47,16 @@ class Contest:
         self.times = Times({})
         self.void = ""
 
-    def run(self, seconds: float, modes: dict[str, Mode]) -> Contest:
+    def run(self, seconds: float, modes: dict[str, Mode], places: int = 1) -> Contest:
         """Check that all do the same work, then time them in turns.
 
         Args:
             seconds: How long.
             modes: Precision of each loop, by name.
+            places: How often they are made anew.
         """
         self.void = self._disagreement(modes)
-        self.times = in_several_places(self._turns, seconds, PLACES if self.work.device == "cpu" else 1)
+        self.times = in_several_places(self._turns, seconds, places)
         self.void = self.void or self._suspicion()
         return self
 
@@ -95,7 +96,9 @@ class Contest:
         return ""
 
 
-def contest(work: Work, mode: Mode, seconds: float, *, peers: bool, bare_mode: Mode | None = None) -> Contest:
+def contest(
+    work: Work, mode: Mode, seconds: float, *, peers: bool, bare_mode: Mode | None = None, places: int = 1
+) -> Contest:
     """Ours against bare loops, other frameworks and the floor.
 
     Args:
@@ -104,6 +107,7 @@ def contest(work: Work, mode: Mode, seconds: float, *, peers: bool, bare_mode: M
         seconds: How long to time.
         peers: Whether other frameworks take part.
         bare_mode: The precision of the others, where nobody else has ours.
+        places: How often all are made anew.
     """
     theirs: Mode = bare_mode or mode
     makers: dict[str, Maker] = {
@@ -122,7 +126,7 @@ def contest(work: Work, mode: Mode, seconds: float, *, peers: bool, bare_mode: M
         else:
             makers[peer.name] = lambda work, peer=peer: peer.make(work, theirs)  # type: ignore[misc]
     modes: dict[str, Mode] = {name: mode if name in ("ours", "passes") else theirs for name in makers}
-    return Contest(work, makers, refused).run(seconds, modes)
+    return Contest(work, makers, refused).run(seconds, modes, places)
 
 
 def precisions(work: Work, modes: Sequence[Mode], seconds: float) -> tuple[Times, dict[str, int]]:

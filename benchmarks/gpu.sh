@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# The tests for a GPU and the gpu suite in one command of under 8 minutes, on a machine that has torch and torchvision,
+# but perhaps neither a network nor what else mptrain needs.
+#
+#   benchmarks/gpu.sh pack FOLDER [3.12]   where there is a network: wheels of what such a machine lacks, for its Python
+#   benchmarks/gpu.sh run FOLDER [OUT]     on the machine with the GPU, in a copy of this repository: results into OUT
+#   benchmarks/gpu.sh rehearse FOLDER OUT  the same on a CPU, in sizes whose numbers mean nothing
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+# What images with torch seldom have. Anything else that is missing is named by the import that fails.
+missing=('hydra-core>=1.3.2,<1.4' 'omegaconf>=2.3,<2.4' 'pydantic>=2.7') # and what they need
+
+pack() {
+    local folder=$1 version=${2:-3.12}
+    mkdir -p "$folder"
+    "$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" antlr4-python3-runtime==4.9.3 # there is no wheel of it
+    local platforms=()
+    for name in manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64; do platforms+=(--platform "$name"); done
+    "$python" -m pip download --quiet --only-binary=:all: --python-version "$version" --implementation cp \
+        "${platforms[@]}" --find-links "$folder" --dest "$folder" "${missing[@]}"
+}
+
+run() {
+    local folder=$1 out=$2 rehearse=${3:-}
+    site=$(mktemp -d)
+    trap 'rm -rf "$site"' EXIT
+    "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --target "$site" "$folder"/*.whl
+    export PYTHONPATH=$site PYTHONUNBUFFERED=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # plugins of other people's may warn
+    mkdir -p "$out"
+    local failed=0
+    timeout 170 "$python" -m pytest -p xdist -p pytest_timeout -n 4 -q -p no:cacheprovider tests/gpu || failed=$?
+    timeout 300 "$python" -m benchmarks.run --suite gpu --out "$out/gpu.json" ${rehearse:+--rehearse} \
+        --budget "${BUDGET:-280}" || failed=$?
+    return "$failed"
+}
+
+case "${1:-}" in
+    pack) pack "${2:?a folder for the wheels}" "${3:-}" ;;
+    run) run "${2:?the folder of wheels}" "${3:-benchmarks/results}" ;;
+    rehearse) run "${2:?the folder of wheels}" "${3:?a folder for the results}" rehearse ;;
+    *) sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2 ;;
+esac
