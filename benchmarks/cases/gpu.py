@@ -13,8 +13,10 @@ from benchmarks.cases import gpu_works
 from benchmarks.cases.case import Case, Setting
 from benchmarks.cases.steps import contest, precisions
 from benchmarks.cases.update import Masters, naive, shapes
+from benchmarks.loops.bare import Bare, Passes
 from benchmarks.loops.base import Mode
 from benchmarks.loops.ours import Ours
+from benchmarks.loops.peers import PEERS, NotThere
 from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import Estimate, Times, take_turns, timed
 
@@ -63,8 +65,6 @@ def _waits(loop: ByHand, setting: Setting, steps: int = 10) -> float:
 
 def launches(setting: Setting) -> list[Measurement]:
     """G10: kernels and copies that a step launches besides those of forward and backward alone."""
-    from benchmarks.loops.bare import Bare, Passes
-
     work = gpu_works.resnet18(setting)
     if setting.device != "cuda":
         return [unavailable("G10", "", "launches are counted on a GPU alone")]
@@ -217,13 +217,9 @@ def recording(setting: Setting) -> list[Measurement]:
 
 def graphs(setting: Setting) -> list[Measurement]:
     """G2: whole steps as CUDA graphs."""
-    from benchmarks.loops.peers import PEERS, NotThere
-
     rows = []
     for name, make in {"mlp": gpu_works.mlp, "resnet18": gpu_works.resnet18}.items():
         work = make(setting)
-        from benchmarks.loops.bare import Bare
-
         loops: dict[str, Any] = {
             "graph": Ours(replace(work, more=(*work.more, *GRAPH)), "amp"),
             "eager": Ours(work, "amp"),

@@ -45,7 +45,7 @@ class Masters:
         self.weights.clear()
         for parameter, gradient in zip(self.parameters.values(), self.gradients, strict=True):
             parameter.grad = gradient
-        self.weights.gather()
+        self.weights.gather(alone=True)
         verdict = self.weights.judge(self.scale, refuses=True)
         self.weights.update(verdict, self.lr, self.scale)
 

@@ -83,7 +83,7 @@ class HistogramWatch:
 
     def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
         """See `Watch`."""
-        self._verdict, self._scale = verdict, scale
+        self._verdict, self._scale = verdict, scale.clone()  # captured steps keep the scale in one place
         gradients = weights.gradients()
         for name, gradient in gradients.items():
             self._count("weight_gradients", name, gradient)

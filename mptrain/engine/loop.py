@@ -27,6 +27,7 @@ from mptrain.engine.steps import Steps, capture_on
 from mptrain.engine.summary import summarise
 from mptrain.engine.tally import Tally
 from mptrain.errors import NumericsError, Preempted
+from mptrain.optimizer import multi_tensor
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
 from mptrain.runlog.saver import Saver
 from mptrain.runlog.sink import Fanout
@@ -241,6 +242,8 @@ class Loop:
             self._sink.take(EventRecord("untrained", self.progress.step, found.untrained))
         for sentence in (*warnings_about(found.untrained), *self.parts.fault.check(batch, self.planned)):
             self._warn(sentence)
+        if self.parts.device.type == "cuda" and not multi_tensor.available(self.parts.device):
+            self._warn("Triton cannot be used here: norms and update are torch's, with more passes over memory")
         if self.options.train.compile:
             self.parts.compile()
         if self.options.train.engine == "graph" and self.parts.device.type != "cuda":

@@ -11,25 +11,29 @@ its end. A batch is copied into fixed tensors before it.
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import random
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine.step import train_step
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
     from mptrain.dataset.batch import Batch
     from mptrain.diagnostics.probe import Watch
     from mptrain.engine.job import Parts
-    from mptrain.engine.learner import Learner
     from mptrain.engine.ring import Recorder, Ring
+    from mptrain.optimizer.weights import Gathered
 
     #: Takes what a step does, and gives back what does it again.
     Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 WARM_UP = 3
 #: Shapes that are captured; each keeps the memory of a whole step.
 MOST = 4
+#: Shapes after which no more are looked for; where none of them came often enough, none ever will.
+LOOKED_AT = 64
 
 
 def capture_on(device: torch.device) -> Capture | None:
@@ -72,8 +78,11 @@ class Steps:
         self._fixed: list[dict[str, Tensor]] = []
         self._seen: Counter[Any] = Counter()
         self._graphs: dict[Any, _Graph] = {}
+        self._refused: set[Any] = set()
         self._newest: _Graph | None = None
         self.notes: list[str] = []
+        if capture is not None and (why := _outside_of_graphs(parts.model)):
+            self._give_up(why)
 
     def take(self, batch: Batch, watches: Sequence[Watch], *, as_usual: bool = True) -> None:
         """One step of every learner.
@@ -116,38 +125,58 @@ class Steps:
         key = _kind_of(batch)
         if key in self._graphs:
             return self._graphs[key]
-        self._seen[key] += 1
-        if self._seen[key] <= WARM_UP or len(self._graphs) == MOST:
+        if key in self._refused or len(self._graphs) == MOST:
             return None
-        host = _host_random_state()
+        if key not in self._seen and len(self._seen) == LOOKED_AT:
+            if not self._graphs:
+                self._give_up(f"batches come in more than {LOOKED_AT} shapes, none of them often")
+            return None
+        self._seen[key] += 1
+        if self._seen[key] <= WARM_UP:
+            return None
         try:
             self._graphs[key] = self._captured(batch)
         except (RuntimeError, torch.AcceleratorError) as error:
-            self._give_up(str(error).splitlines()[0] if str(error) else type(error).__name__)
-        if _host_random_state() != host:
-            self._give_up("it draws random numbers on the host, which a graph would repeat")
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if self._graphs:
+                self._refused.add(key)
+                self.notes.append(
+                    f"train.engine=graph: batches of another shape are launched operator by operator: {why}"
+                )
+            else:
+                self._give_up(why)
         return self._graphs.get(key)
 
     def _captured(self, batch: Batch) -> _Graph:
-        before = [learner.moving() for learner in self._parts.learners]
+        """A graph of the step on batches like this one; where there is none, nothing has happened.
+
+        Raises:
+            RuntimeError: It cannot be captured; says why.
+        """
         graph = _Graph(self._parts, batch)
         assert self._capture is not None
-        try:
+        with self._undone_on_error(), _refusing_random_numbers():
             graph.replay = self._capture(lambda: graph.body(self._fixed))
+        graph.keep_gradients()
+        return graph
+
+    @contextlib.contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
+        """Where capturing fails, the learners go on with what they had."""
+        before = [learner.moving() for learner in self._parts.learners]
+        try:
+            yield
         except BaseException:
             for learner, values in zip(self._parts.learners, before, strict=True):
                 learner.go_on_with(values)
                 learner.weights.clear()
             raise
-        graph.keep_gradients()
-        return graph
 
     def _give_up(self, why: str) -> None:
         self.notes.append(
             f"train.engine=graph: the step cannot be captured, and is launched operator by operator: {why}"
         )
         self._capture = None
-        self._graphs.clear()
 
 
 class _Graph:
@@ -157,7 +186,7 @@ class _Graph:
         self._parts = parts
         self._batch = batch.clone()
         self._records: list[_Kept] = []
-        self._gradients: list[tuple[torch.nn.Parameter, Tensor]] = []
+        self._gathered: list[Gathered] = []
         self.replay: Callable[[], None]
 
     def body(self, fixed: Sequence[dict[str, Tensor]]) -> None:
@@ -171,23 +200,24 @@ class _Graph:
 
     def keep_gradients(self) -> None:
         """Remember where the graph leaves the gradients, for whoever looks at them after a step."""
-        owners: Sequence[Learner] = self._parts.learners
-        parameters = [parameter for learner in owners for parameter in learner.weights.parameters()]
-        self._gradients = [(one, one.grad) for one in parameters if one.grad is not None]
+        self._gathered = [learner.weights.gathered() for learner in self._parts.learners]
 
     def run(self, batch: Batch, rings: Sequence[Ring], *, again: bool) -> None:
         """The step on a batch, and its records into the rings."""
         self._batch.copy_(batch)
         self.replay()
         if not again:
-            for parameter, gradient in self._gradients:
-                parameter.grad = gradient
+            for learner, gathered in zip(self._parts.learners, self._gathered, strict=True):
+                learner.weights.put_back(gathered)
         for kept, ring in zip(self._records, rings, strict=True):
             kept.hand_on(ring)
 
 
 class _Kept:
     """Takes a record inside a graph: its values, one behind the other, in tensors that every run of the graph writes."""
+
+    _singles: Tensor
+    _norms: Tensor
 
     def record(
         self, loss: Tensor, scale: Tensor, grad_norm: Tensor, norms: Tensor, lr: Tensor, next_scale: Tensor
@@ -208,5 +238,30 @@ def _kind_of(batch: Batch) -> tuple[Any, ...]:
     return tuple(tensors.items()), batch.targets is batch.inputs, batch.counts
 
 
-def _host_random_state() -> tuple[Any, bytes]:
-    return random.getstate(), torch.get_rng_state().numpy().tobytes()
+def _outside_of_graphs(model: nn.Module) -> str:
+    """Why no step of a model may be captured although it could be; empty where nothing is known."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.RNNBase) and module.num_layers > 1 and module.dropout > 0:
+            return f"the random numbers for the dropout of {name or 'the network'} are cuDNN's, which makes new ones now and then"
+    return ""
+
+
+@contextlib.contextmanager
+def _refusing_random_numbers() -> Iterator[None]:
+    """A region in which nobody draws random numbers on the host, or no trace is left of it.
+
+    Raises:
+        RuntimeError: Somebody has.
+    """
+    numpy = sys.modules.get("numpy")  # whoever has not imported it draws nothing from it
+    python, own, theirs = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state(legacy=False)
+    try:
+        yield
+        same = random.getstate() == python and torch.equal(torch.get_rng_state(), own)
+        if not same or (numpy and pickle.dumps(numpy.random.get_state(legacy=False)) != pickle.dumps(theirs)):
+            raise RuntimeError("it draws random numbers on the host, which a graph would repeat")
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(own)
+        if numpy:
+            numpy.random.set_state(theirs)

@@ -5,8 +5,7 @@ widened before them and the masters rounded behind them, which moves twice the b
 read the gradient as it is, and write master, state and rounded weight at once: with FP16 weights and gradients SGD
 with momentum moves 20 bytes a parameter, AdamW 28, and the norms 2 more (naive: 40 and 48).
 
-A kernel finds its tensors by a table of addresses on the device. Gradients are new tensors in every step; where they
-have moved, their addresses go up in one copy from pinned memory that the host does not wait for.
+A kernel finds its tensors by tables of addresses on the device (`mptrain.optimizer.gradient_table`).
 """
 
 from __future__ import annotations
@@ -21,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.optimizer.gradient_table import DTYPE_CODES, AddressTable, GradientTable, same_order, upload
 from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from types import ModuleType
 
@@ -66,56 +66,6 @@ def supports(rule: Rule) -> bool:
     return type(rule) in (SGD, Adam, AdamW, Adagrad)
 
 
-class GradientTable:
-    """Where the gradients of a step are, for kernels that find them by address.
-
-    Args:
-        weights: P dense tensors on one device, in any memory order. The gradient of each has its shape.
-    """
-
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        self.device = weights[0].device if weights else torch.device("cpu")
-        for weight in weights:
-            if not _is_dense(weight) or weight.device != self.device:
-                raise ValueError(
-                    f"a weight of strides {weight.stride()} has gaps or overlaps, or is on {weight.device}"
-                )
-        self._weights = list(weights)
-        self._shapes = [weight.shape for weight in weights]
-        self._strides = [weight.stride() for weight in weights]
-        self._places = _Upload(self.device)
-
-    def locate(self, grads: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """The table of these gradients.
-
-        Args:
-            grads: P tensors, each FP16, BF16 or FP32. One whose memory order is not its weight's is copied into it.
-
-        Returns:
-            int64, shape (2, P): addresses and dtypes; and what must live until the kernel has been launched.
-        """
-        fitting = list(grads)
-        strides = list(map(torch.Tensor.stride, fitting))
-        if strides != self._strides:
-            self._check_shapes(fitting)
-            pairs = zip(self._weights, fitting, strict=True)
-            fitting = [grad if _same_order(weight, grad) else _reordered(weight, grad) for weight, grad in pairs]
-        addresses = list(map(torch.Tensor.data_ptr, fitting))
-        dtypes = [grad.dtype for grad in fitting]
-        return self._places.current((addresses, dtypes), lambda: self._rows(fitting, addresses, dtypes)), fitting
-
-    def _rows(self, grads: list[Tensor], addresses: list[int], dtypes: list[torch.dtype]) -> list[list[int]]:
-        self._check_shapes(grads)
-        codes = _dtype_codes()
-        if any(grad.device != self.device for grad in grads) or not codes.keys() >= set(dtypes):
-            raise ValueError(f"gradients are {set(dtypes)}; FP16, BF16 or FP32 on {self.device} are needed")
-        return [addresses, [codes[dtype] for dtype in dtypes]]
-
-    def _check_shapes(self, grads: list[Tensor]) -> None:
-        if [grad.shape for grad in grads] != self._shapes:
-            raise ValueError(f"{len(grads)} gradients do not have the shapes of {len(self._shapes)} weights")
-
-
 class MultiTensorNorms:
     """The L2 norm of every gradient of a list, in two launches; the same bits for the same gradients.
 
@@ -134,7 +84,7 @@ class MultiTensorNorms:
         device = self._table.device
         numels = torch.tensor([weight.numel() for weight in weights], dtype=torch.int64)
         blocks, first = _blocks(numels, NORM_BLOCK * NORM_ROUNDS)
-        self._blocks, self._first, self._numels = (_upload(tensor, device) for tensor in (blocks, first, numels))
+        self._blocks, self._first, self._numels = (upload(tensor, device) for tensor in (blocks, first, numels))
         self._partials = torch.empty(len(blocks), dtype=torch.float64, device=device)
 
     def __call__(self, grads: Sequence[Tensor]) -> Tensor:
@@ -199,11 +149,11 @@ class MultiTensorUpdate:
         self._parameters = [w if p is None else p for w, p in zip(self._weights, self._publish, strict=True)]
         self.table = table or GradientTable(weights)
         device = self.table.device
-        self._places = _Upload(device)
-        self._decays = _upload(torch.tensor(list(weight_decays), dtype=torch.float32), device)
-        self._constants = _upload(torch.tensor(constants, dtype=torch.float64), device)
+        self._places = AddressTable(device)
+        self._decays = upload(torch.tensor(list(weight_decays), dtype=torch.float32), device)
+        self._constants = upload(torch.tensor(constants, dtype=torch.float64), device)
         numels = torch.tensor([weight.numel() for weight in weights], dtype=torch.int64)
-        self._blocks = _upload(_blocks(numels, UPDATE_BLOCK)[0], device)
+        self._blocks = upload(_blocks(numels, UPDATE_BLOCK)[0], device)
         self._static: dict[str, Any] = {
             "rule": name,
             "momentum": name == "sgd" and bool(keys),
@@ -236,7 +186,6 @@ class MultiTensorUpdate:
         torch.autograd.graph.increment_version(self._parameters)
 
     def _rows(self) -> list[list[int]]:
-        codes = _dtype_codes()
         halves = (torch.float16, torch.bfloat16)
         for index, weight in enumerate(self._weights):
             half = self._publish[index]
@@ -244,7 +193,7 @@ class MultiTensorUpdate:
             if any(tensor.dtype != torch.float32 for tensor in wide) or (half is not None and half.dtype not in halves):
                 raise ValueError("weights and state are FP32, and published weights FP16 or BF16")
             for tensor in wide if half is None else [*wide, half]:
-                if not _same_order(weight, tensor) or tensor.device != weight.device:
+                if not same_order(weight, tensor) or tensor.device != weight.device:
                     raise ValueError(f"weight, state and published weight of {tuple(weight.shape)} do not correspond")
         none = [0] * len(self._weights)
         states = [list(map(torch.Tensor.data_ptr, tensors)) for tensors in self._state]
@@ -252,45 +201,9 @@ class MultiTensorUpdate:
             [weight.data_ptr() for weight in self._weights],
             *[*states, none, none][:2],
             [0 if half is None else half.data_ptr() for half in self._publish],
-            [0 if half is None else codes[half.dtype] for half in self._publish],
+            [0 if half is None else DTYPE_CODES[half.dtype] for half in self._publish],
             [weight.numel() for weight in self._weights],
         ]
-
-
-class _Upload:
-    """A table of integers on the device that is replaced when what it was made of has changed.
-
-    A replaced table and its pinned source are new memory, never the old one: launched kernels may still read it. What a
-    CUDA graph was recorded with is kept, and what was made while recording is used by that graph alone: its contents
-    arrive only when the graph runs.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._key: object = None
-        self._tables: list[Tensor] = []
-        self._recorded: list[list[Tensor]] = []
-
-    def current(self, key: object, rows: Callable[[], list[list[int]]]) -> Tensor:
-        """The table, int64; made of ``rows()`` if the key is not the last one."""
-        on_cuda = self._device.type == "cuda"
-        recording = on_cuda and torch.cuda.is_current_stream_capturing()
-        if not self._tables or key != self._key:
-            host = _pinned(torch.tensor(rows(), dtype=torch.int64), self._device)
-            self._tables = [host, host.to(self._device, non_blocking=True)]
-            self._key = None if recording else key
-        if recording:
-            self._recorded.append(self._tables)
-        return self._tables[-1]
-
-
-def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.pin_memory() if device.type == "cuda" else tensor
-
-
-def _upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device that the host does not wait for."""
-    return _pinned(tensor, device).to(device, non_blocking=True)
 
 
 def _plan(rule: Rule) -> tuple[str, list[float], tuple[str, ...]]:
@@ -325,44 +238,9 @@ def _blocks(numels: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return torch.stack([tensors, numbers], dim=1).to(torch.int32).contiguous(), first
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill one stretch of memory, in whatever order."""
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in _order(tensor)):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _order(tensor: Tensor) -> list[tuple[int, int]]:
-    """Sizes and strides that have a meaning: a stride along one element, or in a tensor without any, has none."""
-    if not tensor.numel():
-        return []
-    return [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
-
-
-def _same_order(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and _order(one) == _order(other)
-
-
-def _reordered(weight: Tensor, grad: Tensor) -> Tensor:
-    """A copy of the gradient in the memory order of its weight."""
-    return torch.empty_like(weight, dtype=grad.dtype, requires_grad=False).copy_(grad.detach())
-
-
 def _on(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _dtype_codes() -> dict[torch.dtype, int]:
-    kernels = _kernels()
-    return {
-        torch.float16: kernels.FLOAT16.value,
-        torch.bfloat16: kernels.BFLOAT16.value,
-        torch.float32: kernels.FLOAT32.value,
-    }
 
 
 def _kernels() -> ModuleType:

@@ -10,12 +10,15 @@ Triton runs, its interpreter included.
 # mypy: disallow-untyped-decorators=False
 # No `from __future__ import annotations` here: Triton reads annotations as values.
 
+import torch
 import triton
 import triton.language as tl
 
-FLOAT16 = tl.constexpr(1)  # how tables name a dtype; 0 is none
-BFLOAT16 = tl.constexpr(2)
-FLOAT32 = tl.constexpr(3)
+from mptrain.optimizer.gradient_table import DTYPE_CODES
+
+FLOAT16 = tl.constexpr(DTYPE_CODES[torch.float16])  # how tables name a dtype; 0 is none
+BFLOAT16 = tl.constexpr(DTYPE_CODES[torch.bfloat16])
+FLOAT32 = tl.constexpr(DTYPE_CODES[torch.float32])
 
 
 @triton.jit(

@@ -14,13 +14,14 @@ itself is what the rule sees: there they are of its dtype, sum and all. Nothing 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.numerics.verdict import Verdict, clip_coefficient, gradient_norms, judge
+from mptrain.optimizer.gradient_table import is_capturing, upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.rules import Group, Stride
 
@@ -31,6 +32,18 @@ if TYPE_CHECKING:
 
     from mptrain.numerics.measures import Measure
     from mptrain.optimizer.rules import Rule
+
+
+class Gathered(NamedTuple):
+    """Where the gradients of a step are.
+
+    Attributes:
+        grads: The P gradients of the parameters themselves, or None.
+        filled: Which of the P have their FP32 sum instead.
+    """
+
+    grads: list[Tensor | None]
+    filled: list[bool]
 
 
 class Weights:
@@ -47,6 +60,7 @@ class Weights:
 
     Attributes:
         names: The names of the P parameters trained, in the order of `Verdict.norms`.
+        one_pass: Whether norms and update are kernels over all tensors at once (`mptrain.optimizer.multi_tensor`).
     """
 
     def __init__(
@@ -88,7 +102,7 @@ class Weights:
             p for p in self._params if p.dtype == torch.float16
         ]  # those updated in place as well
         wide = {w.dtype for w in self._work} == {torch.float32}
-        self._one_pass = wide and supports(rule) and available(self._step.device)
+        self.one_pass = wide and supports(rule) and available(self._step.device)
         self._kernels: dict[tuple[bool, ...], _Kernels] = {}
 
     def parameters(self) -> list[nn.Parameter]:
@@ -108,7 +122,7 @@ class Weights:
         Args:
             alone: The update has no other micro-batch, so that kernels which read half gradients need no sums.
         """
-        if alone and self._one_pass:
+        if alone and self.one_pass:
             return
         first: tuple[list[Tensor], list[Tensor]] = ([], [])
         later: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -126,12 +140,22 @@ class Weights:
         if later[0]:
             torch._foreach_add_(*later)
 
+    def gathered(self) -> Gathered:
+        """Where the gradients are now, for `put_back`."""
+        return Gathered([parameter.grad for parameter in self._params], list(self._filled))
+
+    def put_back(self, gathered: Gathered) -> None:
+        """Take the tensors for the gradients that held them when `gathered` was called."""
+        for parameter, grad in zip(self._params, gathered.grads, strict=True):
+            parameter.grad = grad
+        self._filled = list(gathered.filled)
+
     def without_gradient(self) -> list[str]:
         """Names of the parameters that have no gradient at present."""
         return [name for name, grad in zip(self.names, self._grads(), strict=True) if grad is None]
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gathered gradients by name, in the dtype of what the rule moves; scaled, before `update`; without those there are none of."""
+        """The gathered gradients by name, in the dtype of what the rule moves; scaled, before `update`; absent ones are left out."""
         found = zip(self.names, self._grads(), self._work, strict=True)
         return {name: grad.detach().to(work.dtype) for name, grad, work in found if grad is not None}
 
@@ -155,7 +179,7 @@ class Weights:
         grads = self._grads()
         present = [grad for grad in grads if grad is not None]
         complete = len(present) == len(grads)
-        if self._one_pass and present:
+        if self.one_pass and present:
             norms = self._kernels_for(grads).norms(present, len(grads))
         else:
             found = iter(gradient_norms(present))
@@ -184,7 +208,7 @@ class Weights:
         grads = self._grads()
         if not self._keeps_master:
             self._copy_to_work()
-        if self._one_pass:
+        if self.one_pass:
             if present := [grad for grad in grads if grad is not None]:
                 self._kernels_for(grads).update(present, stride)
             return
@@ -278,6 +302,8 @@ class Weights:
         """The kernels for the parameters that have gradients; made once for each set of them."""
         live = _live(grads)
         if live not in self._kernels:
+            if is_capturing(self._step.device):  # what a graph uploads is there only once the graph has run
+                raise RuntimeError("other parameters have gradients than in the steps before")
             indices = [index for index, there in enumerate(live) if there]
             work = [self._work[i] for i in indices]
             update = MultiTensorUpdate(
@@ -323,7 +349,7 @@ class _Kernels:
     def __init__(self, indices: list[int], weights: list[Tensor], update: MultiTensorUpdate) -> None:
         self.update = update
         self._norms = MultiTensorNorms(weights, update.table)
-        self._places = torch.tensor(indices).to(weights[0].device)
+        self._places = upload(torch.tensor(indices), weights[0].device)
 
     def norms(self, grads: list[Tensor], count: int) -> Tensor:
         """Norms of the gradients: float64, shape (count,), -1 where there is none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from queue import SimpleQueue
+from queue import Queue
 from threading import Thread
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +29,7 @@ class HashedFile:
     Args:
         path: Replaced if it exists.
         lasting: Memory whose content stays as it is while the file is open: address to length in bytes. What is written
-            from such an address is digested there, everything else is copied first.
+            from such an address is digested there meanwhile; of anything else, what is small is copied first.
 
     Attributes:
         count: Bytes so far.
@@ -45,7 +45,7 @@ class HashedFile:
         self._lasting = lasting
         self._advised = 0
         self._digest = hashlib.sha256()
-        self._undigested: SimpleQueue[bytes | memoryview | None] = SimpleQueue()
+        self._undigested: Queue[bytes | memoryview | None] = Queue()
         self._thread = Thread(target=self._digest_all, name="digest", daemon=True)
         self._file = path.open("wb", buffering=_SMALL)
 
@@ -63,8 +63,13 @@ class HashedFile:
     def write(self, data: bytes | memoryview) -> int:
         """Write all bytes."""
         view = memoryview(data)
-        lasts = self._lasting.get(_address(view), 0) >= len(view)
-        self._undigested.put(view if lasts else bytes(view))
+        if self._lasting.get(_address(view), 0) >= len(view):
+            self._undigested.put(view)
+        elif len(view) <= _SMALL:
+            self._undigested.put(bytes(view))
+        else:  # no copies of what is large: there may be no memory for them
+            self._undigested.join()
+            self._digest.update(view)
         try:
             for start in range(0, len(view), _PIECE):
                 self._write(view[start : start + _PIECE])
@@ -102,6 +107,7 @@ class HashedFile:
     def _digest_all(self) -> None:
         while (data := self._undigested.get()) is not None:
             self._digest.update(data)
+            self._undigested.task_done()
 
 
 def _address(view: memoryview) -> int:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
+import numpy
 import pytest
 import torch
-from small_runs import TINY, Kept, loop_of, parts_of, steps_of
+from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 
 import mptrain.engine.loop
 from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine import steps
 from mptrain.engine.ring import Ring
 from mptrain.engine.steps import MOST, WARM_UP, Steps
-from mptrain.records import EventRecord
+from mptrain.records import EventRecord, HistogramRecord
 
 GAN = ("model=dcgan", "dataset.image_size=16", "dataset.train_samples=96", "train.batch_size=16", "train.epochs=3")
 
@@ -108,42 +110,126 @@ def test_a_step_that_cannot_be_captured_is_launched_with_a_warning_and_loses_not
     assert [text for text in warnings if "operation not permitted when stream is capturing" in text]
 
 
-def test_random_numbers_of_the_host_are_refused(tmp_path):
-    parts, _ = parts_of(*TINY, "precision=fp32")
-    made = Steps(
-        parts, [Ring(64, len(parts.learners[0].weights.names), parts.device)], lambda body: lambda: torch.rand(1)
-    )
-    made._captured = lambda batch: torch.rand(1)
-    batch = parts.prepare(next(parts.loaders["train"].batches(0)))
-    for _ in range(WARM_UP + 1):
+def made_with(capture, *words, base=(*TINY, "precision=fp32")):
+    """Steps, and a prepared batch."""
+    parts, _ = parts_of(*base, *words)
+    made = Steps(parts, [Ring(64, len(one.weights.names), parts.device) for one in parts.learners], capture)
+    return made, parts, parts.prepare(next(parts.loaders["train"].batches(0)))
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: torch.rand(1), random.random, numpy.random.rand], ids=["torch", "python", "numpy"]
+)
+def test_random_numbers_of_the_host_are_refused_and_stay_as_they_were(draw):
+    def capture(body):
+        draw()
+        return body
+
+    made, _, batch = made_with(capture)
+    for _ in range(WARM_UP):
         made.take(batch, [UNWATCHED])
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    expected = draw()
+    torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
+    made.take(batch, [UNWATCHED])
     (note,) = made.notes
     assert "random numbers on the host" in note
+    assert draw() == expected
+
+
+def test_dropout_between_recurrent_layers_is_refused_at_once():
+    capture = Again()
+    words = ("model=char_lstm", "model.layers=2", "model.dropout=0.2", "train.batch_size=4")
+    made, _, batch = made_with(capture, *words, base=())
+    (note,) = made.notes
+    assert "dropout of lstm" in note
+    for _ in range(WARM_UP + 2):
+        made.take(batch, [UNWATCHED])
+    assert not capture.captured
+
+
+def smaller(batch, size):
+    return dataclasses.replace(batch, inputs=batch.inputs[:size], targets=batch.targets[:size])
+
+
+def test_a_shape_that_cannot_be_captured_costs_the_others_nothing():
+    capture = Again()
+    made, _, batch = made_with(capture)
+    for _ in range(WARM_UP + 1):
+        made.take(batch, [UNWATCHED])
+    capture.refuse = RuntimeError("out of memory")
+    for _ in range(WARM_UP + 3):
+        made.take(smaller(batch, 5), [UNWATCHED])
+    (note,) = made.notes
+    assert "batches of another shape" in note
+    assert "out of memory" in note
+    assert (capture.captured, capture.runs) == (2, 1)
+    made.take(batch, [UNWATCHED])
+    assert capture.runs == 2
+
+
+def test_batches_that_all_have_another_shape_are_given_up_with_a_reason(monkeypatch):
+    monkeypatch.setattr(steps, "LOOKED_AT", 5)
+    capture = Again()
+    made, _, batch = made_with(capture)
+    for size in range(1, 8):
+        made.take(smaller(batch, size), [UNWATCHED])
+    (note,) = made.notes
+    assert "more than 5 shapes" in note
+    assert len(made._seen) == 5
+
+
+def test_histograms_say_the_scale_of_the_step_that_they_looked_at(tmp_path, monkeypatch):
+    words = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=1e8", "scaler.max_scale=null", "scaler.growth_interval=2",
+             "diagnostics=histograms", "diagnostics.every=1")  # fmt: skip
+    plain, seen = run_with(tmp_path / "plain", monkeypatch, None, *words)
+    _, captured = run_with(tmp_path / "graph", monkeypatch, Again(), *words)
+    assert len({step["loss_scale"] for step in steps_of(plain)}) > 3
+    assert [r.loss_scale for r in seen.of(HistogramRecord)] == [step["loss_scale"] for step in steps_of(plain)]
+    assert str(captured.of(HistogramRecord)) == str(seen.of(HistogramRecord))
+
+
+def test_an_interrupted_run_goes_on_like_an_undisturbed_one(tmp_path, monkeypatch):
+    words = (*TINY, "dataset.train_samples=100", "precision=amp_dynamic", "train.engine=graph", "train.epochs=3")
+    monkeypatch.setattr(mptrain.engine.loop, "capture_on", lambda device: Again())
+    whole = loop_of(tmp_path / "whole", *words)
+    whole.run()
+    broken = loop_of(tmp_path / "broken", *words)
+    interrupt_after(broken, 11)
+    resumed = continue_loop(broken, *words)
+    resumed.run()
+    assert steps_of(resumed) == steps_of(whole)
+    ours = resumed.parts.model.state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in whole.parts.model.state_dict().items())
 
 
 def test_only_so_many_shapes_are_captured_each_after_some_steps():
-    parts, _ = parts_of(*TINY, "precision=fp32", "train.epochs=10")
     capture = Again()
-    made = Steps(parts, [Ring(64, len(parts.learners[0].weights.names), parts.device)], capture)
-    batch = parts.prepare(next(parts.loaders["train"].batches(0)))
+    made, _, batch = made_with(capture, "train.epochs=10")
     for size in range(2, 4 + MOST):
-        smaller = dataclasses.replace(batch, inputs=batch.inputs[:size], targets=batch.targets[:size])
+        part = smaller(batch, size)
         for _ in range(WARM_UP):
-            made.take(smaller, [UNWATCHED])
+            made.take(part, [UNWATCHED])
         assert capture.captured == min(size - 2, MOST)
-        made.take(smaller, [UNWATCHED])
-        made.take(smaller, [UNWATCHED])
+        made.take(part, [UNWATCHED])
+        made.take(part, [UNWATCHED])
     assert capture.captured == MOST
     assert capture.runs == 2 * MOST
 
 
 def test_gradients_can_be_looked_at_after_a_captured_step():
-    parts, _ = parts_of(*TINY, "precision=fp32")
-    made = Steps(parts, [Ring(64, len(parts.learners[0].weights.names), parts.device)], Again())
-    batch = parts.prepare(next(parts.loaders["train"].batches(0)))
+    made, parts, batch = made_with(Again(), "precision=fp16_dynamic", "train.accumulate=2")
+    weights = parts.learners[0].weights
     for _ in range(WARM_UP + 2):
         made.take(batch, [UNWATCHED])
-    assert parts.learners[0].weights.gradients().keys() == set(parts.learners[0].weights.names)
+    captured = weights.gathered()
+    assert weights.gradients().keys() == set(weights.names)
+    assert all(captured.filled)
+    made.take(smaller(batch, 1), [UNWATCHED])  # eager, without sums: there is one micro-batch
+    made.take(batch, [UNWATCHED])
+    again = weights.gathered()
+    assert again.filled == captured.filled
+    assert all(one is other for one, other in zip(again.grads, captured.grads, strict=True))
 
 
 def test_a_cpu_has_no_graphs_and_a_run_says_so(tmp_path):

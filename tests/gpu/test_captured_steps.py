@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import TINY, Kept, loop_of, parts_of, steps_of
+from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 from torch import nn
 
 from mptrain.diagnostics.probe import UNWATCHED
@@ -58,6 +58,38 @@ def test_dropout_draws_the_same_in_a_graph(tmp_path):
     graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
     assert not refusals
     assert steps_of(eager) == steps_of(graph)
+
+
+def test_evaluations_and_a_short_last_batch_between_graphs_change_nothing(tmp_path):
+    words = (*TINY, "dataset.train_samples=100", "precision=fp16_dynamic", "model.dropout=0.3", "train.epochs=6")
+    eager, _ = trained(tmp_path / "eager", *words)
+    graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
+    assert not refusals
+    assert len(graph._steps._graphs) == 2
+    assert steps_of(eager) == steps_of(graph)
+
+
+def test_an_interrupted_run_of_graphs_goes_on_like_an_undisturbed_one(tmp_path):
+    words = (*TINY, "precision=amp_dynamic", "model.dropout=0.3", "train.epochs=4", "train.engine=graph", "device=cuda")
+    whole = loop_of(tmp_path / "whole", *words)
+    whole.run()
+    broken = loop_of(tmp_path / "broken", *words)
+    interrupt_after(broken, 11)
+    resumed = continue_loop(broken, *words)
+    resumed.run()
+    assert steps_of(resumed) == steps_of(whole)
+    ours = resumed.parts.model.state_dict()
+    assert all(torch.equal(value, ours[name]) for name, value in whole.parts.model.state_dict().items())
+
+
+def test_a_refused_capture_leaves_no_trace_in_the_random_numbers(tmp_path):
+    words = ("model=char_lstm", "model.layers=2", "model.dropout=0.2", "train.max_steps=8", "train.batch_size=4",
+             "precision=amp_dynamic", "checkpoint.every_epochs=null")  # fmt: skip
+    eager, _ = trained(tmp_path / "eager", *words)
+    graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
+    assert refusals
+    for one, other in zip(steps_of(eager), steps_of(graph), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)  # cuDNN may add in another order
 
 
 def test_a_gan_is_captured_too(tmp_path):

@@ -21,8 +21,8 @@ FP16, BF16, FP32 = DTYPES
 def weights_of(values, dtype, rule, *, one_pass, masters=True, **more):
     parameters = {name: torch.nn.Parameter(value.to(dtype)) for name, value in values.items()}
     made = Weights(parameters, rule, master_weights=masters and dtype != FP32, **more)
-    assert made._one_pass
-    made._one_pass = one_pass
+    assert made.one_pass
+    made.one_pass = one_pass
     return made
 
 
@@ -74,10 +74,10 @@ def test_weights_give_the_same_with_the_kernels_as_without(rule, dtype, masters,
 def test_a_whole_run_with_the_kernels_is_that_without_them(tmp_path):
     words = (*TINY, "precision=fp16_dynamic", "train.epochs=1", "optimizer=adamw")
     with_kernels = loop_of(tmp_path / "kernels", *words)
-    assert all(learner.weights._one_pass for learner in with_kernels.parts.learners)
+    assert all(learner.weights.one_pass for learner in with_kernels.parts.learners)
     plain = loop_of(tmp_path / "plain", *words)
     for learner in plain.parts.learners:
-        learner.weights._one_pass = False
+        learner.weights.one_pass = False
     for loop in (with_kernels, plain):
         loop.run()
     one, other = steps_of(with_kernels), steps_of(plain)
