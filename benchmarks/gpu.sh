@@ -23,6 +23,7 @@ pack() {
 
 run() {
     local folder=$1 out=$2 rehearse=${3:-}
+    compgen -G "$folder/*.whl" >/dev/null || fail "there are no wheels in $folder: $0 pack $folder makes them, where there is a network"
     site=$(mktemp -d)
     trap 'rm -rf "$site"' EXIT
     "$python" -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile --target "$site" "$folder"/*.whl
@@ -35,9 +36,14 @@ run() {
     return "$failed"
 }
 
-case "${1:-}" in
-    pack) pack "${2:?a folder for the wheels}" "${3:-}" ;;
-    run) run "${2:?the folder of wheels}" "${3:-benchmarks/results}" ;;
-    rehearse) run "${2:?the folder of wheels}" "${3:?a folder for the results}" rehearse ;;
-    *) sed -n '2,8s/^# \{0,1\}//p' "$0" && exit 2 ;;
+fail() {
+    echo "$1" >&2
+    exit 2
+}
+
+case "${1:-} $#" in
+    "pack 2" | "pack 3") pack "$2" "${3:-}" ;;
+    "run 2" | "run 3") run "$2" "${3:-benchmarks/results}" ;;
+    "rehearse 3") run "$2" "$3" rehearse ;;
+    *) fail "$(sed -n '2,8s/^# \{0,1\}//p' "$0")" ;;
 esac

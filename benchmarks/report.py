@@ -20,8 +20,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--markdown", action="store_true")
     asked = parser.parse_args(argv)
-    for path in asked.files:
-        results = read(path)
+    try:
+        found = [read(path) for path in asked.files]
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    for results in found:
         if asked.markdown:
             print(markdown(results))
         else:
@@ -57,7 +60,11 @@ def markdown(results: Results) -> str:
     """The judged numbers as a Markdown table."""
     lines = ["| goal | measurement | value | 95 % interval | goal value | |", "|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in results.measurements if row.judged]
-    lines += [""] + [f"- {row.goal} {row.what}: {row.why}" for row in results.measurements if row.why and row.judged]
+    lines += [""] + [
+        f"- {' '.join(filter(None, (row.goal, row.what)))}: {row.why}"
+        for row in results.measurements
+        if row.why and row.judged
+    ]
     return "\n".join(lines)
 
 
@@ -65,7 +72,7 @@ def _cells(row: Measurement) -> tuple[str, str, str, str, str, str]:
     goal = GOALS[row.goal]
     bound = goal.bounds.get(row.what) if row.judged else None
     sign = "≤" if goal.better == "low" else "≥"
-    what = (row.what or goal.what) if row.judged and not row.what else row.what
+    what = ": ".join(filter(None, (goal.what, row.what))) if row.judged else row.what
     value = "n/a" if row.value is None else f"{_number(row.value)} {goal.unit if row.judged else ''}".strip()
     interval = "" if row.low is None or row.high is None else f"{_number(row.low)} to {_number(row.high)}"
     met = goal.met(row)

@@ -85,10 +85,14 @@ def read(path: Path) -> Results:
     """What `Results.write` wrote.
 
     Raises:
-        ValueError: It is of another schema.
+        ValueError: It is something else, or of another schema.
+        OSError: It cannot be read.
     """
-    fields = json.loads(path.read_text(encoding="utf-8"))
-    if fields.pop("schema", None) != SCHEMA:
-        raise ValueError(f"{path} was not written by this harness")
-    fields["measurements"] = [Measurement(**item) for item in fields["measurements"]]
-    return Results(**fields)
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields.pop("schema") == SCHEMA:
+            fields["measurements"] = [Measurement(**item) for item in fields["measurements"]]
+            return Results(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} was not written by this harness, or is damaged") from error
+    raise ValueError(f"{path} was written by another version of this harness")

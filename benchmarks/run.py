@@ -23,7 +23,9 @@ def main(argv: list[str] | None = None) -> int:
     """Run a suite; 0 unless a case failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
     parser.add_argument("--suite", choices=sorted(BUDGETS), required=True)
-    parser.add_argument("--budget", type=float, help="seconds, about; each suite has its own")
+    parser.add_argument(
+        "--budget", type=_seconds, help="seconds to spend on measuring; building comes on top of short ones"
+    )
     parser.add_argument("--out", type=Path, help="JSON to write; a file in benchmarks/results by default")
     parser.add_argument("--only", default="", help="goals, as in C1,G7")
     parser.add_argument("--no-peers", action="store_true", help="leave other frameworks out")
@@ -31,6 +33,10 @@ def main(argv: list[str] | None = None) -> int:
         "--rehearse", action="store_true", help="the gpu suite on a CPU, in sizes whose numbers mean nothing"
     )
     asked = parser.parse_args(argv)
+    if asked.rehearse and asked.suite != "gpu":
+        parser.error(f"--rehearse is for --suite gpu; {asked.suite} needs no GPU")
+    if asked.out is not None and (asked.out.is_dir() or not asked.out.absolute().parent.is_dir()):
+        parser.error(f"--out {asked.out}: give a file in a folder that exists")
 
     import torch
 
@@ -47,11 +53,11 @@ def main(argv: list[str] | None = None) -> int:
         torch.set_num_threads(1)
     wanted = {name.strip().upper() for name in asked.only.split(",") if name.strip()}
     cases = [case for case in cases_of(asked.suite) if not wanted or wanted & set(case.goals)]
-    if not cases:
-        parser.error(f"no case of {asked.suite} measures {asked.only}")
+    measured = {goal for case in cases for goal in case.goals}
+    if wanted - measured:
+        parser.error(f"--only {asked.only}: no case of {asked.suite} measures {', '.join(sorted(wanted - measured))}")
     results = Results(asked.suite, facts(), rehearsal=asked.rehearse)
     out = asked.out or Path(__file__).parent / "results" / f"{asked.suite}-{time.strftime('%Y%m%d-%H%M%S')}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
     budget = asked.budget or BUDGETS[asked.suite]
     unit = budget / sum(case.weight for case in cases)
     began = time.perf_counter()
@@ -63,6 +69,13 @@ def main(argv: list[str] | None = None) -> int:
     show(results)
     print(f"\nwritten to {out}")
     return 1 if results.failures else 0
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no positive number of seconds")
+    return value
 
 
 def _measure(case: Case, setting: object, results: object) -> None:

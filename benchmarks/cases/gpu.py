@@ -167,6 +167,8 @@ def resnet50_precisions(setting: Setting) -> list[Measurement]:
     if peaks:
         rows.append(measured("G6", "", peaks["fp32"] / peaks["half"] / 1.97))
         rows += [measured("G6", f"GB in {name}", peak / 1e9, judged=False) for name, peak in peaks.items()]
+    else:
+        rows.append(unavailable("G6", "", "memory is measured on a GPU alone"))
     return rows
 
 

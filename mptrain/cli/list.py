@@ -11,7 +11,7 @@ from mptrain.config.catalogue import Catalogue, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
 
 #: A value that the model may choose, with the one that holds otherwise.
-_SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\..*,\s*(?P<default>[^,{}]*)\}")
+_SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\..*,\s*(?P<default>\[[^]]*\]|[^],{}]*)\}")
 
 
 def list_groups(words: list[str]) -> int:

@@ -58,6 +58,8 @@ def _guarded(action: Callable[[], int]) -> int:
     except KeyboardInterrupt as interrupt:
         if wants_traceback():
             report(interrupt)
+        else:
+            print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`mptrain list | head`); what it wanted it has.

@@ -26,7 +26,7 @@ from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 from mptrain.engine.steps import Steps, capture_on
 from mptrain.engine.summary import summarise
 from mptrain.engine.tally import Tally
-from mptrain.errors import NumericsError, Preempted
+from mptrain.errors import NumericsError, Preempted, StorageError
 from mptrain.optimizer import multi_tensor
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
 from mptrain.runlog.saver import Saver
@@ -139,13 +139,17 @@ class Loop:
             StorageError: The disk refuses.
         """
         forget_peak(self.parts.device)
-        with self.interrupts, self._saver:
-            try:
-                self._train_and_evaluate()
-                self._evaluate_test()
-            except BaseException:
-                self._ledger.flush()  # what was recorded on the device is on record whatever ended the run
-                raise
+        try:
+            with self.interrupts, self._saver:
+                try:
+                    self._train_and_evaluate()
+                    self._evaluate_test()
+                except BaseException:
+                    self._ledger.flush()  # what was recorded on the device is on record whatever ended the run
+                    raise
+        except StorageError as error:  # the checkpoint that the records announce may not be there
+            self._sink.take(EventRecord("storage", self.progress.step, {"message": str(error)}))
+            raise
         return summarise(self.parts, self.options, self.progress, self._ledger.accounts)
 
     def require_success(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import torch
     from torch import Tensor, nn
@@ -25,14 +25,38 @@ def torch_optim_state(
         named: ``dict(model.named_parameters())``.
 
     Raises:
-        KeyError: A parameter of the optimizer has no name, or no state in the checkpoint; it says which.
+        ValueError: The state is that of another kind of optimizer or of another network; says where.
     """
     names = {id(parameter): name for name, parameter in named.items()}
+    expected = _keys_of(optimizer)
     own = optimizer.state_dict()
     order = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for index, parameter in enumerate(order):
-        tensors = saved["state"][names[id(parameter)]]
+        name = names.get(id(parameter), "")
+        tensors = saved["state"].get(name)
+        if tensors is None:
+            raise ValueError(f"the checkpoint has no state of {name or 'a parameter that is not among those named'}")
+        if expected is not None and tensors.keys() != expected:
+            raise ValueError(
+                f"the checkpoint has {_words(tensors)} of {name}, and {type(optimizer).__name__} needs {_words(expected)}"
+            )
+        for key, value in tensors.items():
+            if value.shape != parameter.shape:
+                raise ValueError(f"{key} of {name} is {tuple(value.shape)}, and the parameter {tuple(parameter.shape)}")
         step = {} if tensors.keys() <= {"momentum_buffer"} else {"step": saved["step"].squeeze().clone().cpu()}
         state[index] = {**step, **{name: value.clone() for name, value in tensors.items()}}
     return {"state": state, "param_groups": own["param_groups"]}
+
+
+def _keys_of(optimizer: torch.optim.Optimizer) -> set[str] | None:
+    """The names of the state that a checkpoint has for an optimizer of this kind; None if the kind is not known here."""
+    kind, defaults = type(optimizer).__name__, optimizer.defaults
+    known = {"Adam": {"exp_avg", "exp_avg_sq"}, "AdamW": {"exp_avg", "exp_avg_sq"}, "Adagrad": {"sum"}}
+    if kind == "SGD":
+        return {"momentum_buffer"} if defaults["momentum"] else set()
+    return known.get(kind)
+
+
+def _words(keys: Iterable[str]) -> str:
+    return " and ".join(sorted(keys)) or "no state"

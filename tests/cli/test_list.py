@@ -19,6 +19,7 @@ def test_a_rate_that_the_model_may_choose_says_so(terminal):
     line = next(line for line in terminal.out.splitlines() if "optimizer.lr=" in line)
     assert "${" not in line
     assert "unless the model says otherwise" in line
+    assert "optimizer.betas=[0.9,0.999] " in terminal.out
 
 
 def test_a_group_that_does_not_exist_is_named(terminal):

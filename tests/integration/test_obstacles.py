@@ -192,6 +192,10 @@ def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes
     assert errors[1].endswith("; still good: the checkpoint of step 4")
     state = json.loads(Path("outputs/run/run.json").read_text())
     assert (state["status"], state["exit_code"]) == ("failed", 6)
+    events = [json.loads(line) for line in Path("outputs/run/events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "checkpoint"][:2] == [4, 8]
+    assert events[-1]["event"] == "storage"
+    assert "the disk is full" in events[-1]["message"]
     assert run(capsys, "resume", "outputs/run")[0] == 0
     steps = [json.loads(line)["step"] for line in Path("outputs/run/steps.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 19))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from small_runs import TINY, loop_of
+from torch import nn
 
+from mptrain.optimizer.rules import SGD
 from mptrain.optimizer.torch_state import torch_optim_state
+from mptrain.optimizer.weights import Weights
 
 TORCH = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9),
@@ -14,6 +17,32 @@ TORCH = {
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.001, weight_decay=0.0),
     "adagrad": lambda params: torch.optim.Adagrad(params, lr=0.01),
 }
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "width", "words"),
+    [
+        (torch.optim.Adam, 3, "momentum_buffer of weight, and Adam needs exp_avg and exp_avg_sq"),
+        (torch.optim.SGD, 3, "momentum_buffer of weight, and SGD needs no state"),
+        (lambda params: torch.optim.SGD(params, momentum=0.9), 4, r"is \(2, 3\), and the parameter \(2, 4\)"),
+    ],
+    ids=["other kind", "other constants", "other shape"],
+)
+def test_state_of_something_else_is_refused_with_a_reason(optimizer, width, words):
+    weights = Weights({"weight": nn.Parameter(torch.zeros(2, 3))}, SGD(), master_weights=True)
+    model = nn.Linear(width, 2, bias=False)
+    with pytest.raises(ValueError, match=words):
+        torch_optim_state(weights.state_dict(), optimizer(model.parameters()), dict(model.named_parameters()))
+
+
+def test_a_parameter_without_state_or_name_is_named():
+    weights = Weights({"weight": nn.Parameter(torch.zeros(2, 3))}, SGD(), master_weights=True)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    with pytest.raises(ValueError, match="no state of bias"):
+        torch_optim_state(weights.state_dict(), optimizer, dict(model.named_parameters()))
+    with pytest.raises(ValueError, match="not among those named"):
+        torch_optim_state(weights.state_dict(), optimizer, {})
 
 
 @pytest.mark.parametrize("name", TORCH)

@@ -10,7 +10,7 @@ from benchmarks.goals import GOALS
 
 SLACK = 1.25
 #: What was reached where the goal was not, on two Zen 4 cores (benchmarks/results); the others are held to their goals.
-REACHED = {("C1", ""): 1.09, ("C2", ""): 0.91, ("C4", "share of the step"): 0.072}
+REACHED = {("C1", ""): 1.09, ("C2", ""): 0.91, ("C4", "share of the step"): 0.078}
 SETTING = Setting(seconds=4.0, device="cpu", peers=False)
 
 
