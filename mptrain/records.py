@@ -197,7 +197,7 @@ class EventRecord:
     """Anything else worth keeping: a line of ``events.jsonl``.
 
     Attributes:
-        kind: ``start``, ``resume``, ``checkpoint``, ``storage`` (the disk refused something), ``signal``, ``warning``, ``failure``, ``data`` ...
+        kind: ``start``, ``resume``, ``checkpoint``, ``storage`` (the disk refused something), ``stalled``, ``signal``, ``warning``, ``failure``, ``data`` ...
         step: Attempts at that moment.
         fields: What is known, JSON values only.
     """

@@ -26,6 +26,7 @@ from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 from mptrain.engine.steps import Steps, capture_on
 from mptrain.engine.summary import summarise
 from mptrain.engine.tally import Tally
+from mptrain.engine.watchdog import Watchdog
 from mptrain.errors import NumericsError, Preempted, StorageError
 from mptrain.optimizer import multi_tensor
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
@@ -90,6 +91,8 @@ class Loop:
         self._ledger = Ledger(accounts, self._sink, options.log)
         self._saver = Saver(storage.store, storage.writer, background=options.checkpoint.background)
         self._clock = Clock(self.progress, parts.device)
+        self._watchdog = Watchdog(storage.paths.stalls, options.log.stalled)
+        self._stalls = 0
         self._rehearsed = False
         self._unusable: dict[str, set[str]] = {name: set() for name in parts.loaders}
         self._random: dict[str, Any] = {}  # before the last step, once it may be one that ends the run
@@ -140,7 +143,7 @@ class Loop:
         """
         forget_peak(self.parts.device)
         try:
-            with self.interrupts, self._saver:
+            with self.interrupts, self._watchdog, self._saver:
                 try:
                     self._train_and_evaluate()
                     self._evaluate_test()
@@ -229,6 +232,7 @@ class Loop:
         for watch in watches:
             for seen in watch.records():
                 self._sink.take(seen)
+        self._move_on()
         progress.step, progress.batch = step, progress.batch + 1
         self._ledger.note(progress.step, progress.epoch)
         while self._steps.notes:
@@ -236,6 +240,15 @@ class Loop:
         account = self._ledger.hopeless(self.options.train.patience)
         if account is not None:
             self._give_up(account, batch)
+
+    def _move_on(self) -> bool:
+        """There was progress; put on record that there had been none for too long. Whether the run is asked to end."""
+        self._watchdog.beat()
+        if self._watchdog.stalls > self._stalls:
+            self._stalls = self._watchdog.stalls
+            fields = {"seconds": self.options.log.stalled, "file": self.storage.paths.stalls.name}
+            self._sink.take(EventRecord("stalled", self.progress.step, fields))
+        return self.interrupts.received is not None
 
     def _rehearse(self, batch: Batch) -> None:
         """Check the promises of the precision mode; put operators on record, and warn of what will not be trained."""
@@ -310,7 +323,7 @@ class Loop:
             split,
             self.progress.step,
             epoch,
-            stop=lambda: self.interrupts.received is not None,
+            stop=self._move_on,
             exhibit=split == "val",
             intervals=split == "test",
         )

@@ -72,11 +72,13 @@ class LogOptions:
         ring: Steps kept on the device before the host reads them.
         seconds: The host reads the ring, and refreshes the display, at least this often.
         lines: Seconds between two lines of output where there is no terminal.
+        stalled: Seconds without progress after which it is written down where every thread stands; None never.
     """
 
     ring: PositiveInt = 32
     seconds: NonNegativeFloat = 1.0
     lines: NonNegativeFloat = 10.0
+    stalled: PositiveFloat | None = 600.0
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,11 @@ class RunPaths:
         return self.root / "failure"
 
     @property
+    def stalls(self) -> Path:
+        """Where every thread stood when the run stood still (see `mptrain.engine.watchdog`); text."""
+        return self.root / "stalls.txt"
+
+    @property
     def samples(self) -> Path:
         """The folder of what the task exhibits after each validation: pictures, texts, recordings, and their captions."""
         return self.root / "samples"

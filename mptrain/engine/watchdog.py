@@ -1,0 +1,83 @@
+"""Notices that a run stands still, and writes down where every thread of it is.
+
+A data set on a network drive that has gone, a lock, a device or another process that never answers: none of them raises
+anything. A thread of its own looks now and then whether there was progress. It can tell as long as whatever hangs has let go
+of Python's lock, which waiting for files, devices and other processes does.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+import threading
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+#: Looks during the time after which a run counts as standing still.
+LOOKS = 10
+
+
+class Watchdog:
+    """Watches while its context lasts.
+
+    Args:
+        path: The file that gets the stacks; made when there are any.
+        seconds: Without progress, until the run counts as standing still; None never.
+
+    Attributes:
+        stalls: How often the run has stood still so far.
+    """
+
+    def __init__(self, path: Path, seconds: float | None) -> None:
+        self.stalls = 0
+        self._path = path
+        self._seconds = seconds
+        self._beats = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def beat(self) -> None:
+        """There was progress."""
+        self._beats += 1
+
+    def __enter__(self) -> Watchdog:
+        if self._seconds is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _watch(self) -> None:
+        assert self._seconds is not None
+        pause = self._seconds / LOOKS
+        seen, still = -1, 0
+        looked = time.monotonic()
+        while not self._ended.wait(pause):
+            late = time.monotonic() - looked > 2 * pause  # the whole process was stopped: that is nobody's hanging
+            looked = time.monotonic()
+            still = 0 if late or self._beats != seen else still + 1
+            seen = self._beats
+            if still == LOOKS:
+                self.stalls += 1
+                self._tell()
+
+    def _tell(self) -> None:
+        told = f"no progress for {self._seconds:g} s"
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                print(f"{datetime.now().astimezone().isoformat(timespec='seconds')}: {told}", file=file, flush=True)
+                faulthandler.dump_traceback(file)
+            where = f"where every thread of the run stands is in {self._path}"
+        except OSError as error:
+            where = f"{self._path} cannot be written: {error.strerror}"
+        print(f"warning: {told}; {where}", file=sys.stderr, flush=True)
