@@ -203,7 +203,13 @@ class _AppendFile:
         with storing(self._path, needed=len(self._pending)):
             if self._pending:
                 write_all(self._descriptor, self._pending)
-            return os.fstat(self._descriptor).st_size
+            found = os.fstat(self._descriptor)
+        if not found.st_nlink:  # a file without a name takes everything, and nobody will ever read it
+            raise StorageError(
+                f"{self._path} was removed while the run was writing it",
+                "start the run again, and leave its folder alone",
+            )
+        return found.st_size
 
     def force(self) -> None:
         with storing(self._path):

@@ -6,12 +6,14 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from small_runs import TINY
 
+import mptrain.engine.steps
 from mptrain.cli.main import main
 from mptrain.runlog import checkpoints
 from mptrain.runlog.checkpoints import CheckpointStore
@@ -199,6 +201,22 @@ def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes
     assert run(capsys, "resume", "outputs/run")[0] == 0
     steps = [json.loads(line)["step"] for line in Path("outputs/run/steps.jsonl").read_text().splitlines()]
     assert steps == list(range(1, 19))
+
+
+def test_a_run_whose_folder_is_removed_meanwhile_does_not_train_on_for_nothing(capsys, monkeypatch):
+    step = mptrain.engine.steps.train_step
+
+    def removing(learner, *rest):
+        step(learner, *rest)
+        if Path("outputs/run").exists():
+            shutil.rmtree("outputs/run")
+
+    monkeypatch.setattr("mptrain.engine.steps.train_step", removing)
+    code, _, errors = run(capsys, *TINY, "checkpoint.every_epochs=1", "run.name=run")
+    assert code == 6
+    assert "outputs/run/steps.jsonl was removed while the run was writing it" in errors[0]
+    assert errors[1].startswith("hint: start the run again")
+    assert not Path("outputs/run").exists()
 
 
 def test_a_single_sample_for_batch_norm_is_refused_before_training(capsys):

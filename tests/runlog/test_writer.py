@@ -43,6 +43,15 @@ def test_every_kind_of_record_goes_to_its_file_and_progress_to_none(paths, some_
     assert len(paths.epochs.read_text().splitlines()) == 2
 
 
+def test_a_file_that_was_removed_takes_nothing_in_silence(paths, some_records):
+    writer = RecordWriter(paths)
+    writer.take(some_records[0])
+    writer.flush()
+    paths.events.unlink()
+    with pytest.raises(StorageError, match=r"events\.jsonl was removed while the run was writing it"):
+        writer.flush()
+
+
 def test_lines_are_strict_json_also_for_nan_and_inf(paths, some_records):
     writer = RecordWriter(paths)
     for record in some_records:
