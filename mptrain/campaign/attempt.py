@@ -48,6 +48,7 @@ from mptrain.runlog import (
     last_run,
     open_run,
     read_summary,
+    require_no_links,
     truncate_records,
     write_atomically,
     write_summary,
@@ -166,10 +167,12 @@ def find_run(run: str) -> RunDirectory:
     directory = last_run(Path("outputs")) if run == "last" else open_run(place)
     if not directory.paths.config.exists():
         raise StorageError(f"{directory.root} has no config.yaml", "it was killed before it began: start it again")
+    require_no_links(directory.root)
     return directory
 
 
 def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: bool) -> Outcome:
+    require_no_links(directory.root)
     with directory.lock():
         path = directory.paths.config
         old = path.read_text(encoding="utf-8") if path.exists() else config.yaml
