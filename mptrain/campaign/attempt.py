@@ -23,6 +23,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.ranges import show
+from mptrain.config.trust import retyped
 from mptrain.engine.loop import Loop, Storage
 from mptrain.engine.snapshot import require_fit
 from mptrain.errors import (
@@ -314,10 +315,13 @@ def _attempt(
 
 def _for_the_user(error: BaseException, config: Config, directory: RunDirectory) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
+    trust = retyped(config.extensions.allow)
+    if isinstance(error, Preempted) and trust:
+        return Preempted(str(error), f"{error.hint}{trust}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         return Preempted(
             "interrupted at once; what came after the last checkpoint will be done again",
-            f"continue with: mptrain resume {directory.root}",
+            f"continue with: mptrain resume {directory.root}{trust}",
             EXIT_INTERRUPTED,
         )
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or _is_from_allocator(error):

@@ -18,6 +18,7 @@ from mptrain.runlog.storage import storing, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
     from mptrain.config.schema import Config
 
 

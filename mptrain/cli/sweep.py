@@ -11,11 +11,11 @@ from mptrain.campaign.agreement import check
 from mptrain.campaign.points import expand
 from mptrain.campaign.sweep import missing_points, plan_sweep, require_free, run_sweep, sweep_folder, take_stock
 from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import each_warning_once, warn, writing
+from mptrain.cli.messages import each_warning_once, harmless, warn, writing
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer
-from mptrain.config.trust import confirm, let_in
+from mptrain.config.trust import confirm, let_in, retyped
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog import require_no_links
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
@@ -142,7 +142,8 @@ def show_end(done: Sweep, code: int) -> int:
     if done.kind == "sweep" or code != EXIT_OK:  # what came of a comparison is said by its verdicts
         print_outcome(done)
     if code != EXIT_OK:
-        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}")
+        packages = let_in(word for job in done.jobs for word in job.overrides)
+        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{retyped(packages)}")
     return code
 
 
@@ -166,4 +167,4 @@ def has_sweeper(words: Sequence[str]) -> bool:
 def say(line: str) -> None:
     """Prints a line."""
     with writing():
-        print(line, flush=True)
+        print("\n".join(map(harmless, line.split("\n"))), flush=True)

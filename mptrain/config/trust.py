@@ -52,6 +52,11 @@ def confirm(where: str, packages: Sequence[str], line: str = "") -> Problem:
     return Problem(f"{where} lets in code that is not mptrain's: {word}", f"if you trust that code, {add}")
 
 
+def retyped(packages: Sequence[str]) -> str:
+    """What a line that names a run needs behind it, with a blank before; empty where the run has no code of others."""
+    return f" '{_KEY}=[{','.join(packages)}]'" if packages else ""
+
+
 def is_trust(word: str) -> bool:
     """Whether a word says whose code may be called, and nothing else."""
     return word.partition("=")[0].lstrip("+") == _KEY
