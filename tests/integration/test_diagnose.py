@@ -240,7 +240,11 @@ def test_a_run_that_went_well_is_looked_at_where_it_would_go_on(theirs, capsys):
 def test_a_step_of_a_run_is_the_one_that_was_trained(theirs):
     assert train(*network("plain", "precision=amp_dynamic"), "checkpoint.every_steps=2") == 0
     losses = [step["loss"] for step in recorded()]
-    assert [diagnose_run("run", ALLOWED[2:], step=step).found.loss for step in (1, 3, 6)] == [losses[0], losses[2], losses[5]]
+    assert [diagnose_run("run", ALLOWED[2:], step=step).found.loss for step in (1, 3, 6)] == [
+        losses[0],
+        losses[2],
+        losses[5],
+    ]
 
 
 def test_an_injected_fault_is_there_when_its_step_is_looked_at():
