@@ -23,6 +23,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.ranges import show
+from mptrain.config.trust import retyped
 from mptrain.engine.loop import Loop, Storage
 from mptrain.engine.snapshot import require_fit
 from mptrain.errors import (
@@ -48,6 +49,7 @@ from mptrain.runlog import (
     last_run,
     open_run,
     read_summary,
+    require_no_links,
     truncate_records,
     write_atomically,
     write_summary,
@@ -166,10 +168,12 @@ def find_run(run: str) -> RunDirectory:
     directory = last_run(Path("outputs")) if run == "last" else open_run(place)
     if not directory.paths.config.exists():
         raise StorageError(f"{directory.root} has no config.yaml", "it was killed before it began: start it again")
+    require_no_links(directory.root)
     return directory
 
 
 def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: bool) -> Outcome:
+    require_no_links(directory.root)
     with directory.lock():
         path = directory.paths.config
         old = path.read_text(encoding="utf-8") if path.exists() else config.yaml
@@ -311,10 +315,13 @@ def _attempt(
 
 def _for_the_user(error: BaseException, config: Config, directory: RunDirectory) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
+    trust = retyped(config.extensions.allow)
+    if isinstance(error, Preempted) and trust:
+        return Preempted(str(error), f"{error.hint}{trust}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
         return Preempted(
             "interrupted at once; what came after the last checkpoint will be done again",
-            f"continue with: mptrain resume {directory.root}",
+            f"continue with: mptrain resume {directory.root}{trust}",
             EXIT_INTERRUPTED,
         )
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or _is_from_allocator(error):

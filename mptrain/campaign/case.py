@@ -60,7 +60,7 @@ class Case:
             EnvironmentRefused: This device cannot do that.
             ConfigError: The words do not fit the configuration.
         """
-        parts, _ = build(reload(self.config.yaml, words), weights=False)
+        parts, _ = build(reload(self.config.yaml, words, allow=self.config.extensions.allow), weights=False)
         stand_at(parts, self.moment)
         scales = None
         if scale is not None:

@@ -18,6 +18,7 @@ import torch
 from mptrain import __version__
 from mptrain.config.targets import is_allowed
 from mptrain.errors import EXIT_BUG, ConfigError, MptrainError, Preempted, StorageError
+from mptrain.masking import masked
 from mptrain.runlog import RunDirectory, RunState, write_atomically
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, s
         return "failed", str(error), error.exit_code
     with contextlib.suppress(OSError, StorageError):
         directory.paths.failure.mkdir(exist_ok=True)
-        write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
+        write_atomically(directory.paths.failure / "traceback.txt", masked("".join(traceback.format_exception(error))))
     return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
 
 

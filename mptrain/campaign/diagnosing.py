@@ -14,6 +14,7 @@ from mptrain.campaign.ending import read_ending
 from mptrain.campaign.examining import OnRecord, Place, examine
 from mptrain.config.build import build
 from mptrain.config.compose import reload
+from mptrain.config.trust import is_trust
 from mptrain.engine.revisit import Moment, moment_at, stand_at
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
@@ -70,7 +71,8 @@ def diagnose_run(
     directory = find_run(run)
     text = directory.paths.config.read_text(encoding="utf-8")
     config = reload(text, overrides)
-    before = _beginnings(reload(text)) if overrides else {}
+    overrides = [word for word in overrides if not is_trust(word)]  # which changes no number
+    before = _beginnings(reload(text, allow=config.extensions.allow)) if overrides else {}
     place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
     if overrides:
         changed = f"under {' '.join(overrides)}, unlike the run itself"

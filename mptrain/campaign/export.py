@@ -17,6 +17,8 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.storage import storing, write_atomically
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mptrain.config.schema import Config
 
 
@@ -44,7 +46,13 @@ class Export:
 
 
 def export_run(
-    run: str, which: Literal["last", "best"], dtype: torch.dtype, *, average: bool, output: Path | None
+    run: str,
+    which: Literal["last", "best"],
+    dtype: torch.dtype,
+    *,
+    average: bool,
+    output: Path | None,
+    trusted: Sequence[str] = (),
 ) -> Export:
     """Write a checkpoint's weights as a plain state dict.
 
@@ -54,12 +62,13 @@ def export_run(
         dtype: Of all floating-point tensors; FP16 saturates at 65504.
         average: Take the average of the weights, where there is one.
         output: The file; None makes one in the run's ``export`` folder. An old one is replaced.
+        trusted: Words that say whose code the run's configuration may call.
 
     Raises:
         MptrainError: No usable checkpoint, or the disk refuses.
     """
     directory = find_run(run)
-    config = reload(directory.paths.config.read_text(encoding="utf-8"))
+    config = reload(directory.paths.config.read_text(encoding="utf-8"), trusted)
     config = replace(config, overrides=tuple(directory.read_overrides()))
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
     require_same_schema(loaded.state)

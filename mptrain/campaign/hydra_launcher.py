@@ -6,7 +6,7 @@ run and shown is not known here. Nothing is imported from here where no sweeper 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
@@ -15,6 +15,8 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.launcher import Launcher
+from hydra.types import RunMode
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.campaign.points import Point
@@ -22,7 +24,8 @@ from mptrain.campaign.sweep import quoted
 from mptrain.campaign.worker import one_line
 from mptrain.config.assemble import first_line
 from mptrain.config.overrides import parse
-from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError
+from mptrain.config.targets import is_allowed
+from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:
@@ -39,6 +42,10 @@ RunBatch = Callable[[Sequence[Point]], "tuple[Sweep, int]"]
 
 #: What the launcher is to Hydra, which takes plugins from below this package only.
 _TARGET = "hydra_plugins.mptrain.ProcessLauncher"
+
+
+#: Where sweepers of Hydra's, and the parts that they are made of, come from.
+_SWEEPERS = ("hydra_plugins", "hydra._internal.core_plugins", "optuna", "ax", "nevergrad")
 
 
 class JobFailedError(MptrainError):
@@ -109,8 +116,10 @@ def ask_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: Run
     with composer.opened() as search:
         hydra: Any = GlobalHydra.instance().hydra  # usable when it is no longer the global one, which points need
     place = f"hydra.sweep.dir={quoted(str(folder))}"
+    asked = [*ours, *words, place, *search]
     try:
-        hydra.multirun(composer.name, run, [*ours, *words, place, *search], with_log_configuration=False)
+        _require_tame(hydra.compose_config(composer.name, asked, RunMode.MULTIRUN).hydra)
+        hydra.multirun(composer.name, run, asked, with_log_configuration=False)
     except (MptrainError, BrokenPipeError):
         raise
     except MissingConfigException as error:
@@ -125,6 +134,31 @@ def ask_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: Run
         raise ConfigError(first_line(error)) from error
     except Exception as error:
         raise MptrainError(f"the sweeper ended with {one_line(error)}", "--traceback shows where") from error
+
+
+def _require_tame(node: DictConfig) -> None:
+    """Refuse what files let Hydra call besides the sweeper that was asked for: it would, without asking anybody.
+
+    Raises:
+        ConfigError: They name something.
+    """
+    found = [("hydra.callbacks", "a callback")] if node.get("callbacks") else []
+    for name in ("sweeper", "launcher"):
+        tree = OmegaConf.to_container(node[name], resolve=True)
+        found += [(f"hydra.{name}", path) for path in _targets(tree) if not is_allowed(path, _SWEEPERS)]
+    if found:
+        raise ConfigError(
+            [Problem(f"{key} would call {what}, which is no part of a sweeper", "leave it out") for key, what in found]
+        )
+
+
+def _targets(tree: Any) -> Iterator[str]:
+    if isinstance(tree, dict):
+        if "_target_" in tree:
+            yield str(tree["_target_"])
+        tree = list(tree.values())
+    for item in tree if isinstance(tree, list) else ():
+        yield from _targets(item)
 
 
 def fixed_words(words: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ import torch
 from mptrain.campaign.attempt import find_run
 from mptrain.campaign.trace import Basis, Trace, read_traces
 from mptrain.config.compose import reload
+from mptrain.config.trust import is_trust
 from mptrain.errors import DataError, UsageError
 from mptrain.numerics.verdict import Verdict
 from mptrain.report.replay_page import Course, Replay, ReplayedLearner
@@ -53,12 +54,14 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
         DataError: There are no steps, or the rule needs to know what is not on record.
         MptrainError: No such run, damaged records, or a rule that cannot be had.
     """
+    trusted = [word for word in overrides if is_trust(word)]
+    overrides = [word for word in overrides if word not in trusted]
     for word in overrides:
         if not _SCALER_WORD.match(word):
             raise UsageError(f"'{word}' is not about the scaler", "write scaler=NAME or scaler.KEY=VALUE")
     directory = find_run(run)
     text = directory.paths.config.read_text(encoding="utf-8")
-    own, config = reload(text), reload(text, overrides)
+    own, config = reload(text, trusted), reload(text, [*overrides, *trusted])
     recorded = read_run(directory.root)
     # A run's own rule saw the verdicts of its own format; another rule is asked about in FP16.
     traces = read_traces(recorded, half=own.precision.compute == "float16" or not overrides)

@@ -178,7 +178,7 @@ def _written(scale: float) -> str:
 def _refusal(case: Case, words: tuple[str, ...], scale: float) -> str | None:
     """Why a run cannot begin at a scale under some words; None where it does."""
     try:
-        parts, _ = build(reload(case.config.yaml, words), weights=False)
+        parts, _ = build(reload(case.config.yaml, words, allow=case.config.extensions.allow), weights=False)
     except (ConfigError, EnvironmentRefused) as error:
         return str(error)
     learner = next(learner for learner in parts.learners if learner.name == case.seen.learner)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mptrain.campaign.points import NOT_SWEPT, Point
 from mptrain.campaign.pool import Slots, Task, run_tasks
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
+from mptrain.masking import masked
 from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import hold, holder_of
@@ -124,9 +125,12 @@ def plan_sweep(
     Raises:
         StorageError: The folder holds a sweep of other points or one that is being run, or cannot be written.
     """
+    points = [replace(p, overrides=masked(p.overrides), varied=masked(p.varied)) for p in points]
     jobs = [SweepJob(p.number, directory_name(p), _without_places(p.overrides), p.varied, p.arm) for p in points]
     folders = tuple(str(Path(config_dir).absolute()) for config_dir in config_dirs)
-    fresh = Sweep(folder, kind, tuple(words), folders, config_name, parallel, tuple(jobs), plan=dict(plan or {}))
+    fresh = Sweep(
+        folder, kind, masked(tuple(words)), folders, config_name, parallel, tuple(jobs), plan=dict(plan or {})
+    )
     require_free(fresh)
     if is_sweep(folder):
         old = read_sweep(folder)

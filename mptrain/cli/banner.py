@@ -69,6 +69,7 @@ class Closing:
         max_steps: As ``train.max_steps`` said.
         max_minutes: As ``train.max_minutes`` said.
         planned_steps: Steps that would have been attempted with more time.
+        trust: What a line that names the run needs behind it, with a blank before (see `mptrain.config.trust`).
     """
 
     run: Path
@@ -89,6 +90,7 @@ class Closing:
     max_steps: int | None = None
     max_minutes: float | None = None
     planned_steps: int = 0
+    trust: str = ""
 
     @classmethod
     def from_summary(cls, run: Path, summary: Mapping[str, Any]) -> Closing:
@@ -168,9 +170,9 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
         ("memory", f"{readable_bytes(closing.peak_memory)} at most" if closing.peak_memory else ""),
         ("run", str(closing.run)),
         ("samples", str(samples) if (samples := RunPaths(closing.run).samples).is_dir() else ""),
-        ("evaluate", f"mptrain eval {shlex.quote(str(closing.run))}"),
-        ("export", f"mptrain export {shlex.quote(str(closing.run))}"),
-        ("go on", f"mptrain resume {shlex.quote(str(closing.run))} {' '.join(_longer(closing))}"),
+        ("evaluate", f"mptrain eval {shlex.quote(str(closing.run))}{closing.trust}"),
+        ("export", f"mptrain export {shlex.quote(str(closing.run))}{closing.trust}"),
+        ("go on", f"mptrain resume {shlex.quote(str(closing.run))} {' '.join(_longer(closing))}{closing.trust}"),
     ]
     print_rows("done", rows, stream)
 

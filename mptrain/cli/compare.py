@@ -16,7 +16,7 @@ from mptrain.campaign.sweep import plan_sweep, sweep_folder
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.flags import read_flags
 from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import each_warning_once, warn, writing
+from mptrain.cli.messages import each_warning_once, harmless, warn, writing
 from mptrain.cli.sweep import finish
 from mptrain.compare.keeping import write_comparisons
 from mptrain.config.compose import Composer
@@ -196,4 +196,4 @@ def _margin(text: str) -> float:
 
 def _say(line: str) -> None:
     with writing():
-        print(line, flush=True)
+        print("\n".join(map(harmless, line.split("\n"))), flush=True)

@@ -15,6 +15,7 @@ from mptrain.cli.rows import print_rows
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import parameters
+from mptrain.config.trust import is_trust
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.runlog.storage import readable_bytes
 
@@ -35,13 +36,15 @@ def export(words: Sequence[str]) -> int:
     Raises:
         MptrainError: A word that means nothing here, no usable checkpoint, or a disk that refuses.
     """
-    run, flags, output = _read(words)
+    trusted = [word for word in words if is_trust(word)]
+    run, flags, output = _read([word for word in words if word not in trusted])
     done = export_run(
         run,
         "best" if "--best" in flags else "last",
         torch.float16 if "--fp16" in flags else torch.float32,
         average="--raw" not in flags,
         output=output,
+        trusted=trusted,
     )
     kind = "averaged weights" if done.averaged else "weights"
     dtype = "float16" if "--fp16" in flags else "float32"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 
-from mptrain.cli.messages import colourful
+from mptrain.cli.messages import colourful, harmless
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
@@ -67,10 +67,10 @@ def _print_all(catalogue: Catalogue) -> None:
     width = max(len(name) for options in catalogue.groups.values() for name in options) + 2
     for group, options in catalogue.groups.items():
         comment = catalogue.comment(group)
-        print(_bold(group) + (f"   {comment}" if comment else ""))
+        print(_bold(group) + (f"   {harmless(comment)}" if comment else ""))
         for name, option in options.items():
             mark = "*" if catalogue.defaults.get(group) == name else " "
-            print(f"  {mark} {name.ljust(width)}{option.summary}".rstrip())
+            print(harmless(f"  {mark} {name.ljust(width)}{option.summary}".rstrip()))
             if known := "; ".join(_known(option)):
                 print(" " * (width + 4) + known)
         print()
@@ -87,7 +87,7 @@ def _print_group(catalogue: Catalogue, group: str) -> None:
         chosen = "  (default)" if catalogue.defaults.get(group) == option.name else ""
         print(_bold(f"{group}={option.name}") + chosen)
         if option.summary:
-            print(f"  {option.summary}")
+            print(f"  {harmless(option.summary)}")
         for words in _known(option):
             print(f"  {words}")
         _print_entries(option)
@@ -113,7 +113,7 @@ def _print_entries(option: Option) -> None:
         rows.append((f"{entry.key}={value}", comment))
     width = min(max((len(key) for key, _ in rows), default=0), 60) + 4
     for key, comment in rows:
-        print(f"  {key.ljust(width)}{comment}".rstrip())
+        print(harmless(f"  {key.ljust(width)}{comment}".rstrip()))
 
 
 def _bold(text: str) -> str:

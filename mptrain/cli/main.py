@@ -168,11 +168,14 @@ def _resume(words: list[str]) -> int:
 
     words, jobs = take_jobs(words)
     run, overrides = _run_and_overrides("resume", words)
+    from mptrain.config.trust import is_trust, let_in
+
+    trusted = [word for word in overrides if is_trust(word)]
     from mptrain.cli.sweep import find_sweep, resume_sweep
 
-    sweep = find_sweep(run, overrides, jobs)
+    sweep = find_sweep(run, [word for word in overrides if word not in trusted], jobs)
     if sweep is not None:
-        return resume_sweep(sweep, jobs)
+        return resume_sweep(sweep, jobs, let_in(trusted))
     from mptrain.cli.train import resume
 
     return resume(run, overrides)

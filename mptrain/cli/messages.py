@@ -111,10 +111,16 @@ def colourful(stream: object) -> bool:
 
 def printable(text: str) -> str:
     """One line without control characters and lone surrogates, whatever the user typed."""
-    text = " ".join(text.split())
-    clean = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
-    clean = clean.encode("utf-8", "backslashreplace").decode()
+    clean = harmless(" ".join(text.split()))
     return clean if len(clean) <= LONGEST else clean[:LONGEST] + "..."
+
+
+def harmless(text: str) -> str:
+    """Text without control characters and lone surrogates: nothing in it controls a terminal."""
+    if text.isprintable():
+        return text
+    clean = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return clean.encode("utf-8", "backslashreplace").decode()
 
 
 def _say(kind: str, text: str) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from typing import IO, TYPE_CHECKING
 
-from mptrain.cli.messages import colourful, writing
+from mptrain.cli.messages import colourful, harmless, writing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ class KeyValues:
         if self._gone:
             return
         try:
-            print(" ".join(f"{key}={value}" for key, value in fields.items()), file=self._stream, flush=True)
+            print(harmless(" ".join(f"{key}={value}" for key, value in fields.items())), file=self._stream, flush=True)
         except OSError:
             self._gone = True  # what is trained goes on without a reader
 
@@ -54,8 +55,9 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str]) -> 
     bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if colourful(stream) else ("", "", "")
     left = max((len(name) for name, text in rows if text), default=0) + 2
     lines = [f"{bold}{title}{plain}"]
-    for name, text in rows:
-        if text:
+    for name, raw in rows:
+        if raw:
+            text = harmless(re.sub(r"\s", " ", raw))
             width = len(text) if text.startswith("mptrain ") else width_of(stream) - left - 2
             first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
             lines.append(f"  {dim}{name.ljust(left)}{plain}{first}")

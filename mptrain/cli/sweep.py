@@ -11,11 +11,13 @@ from mptrain.campaign.agreement import check
 from mptrain.campaign.points import expand
 from mptrain.campaign.sweep import missing_points, plan_sweep, require_free, run_sweep, sweep_folder, take_stock
 from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import each_warning_once, warn, writing
+from mptrain.cli.messages import each_warning_once, harmless, warn, writing
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer
-from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError
+from mptrain.config.trust import confirm, let_in, retyped
+from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
+from mptrain.runlog import require_no_links
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 
 if TYPE_CHECKING:
@@ -81,26 +83,29 @@ def find_sweep(path: str, overrides: Sequence[str], jobs: int | None) -> Sweep |
     return read_sweep(folder)
 
 
-def resume_sweep(found: Sweep, jobs: int | None) -> int:
+def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = ()) -> int:
     """Runs what is missing, failed or interrupted of a sweep, by what ``sweep.json`` says alone.
 
     Args:
         found: As it was read.
         jobs: Jobs at a time; None takes as many as before.
+        allow: Packages whose code was let in with the command.
 
     Returns:
         As `sweep`.
 
     Raises:
-        MptrainError: As `sweep`.
+        MptrainError: As `sweep`; or its jobs let in other code.
     """
     with each_warning_once():
+        require_no_links(found.folder)
         require_free(found)
         found = take_stock(replace(found, parallel=jobs or found.parallel))
         composer = Composer(found.config_dirs, found.config_name)
         missing = missing_points(found)
         if missing:
-            warn(_code_of_others(found))
+            _require_trust(found, allow)
+            warn(f"{found.paths.json} brings its own files along: --config-dir {one}" for one in found.config_dirs)
             points = check(missing, composer, PROGRAM)
             say(f"{len(points)}/{len(points)} missing points valid, {len(found.jobs) - len(points)} done before")
         else:
@@ -137,15 +142,20 @@ def show_end(done: Sweep, code: int) -> int:
     if done.kind == "sweep" or code != EXIT_OK:  # what came of a comparison is said by its verdicts
         print_outcome(done)
     if code != EXIT_OK:
-        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}")
+        packages = let_in(word for job in done.jobs for word in job.overrides)
+        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{retyped(packages)}")
     return code
 
 
-def _code_of_others(sweep: Sweep) -> list[str]:
-    """Says whose files and code ``sweep.json`` brings along: it may come from somebody else than who resumes it."""
-    words = [word for job in sweep.jobs for word in job.overrides if word.lstrip("+").startswith("extensions")]
-    brought = [*(f"--config-dir {folder}" for folder in sweep.config_dirs), *words]
-    return [f"{sweep.paths.json} lets in code that is not mptrain's: {one}" for one in brought]
+def _require_trust(sweep: Sweep, allow: Sequence[str]) -> None:
+    """Refuse the words of ``sweep.json`` about whose code may be called: it may come from somebody else than who resumes it.
+
+    Raises:
+        ConfigError: They let in what the command does not.
+    """
+    packages = let_in(word for job in sweep.jobs for word in job.overrides)
+    if not set(packages) <= set(allow):
+        raise ConfigError(confirm(str(sweep.paths.json), packages, f"mptrain resume {shlex.quote(str(sweep.folder))}"))
 
 
 def has_sweeper(words: Sequence[str]) -> bool:
@@ -157,4 +167,4 @@ def has_sweeper(words: Sequence[str]) -> bool:
 def say(line: str) -> None:
     """Prints a line."""
     with writing():
-        print(line, flush=True)
+        print("\n".join(map(harmless, line.split("\n"))), flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptrain.campaign.attempt import Opening, Outcome, launch
@@ -10,7 +11,8 @@ from mptrain.campaign.attempt import resume as resume_run
 from mptrain.campaign.evaluation import evaluate_run
 from mptrain.cli.banner import Banner, Closing, print_banner, print_closing
 from mptrain.cli.display import make_display
-from mptrain.cli.messages import warn
+from mptrain.cli.messages import harmless, warn
+from mptrain.config.trust import let_in, retyped
 from mptrain.errors import EXIT_OK
 from mptrain.records import EventRecord
 
@@ -33,7 +35,7 @@ def train(config: Config, sinks: Sequence[Sink] = ()) -> int:
     Raises:
         MptrainError: Anything that ends a run before its end; the run directory says so as well.
     """
-    return _close(launch(config, lambda opening: [*_open(opening), *sinks]))
+    return _close(launch(config, lambda opening: [*_open(opening), *sinks]), config.extensions.allow)
 
 
 def resume(run: str, overrides: Sequence[str]) -> int:
@@ -46,7 +48,7 @@ def resume(run: str, overrides: Sequence[str]) -> int:
     Raises:
         MptrainError: As `train`.
     """
-    return _close(resume_run(run, overrides, _open))
+    return _close(resume_run(run, overrides, _open), let_in(overrides))
 
 
 def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average: bool = True) -> int:
@@ -65,11 +67,11 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
     weights = "averaged" if evaluation.averaged else "raw"
     print(f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}")
     for note in evaluation.notes:
-        print(f"note={note}")
+        print(harmless(f"note={note}"))
     for record in evaluation.records:
         metrics = " ".join(f"{name}={value:.6g}" for name, value in record.metrics.items())
         reach = (f" {name}_95={low:.6g},{high:.6g}" for name, (low, high) in record.intervals.items())
-        print(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}")
+        print(harmless(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}"))
     return EXIT_OK
 
 
@@ -119,8 +121,9 @@ class _Warnings:
         """Nothing is held back."""
 
 
-def _close(outcome: Outcome) -> int:
+def _close(outcome: Outcome, packages: Sequence[str]) -> int:
     if outcome.already_done:
         print(f"{outcome.root} is already done")
-    print_closing(Closing.from_summary(outcome.root, outcome.summary), sys.stdout)
+    closing = replace(Closing.from_summary(outcome.root, outcome.summary), trust=retyped(packages))
+    print_closing(closing, sys.stdout)
     return EXIT_OK

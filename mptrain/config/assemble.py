@@ -20,6 +20,7 @@ from mptrain.config.ranges import UNRESOLVED, show
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
 from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
 from mptrain.errors import ConfigError, Problem
+from mptrain.masking import masked
 
 if TYPE_CHECKING:
     from mptrain.config.catalogue import Catalogue
@@ -231,7 +232,7 @@ def _as_yaml(
     }
     nodes["model"].update(beside)
     tree = {**_plain(general), **nodes, **{name: _plain(value) for name, value in sections.items()}}
-    return OmegaConf.to_yaml(OmegaConf.create({**tree, "chosen": chosen}))
+    return OmegaConf.to_yaml(OmegaConf.create(masked({**tree, "chosen": chosen})))
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,7 @@ from mptrain.config.assemble import assemble, first_line
 from mptrain.config.catalogue import RECHOSEN, Catalogue
 from mptrain.config.files import find_unreadable
 from mptrain.config.overrides import Words, read
+from mptrain.config.trust import settle
 from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -52,13 +53,15 @@ def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (),
     return Composer(config_dirs, config_name).compose(overrides)
 
 
-def reload(text: str, overrides: Sequence[str] = ()) -> Config:
+def reload(text: str, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()) -> Config:
     """The configuration of a finished or interrupted run, from its `Config.yaml`.
 
     Args:
         text: The text that was saved.
         overrides: Words that change values, or choose another option of a group of `RECHOSEN`. What a run
             is about (model, dataset, task) stays.
+        allow: Packages whose code the user let in before: what the text says of that must be among them, unless a word
+            says it (see `mptrain.config.trust`).
 
     Raises:
         ConfigError: With all problems found.
@@ -80,6 +83,7 @@ def reload(text: str, overrides: Sequence[str] = ()) -> Config:
         if word.key_or_group not in RECHOSEN
     ]
     words = dataclasses.replace(words, problems=(*words.problems, *problems))
+    settle(node, words.values, "the saved configuration", allow)
     if words.groups and not words.problems:
         composer.choose_again(node, [str(word.input_line) for word in words.groups])
     return assemble(node, {}, words, composer.catalogue, tuple(overrides))
@@ -110,6 +114,7 @@ class Composer:
         if self.name not in self.catalogue.tops:
             there_is = ", ".join(self.catalogue.tops)
             raise ConfigError(f"--config-name {self.name}: no such file", f"there is {there_is}")
+        self._require_own_places()
         self._merged: dict[tuple[str, ...], tuple[DictConfig, dict[str, str]]] = {}
 
     def compose(self, overrides: Sequence[str]) -> Config:
@@ -119,6 +124,7 @@ class Composer:
             node, chosen = self._merge([*(str(word.input_line) for word in words.groups), *words.hydra])
         except COMPOSITION_ERRORS as error:
             raise ConfigError([*words.problems, self._explain(error, words)]) from error
+        settle(node, words.values, "a chosen file")
         return assemble(node, chosen, words, self.catalogue, tuple(overrides))
 
     def _explain(self, error: Exception, words: Words) -> Problem:
@@ -153,6 +159,24 @@ class Composer:
             for learner in (node.get("learners") or {}).values():  # their keys were those of the option before
                 learner.pop(group, None)
             OmegaConf.update(node, f"chosen.{group}", chosen[group], force_add=True)
+
+    def _require_own_places(self) -> None:
+        """Refuse a file at the top that sends Hydra to further places: to look into ``pkg://NAME`` is to import NAME.
+
+        Raises:
+            ConfigError: It does.
+        """
+        path = self.catalogue.tops[self.name].path
+        if path.is_relative_to(location.configs()):
+            return
+        try:
+            places = OmegaConf.select(OmegaConf.load(path), "hydra.searchpath")
+        except OmegaConfBaseException as error:
+            raise ConfigError(find_unreadable([path]) or f"{path}: {first_line(error)}") from error
+        except COMPOSITION_ERRORS:  # said when it is composed
+            return
+        if places is not None:
+            raise ConfigError(f"{path}: 'hydra.searchpath' is set by mptrain", "add a folder with --config-dir DIR")
 
     @contextmanager
     def opened(self) -> Iterator[list[str]]:

@@ -60,7 +60,7 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
     if not path.is_dir() and named.is_dir():
         path = named
     run = open_run(path)
-    trained = reload(run.paths.config.read_text(encoding="utf-8"))
+    trained = reload(run.paths.config.read_text(encoding="utf-8"), allow=config.extensions.allow)
     try:
         card: dict[str, Any] = json.loads(run.paths.data.read_text(encoding="utf-8"))
         preparation = _preparation(card["preparation"])

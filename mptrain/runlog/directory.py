@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.errors import StorageError, did_you_mean
+from mptrain.masking import masked
 from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import check_run_name, fresh_name
@@ -84,7 +85,7 @@ class RunDirectory:
         Raises:
             StorageError: One of them cannot be written.
         """
-        lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in overrides]
+        lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in masked(tuple(overrides))]
         write_atomically(self.paths.config, config)
         write_atomically(self.paths.overrides, "".join(lines) or "[]\n")
 
@@ -184,6 +185,19 @@ def _meant(path: Path) -> str:
         runs |= {str(run.root.relative_to(root)): run.root for run in _runs_below(root)}
     guess = did_you_mean(path.name, runs) or did_you_mean(str(path), runs)
     return f"did you mean {runs[guess]}?" if guess else "name a directory that holds a run.json, or write: last"
+
+
+def require_no_links(folder: Path) -> None:
+    """Refuse to write into the folder of a run or sweep with links in it: they could lead anywhere if somebody else made it.
+
+    Raises:
+        StorageError: Names a link.
+    """
+    with storing(folder, "read"):
+        links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink()) if folder.is_dir() else []
+    if links:
+        hint = "put what it points to in its place: what mptrain writes stays in the folder itself"
+        raise StorageError(f"{folder / links[0]} is a symbolic link", hint)
 
 
 def last_run(root: Path) -> RunDirectory:

@@ -101,6 +101,8 @@ def read_manifest(path: Path) -> Manifest:
             type(manifest.step) is int
             and type(manifest.bytes) is int
             and PurePath(manifest.file).name == manifest.file  # never a path out of the folder
+            and manifest.file.endswith(DATA)
+            and manifest.file.isprintable()
             and all(type(length) is int for length in manifest.records.values())
             and (manifest.metric is None or isinstance(manifest.metric, (int, float)))
             and manifest.digest() == fields["check"]

@@ -11,6 +11,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import StorageError
+from mptrain.masking import masked
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.storage import write_atomically
 from mptrain.runlog.summary import read_summary
@@ -46,7 +47,7 @@ def write_rows(sweep: Sweep) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else ["number"], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(masked(rows))
     write_atomically(sweep.paths.csv, text.getvalue(), durable=False)
 
 

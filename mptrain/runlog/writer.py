@@ -15,6 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from mptrain.errors import StorageError
+from mptrain.masking import masker
 from mptrain.records import (
     EpochRecord,
     EvalRecord,
@@ -59,6 +60,7 @@ class RecordWriter:
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths.records()
+        self._mask = masker()
         self._files = {
             name: _AppendFile(path) for name, path in self._paths.items() if name != HISTOGRAMS or path.exists()
         }
@@ -84,7 +86,7 @@ class RecordWriter:
             case ProgressRecord():
                 pass
             case _:
-                self._files[EVENTS].add(as_json(event_fields(record)) + "\n")
+                self._files[EVENTS].add(as_json(self._mask(event_fields(record))) + "\n")
 
     def flush(self) -> dict[str, int]:
         """Hand everything taken so far to the operating system: it survives the death of this process.

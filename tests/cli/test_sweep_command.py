@@ -94,24 +94,26 @@ def test_resume_runs_what_is_not_done_by_sweep_json_alone(sweeping):
     assert sweeping("resume", "mine", "--jobs=2") == 7, sweeping.err
     assert "1/1 missing points valid, 2 done before\n" in sweeping.out
     folder = Path("conf").absolute()
-    assert (
-        f"warning: outputs/mine/sweep.json lets in code that is not mptrain's: --config-dir {folder}\n" in sweeping.err
-    )
+    assert f"warning: outputs/mine/sweep.json brings its own files along: --config-dir {folder}\n" in sweeping.err
     assert [line.split()[0] for line in sweeping.out.splitlines() if "status=running" in line] == ["job=2/3"]
     assert json.loads(Path("outputs/mine/sweep.json").read_text())["parallel"] == 2
 
 
-def test_resume_says_whose_code_a_sweep_brings_along_before_it_is_imported(sweeping):
+def test_the_code_that_a_sweep_brings_along_is_confirmed_by_who_resumes_it_before_it_is_imported(sweeping):
     assert sweeping("-m", *SMALL, "seed=1,9", "run.name=mine") == 7
     path = Path("outputs/mine/sweep.json")
     content = json.loads(path.read_text())
     for job in content["jobs"]:
         job["overrides"] += ["extensions.allow=[nobodys.*]", "model._target_=nobodys.Net"]
     path.write_text(json.dumps(content))
-    assert sweeping("resume", "mine") == 2
-    warning = "warning: outputs/mine/sweep.json lets in code that is not mptrain's: extensions.allow=[nobodys.*]\n"
-    assert sweeping.err.startswith(warning)
-    assert sweeping.err.count("lets in code") == 1
+    for other in ((), ("extensions.allow=[theirs.*]",)):
+        assert sweeping("resume", "mine", *other) == 2
+        refusal, hint = sweeping.err.splitlines()
+        word = "extensions.allow=[nobodys.*]"
+        assert refusal == f"error: outputs/mine/sweep.json lets in code that is not mptrain's: {word}"
+        assert hint == f"hint: if you trust that code, write mptrain resume outputs/mine '{word}'"
+    assert sweeping("resume", "mine", word) == 2
+    assert "lets in code" not in sweeping.err
     assert "tried to import nobodys" in sweeping.err
 
 

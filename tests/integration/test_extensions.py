@@ -153,8 +153,9 @@ ALLOWED = ("--config-dir", "conf", "extensions.allow=[theirs.*]")
 def test_a_model_of_theirs_trains_on_our_data(theirs, tmp_path, precision):
     done = theirs(*ALLOWED, "model=theirs", f"precision={precision}", "train.epochs=2", "run.name=r")
     assert done.returncode == 0, done.stderr
-    assert theirs("resume", "outputs/r", "train.epochs=3").returncode == 0
-    exported = theirs("export", "outputs/r")
+    trusted = "extensions.allow=[theirs.*]"
+    assert theirs("resume", "outputs/r", "train.epochs=3", trusted).returncode == 0
+    exported = theirs("export", "outputs/r", trusted)
     assert exported.returncode == 0, exported.stderr
     weights = torch.load(tmp_path / "outputs/r/export/last-float32.pt", weights_only=True)
     assert weights["body.0.weight"].shape == (12, 1, 3, 3)
@@ -170,7 +171,7 @@ def test_a_model_a_data_set_and_a_task_of_theirs_train_together(theirs, tmp_path
     assert summary["test"]["largest_error"] >= summary["metric"] ** 0.5
     shown = sorted((tmp_path / "outputs/r/samples").iterdir())[-1]
     assert shown.read_text().startswith("target\tfound\n")
-    evaluated = theirs("eval", "r")
+    evaluated = theirs("eval", "r", ALLOWED[-1])
     assert f"loss={summary['metric']:.6g}" in evaluated.stdout
     assert "loss_95=" in evaluated.stdout
     assert summary["term"] == "rows"
@@ -194,7 +195,7 @@ def test_parts_of_theirs_go_on_as_if_nothing_had_happened_and_are_compared(their
     words = [*ALLOWED, "model=line", "precision=fp16_dynamic", "schedule=constant", "scaler.init_scale=1048576"]
     assert theirs(*words, "train.epochs=6", "run.name=whole").returncode == 0
     assert theirs(*words, "train.epochs=6", "train.max_steps=20", "run.name=parts").returncode == 0
-    gone_on = theirs("resume", "outputs/parts", "train.max_steps=null")
+    gone_on = theirs("resume", "outputs/parts", "train.max_steps=null", ALLOWED[-1])
     assert gone_on.returncode == 0, gone_on.stderr
     whole, parts = ((tmp_path / "outputs" / name / "steps.jsonl").read_bytes() for name in ("whole", "parts"))
     assert whole.count(b"\n") == 48

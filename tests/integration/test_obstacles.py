@@ -338,7 +338,13 @@ def test_a_model_of_the_users_own_trains_by_configuration_alone(capsys, theirs):
     code, output, _ = run(capsys, *theirs, "train.epochs=2", "run.name=run")
     assert code == 0, output
     assert json.loads(Path("outputs/run/summary.json").read_text())["metric"] > 0.5
-    assert run(capsys, "resume", "outputs/run", "train.epochs=3")[0] == 0
+    code, _, errors = run(capsys, "resume", "outputs/run", "train.epochs=3")
+    assert code == 2
+    assert errors == [
+        f"error: the saved configuration lets in code that is not mptrain's: {theirs[-1]}",
+        f"hint: if you trust that code, add '{theirs[-1]}' to the command line",
+    ]
+    assert run(capsys, "resume", "outputs/run", "train.epochs=3", theirs[-1])[0] == 0
 
 
 def test_an_error_in_the_users_own_code_names_its_place_and_is_not_called_a_bug_of_ours(capsys, theirs):

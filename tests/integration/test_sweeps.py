@@ -151,7 +151,7 @@ def test_of_twelve_jobs_four_go_wrong_each_in_its_own_way_and_resume_runs_just_t
 
     (folder / "cured").touch()
     before = runs_of(folder)
-    again = mptrain(folder, "resume", "outputs/mine")
+    again = mptrain(folder, "resume", "outputs/mine", WORDS[3])
     assert again.returncode == 0, again.stderr
     assert len(re.findall(r"^job=\d+/12 .* status=running$", again.stdout, re.MULTILINE)) == 4
     assert {job["status"] for job in jobs_of(folder)} == {"done"}
@@ -225,7 +225,7 @@ def test_a_sweep_killed_with_sigkill_leaves_no_process_and_can_be_resumed(folder
     assert {run["status"] for run in runs_of(folder).values()} == {"preempted"}
 
     (folder / "cured").touch()
-    again = mptrain(folder, "resume", "mine", "--jobs=3")
+    again = mptrain(folder, "resume", "mine", "--jobs=3", WORDS[3])
     assert again.returncode == 0, again.stderr
     assert {job["status"] for job in jobs_of(folder)} == {"done"}
     for name in ("000-seed=0", "001-seed=1"):

@@ -1,0 +1,102 @@
+"""Whose code a configuration may call: what the person who types says with ``extensions.allow``, never what a file says.
+
+Runs, sweeps and folders of YAML are copied from machine to machine, and nothing in them tells who wrote them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from mptrain.config.overrides import parse
+from mptrain.config.ranges import show
+from mptrain.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hydra.core.override_parser.types import Override
+
+_SECTION, _NAME = "extensions", "allow"
+_KEY = f"{_SECTION}.{_NAME}"
+
+
+def settle(node: DictConfig, words: Iterable[Override], where: str, allow: Sequence[str] = ()) -> None:
+    """Let a merged tree say about ``extensions`` what was typed, in place, before anything that it names is imported.
+
+    Args:
+        node: The tree; what words say is not applied yet.
+        words: Of the command line.
+        where: What to call the files that the tree came from.
+        allow: Packages that were confirmed before.
+
+    Raises:
+        ConfigError: The files let in code that neither the words nor ``allow`` let in.
+    """
+    typed = [_given(word) for word in words if word.key_or_group in (_SECTION, _KEY)]
+    typed = [value for value in typed if value is not None]
+    if typed:  # what is wrong with the value is said when it is checked
+        node[_SECTION] = {_NAME: typed[-1] if _packages(typed[-1]) is not None else []}
+        return
+    said = _of_tree(node)
+    packages = _packages(said)
+    if packages is None or not set(packages) <= set(allow):
+        raise ConfigError(confirm(where, packages if packages is not None else [show(said)]))
+
+
+def confirm(where: str, packages: Sequence[str], line: str = "") -> Problem:
+    """The problem with a file that lets in code of these packages; ``line`` is the command line to write, where it is known."""
+    word = f"{_KEY}=[{','.join(packages)}]"
+    add = f"write {line} '{word}'" if line else f"add '{word}' to the command line"
+    return Problem(f"{where} lets in code that is not mptrain's: {word}", f"if you trust that code, {add}")
+
+
+def retyped(packages: Sequence[str]) -> str:
+    """What a line that names a run needs behind it, with a blank before; empty where the run has no code of others."""
+    return f" '{_KEY}=[{','.join(packages)}]'" if packages else ""
+
+
+def is_trust(word: str) -> bool:
+    """Whether a word says whose code may be called, and nothing else."""
+    return word.partition("=")[0].lstrip("+") == _KEY
+
+
+def let_in(words: Iterable[str]) -> list[str]:
+    """The packages that words let in, each once; a value that cannot be read stands for itself."""
+    found: list[str] = []
+    for word in words:
+        override, _ = parse(word)
+        key = word.partition("=")[0].lstrip("+~") if override is None else override.key_or_group
+        if key.split(".")[0] != _SECTION:
+            continue
+        packages = None if override is None else _packages(_given(override))
+        found += [word] if packages is None else packages
+    return list(dict.fromkeys(found))
+
+
+def _given(word: Override) -> Any:
+    """The whole list of packages that a word gives; None where it gives none."""
+    if word.is_delete():
+        return None
+    value = word.value()
+    if word.key_or_group == _KEY:
+        return value if value is not None else []
+    return value.get(_NAME) if word.key_or_group == _SECTION and isinstance(value, dict) else None
+
+
+def _of_tree(node: DictConfig) -> Any:
+    child = node._get_node(_SECTION)
+    if child is None:
+        return []
+    section = OmegaConf.to_container(child, resolve=False) if OmegaConf.is_config(child) else child._value()
+    if isinstance(section, dict):
+        section = section.get(_NAME)
+    return section if section is not None else []
+
+
+def _packages(value: Any) -> list[str] | None:
+    """The packages in a list of plain names; None for anything else, such as what stands for another value."""
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) and "${" not in item for item in value):
+        return [str(item) for item in value]
+    return None

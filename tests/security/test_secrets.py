@@ -1,0 +1,100 @@
+"""The values of secrets in the environment stand in no record of a run or a sweep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from small_runs import TINY, run_command
+
+from mptrain.cli.main import main
+from mptrain.config.compose import compose, reload
+from mptrain.config.differences import diff
+from mptrain.masking import masked
+
+SECRET = "s3cret-Value'\"\\x"
+PLAIN = "s3cretValue0123"
+
+
+@pytest.fixture
+def secret(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKER_API_KEY", PLAIN)
+    return "${oc.env:TRACKER_API_KEY}"
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "aws_secret", "MY_API_KEY", "DB_PASSWORD", "GOOGLE_CREDENTIALS"])
+def test_what_looks_like_a_secret_is_written_as_its_name(monkeypatch, name):
+    monkeypatch.setenv(name, SECRET)
+    shown = f"${{oc.env:{name}}}"
+    assert masked(f"a {SECRET} b") == f"a {shown} b"
+    assert masked({"a": [SECRET, 1.5, None], SECRET: (SECRET,)}) == {"a": [shown, 1.5, None], shown: (shown,)}
+    assert SECRET not in masked(json.dumps(SECRET))
+    assert masked(f"{json.dumps(SECRET)} {SECRET!r}").count(shown) == 2
+
+
+def test_other_values_and_short_ones_stay(monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "short")
+    monkeypatch.setenv("SOME_FOLDER", "/a/long/path")
+    assert masked("short /a/long/path") == "short /a/long/path"
+
+
+def test_a_saved_configuration_means_the_same_without_the_secret(secret):
+    word = f"dataset.train_samples=96 logger=wandb logger.project={PLAIN}".split()
+    config = compose([*TINY, *word])
+    assert config.logger.arguments["project"] == PLAIN
+    assert PLAIN not in config.yaml
+    assert f"project: {secret}" in config.yaml
+    again = reload(config.yaml)
+    assert again.logger.arguments["project"] == PLAIN
+    assert diff(config.yaml, again.yaml, ignoring=()) == []
+    asked = compose([*TINY, *word[:2], "logger.project=${oc.env:TRACKER_API_KEY}"])
+    assert asked.yaml == config.yaml
+
+
+def records(folder):
+    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def test_no_file_of_a_run_holds_a_secret_and_the_run_goes_on(secret, monkeypatch):
+    words = [*TINY, "train.max_steps=2", "run.name=run", f"run.root=out/{PLAIN}/x"]
+    monkeypatch.setattr("sys.argv", ["mptrain", *words])
+    assert main(words) == 0
+    held = records("out")
+    assert held
+    assert [name for name, content in held.items() if PLAIN.encode() in content] == []
+    root = f"out/{PLAIN}/x/run"
+    assert secret in Path(root, "config.yaml").read_text()
+    assert secret in Path(root, "run.json").read_text()
+    assert main(["resume", root, "train.max_steps=3"]) == 0
+    assert main([*words[:-3], "train.max_steps=3", *words[-2:], "run.resume=auto"]) == 0
+    assert main(["report", root]) == 0
+    assert [name for name, content in records("out").items() if PLAIN.encode() in content] == []
+
+
+def test_a_traceback_and_a_reason_hold_no_secret(secret, monkeypatch):
+    from mptrain.engine.loop import Loop
+
+    def fail(_):
+        raise LookupError(f"no entry for {PLAIN}")
+
+    monkeypatch.setattr(Loop, "run", fail)
+    assert main([*TINY, "run.name=run"]) == 1
+    for path in ("failure/traceback.txt", "run.json"):
+        content = Path("outputs/run", path).read_text()
+        assert PLAIN not in content
+        assert f"no entry for {secret}" in content
+
+
+def test_no_file_of_a_sweep_holds_a_secret_and_the_sweep_goes_on(tmp_path):
+    words = ["-m", *TINY, "train.max_steps=1", "run.name=mine", "seed=0,1", f"run.root={PLAIN}"]
+    done = run_command(*words, cwd=tmp_path, TRACKER_API_KEY=PLAIN)
+    assert done.returncode == 0, done.stderr
+    held = records(tmp_path / PLAIN)
+    assert any(name.endswith(".log") for name in held)
+    assert [name for name, content in held.items() if PLAIN.encode() in content] == []
+    again = run_command("resume", f"{PLAIN}/mine", cwd=tmp_path, TRACKER_API_KEY=PLAIN)
+    assert again.returncode == 0, again.stderr
+    again = run_command(*words, "run.resume=auto", cwd=tmp_path, TRACKER_API_KEY=PLAIN)
+    assert again.returncode == 0, again.stderr

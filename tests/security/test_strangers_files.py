@@ -1,0 +1,271 @@
+"""What comes from a stranger runs no code: checkpoints, weights, configurations, recipes, runs and sweeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+import torch
+from small_runs import TINY
+
+from mptrain.campaign.recipe_format import read_recipe
+from mptrain.cli.main import main
+from mptrain.config.compose import compose, reload
+from mptrain.engine.portable import read_weights
+from mptrain.errors import CheckpointError, ConfigError, StorageError
+from mptrain.runlog import RunPaths, create_run
+from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
+
+ONE_STEP = (*TINY, "train.max_steps=2", "run.name=run")
+
+MODULE = """
+from pathlib import Path
+Path("it-ran").touch()
+from mptrain.model import mlp
+def network(*, num_classes: int, in_channels: int, image_size: int, hidden: tuple = (8,), dropout: float | None = None):
+    return mlp(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
+"""
+
+
+class Bomb:
+    """Leaves a trace when it is unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("it-ran",)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """A module that can be imported and leaves a trace when it is."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/strangers_module.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path / "lib")
+    yield ("model._target_=strangers_module.network", "extensions.allow=[strangers_module]")
+    import sys
+
+    sys.modules.pop("strangers_module", None)
+
+
+def run(capsys, *words):
+    capsys.readouterr()
+    code = main(list(words))
+    return code, capsys.readouterr().err.splitlines()
+
+
+def plant(folder, state, **fields):
+    """A checkpoint whose manifest is in order in every respect but what the fields say."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = folder / "step-00000001.pt"
+    torch.save(state, data)
+    content = data.read_bytes()
+    known = {"file": data.name, "sha256": sha256(content).hexdigest(), "bytes": len(content), **fields}
+    manifest = Manifest(step=1, records={}, metric=None, config_digest="abc", **known)
+    path = folder / manifest_name(1)
+    path.write_text(manifest.to_json())
+    return path
+
+
+def test_a_checkpoint_that_is_a_pickle_of_something_else_runs_nothing(tmp_path):
+    plant(tmp_path / "checkpoints", {"weights": Bomb()})
+    with pytest.raises(CheckpointError, match="cannot be loaded safely"):
+        CheckpointStore(tmp_path / "checkpoints", keep=2).load_latest()
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "..", "a/b.pt", ""])
+def test_a_manifest_names_no_file_outside_of_its_folder(tmp_path, name):
+    path = plant(tmp_path / "checkpoints", {"step": 1}, file=name)
+    with pytest.raises(CheckpointError, match="is damaged"):
+        read_manifest(path)
+
+
+@pytest.mark.parametrize("content", [Bomb(), {"state_dict": {"weight": Bomb()}}])
+def test_weights_that_are_a_pickle_of_something_else_run_nothing(tmp_path, content):
+    torch.save(content, tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match="cannot be read as tensors and nothing else"):
+        read_weights(tmp_path / "weights.pt")
+    assert not Path("it-ran").exists()
+
+
+def test_what_a_failed_run_kept_of_its_last_step_runs_nothing(capsys, tmp_path):
+    assert main(list(ONE_STEP)) == 0
+    failure = tmp_path / "outputs/run/failure"
+    failure.mkdir()
+    torch.save({"batch": Bomb()}, failure / "step.pt")
+    (failure / "diagnosis.json").write_text('{"step": 1}')
+    run(capsys, "diagnose", "outputs/run")
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize("group", ["model", "task", "dataset", "optimizer", "schedule", "scaler", "logger"])
+@pytest.mark.parametrize("path", ["os.system", "builtins.eval", "mptrain.cli.main.main", "pty.spawn"])
+def test_a_saved_configuration_calls_nothing_but_parts_of_mptrain(group, path):
+    text = compose(TINY).yaml.split("\n")
+    place = text.index(f"{group}:") + 1
+    text[place] = f"  _target_: {path}"
+    with pytest.raises(ConfigError, match="is not in an allowed package"):
+        reload("\n".join(text))
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["allow: [strangers_module]", "allow: ['${seed}', strangers_module]", "allow: '${model.hidden}'", "'${model}'"],
+)
+def test_a_saved_configuration_cannot_say_whose_code_is_trusted(stranger, said):
+    text = compose(TINY).yaml.replace("extensions:\n  allow: []", f"extensions:\n  {said}")
+    assert said in text
+    for words in ((), ("train.epochs=1",), ("model.nonsense=1",), ("~extensions.allow",), ("extensions={}",)):
+        with pytest.raises(ConfigError, match="the saved configuration lets in code that is not mptrain's"):
+            reload(text, words)
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize("command", ["resume", "eval", "export", "diagnose", "replay"])
+def test_a_run_with_code_of_others_asks_whoever_types_and_goes_on_when_told(capsys, stranger, command):
+    assert main([*ONE_STEP, *stranger]) == 0, capsys.readouterr().err
+    more = ("train.max_steps=3",) if command == "resume" else ()
+    Path("it-ran").unlink()
+    import sys
+
+    sys.modules.pop("strangers_module")
+    for word in ((), ("extensions.allow=[strangers]",)):
+        code, errors = run(capsys, command, "outputs/run", *more, *word)
+        assert code == 2
+        assert "strangers_module" in errors[0]
+        assert not Path("it-ran").exists()
+    assert errors != run(capsys, command, "outputs/run", *more)[1]
+    code, errors = run(capsys, command, "outputs/run", *more, stranger[-1])
+    assert code == 0, errors
+    assert Path("it-ran").exists()
+
+
+def test_the_same_line_again_goes_on_with_a_run_with_code_of_ones_own(capsys, stranger):
+    words = [*TINY, *stranger, "run.name=run", "run.resume=auto", "train.max_steps=2"]
+    assert main(words) == 0
+    assert main(words) == 0
+
+
+def test_a_file_of_options_cannot_say_whose_code_is_trusted(capsys, stranger):
+    Path("conf/model").mkdir(parents=True)
+    Path("conf/model/evil.yaml").write_text(
+        "# @package _global_\n# It looks harmless.\nextensions: {allow: [strangers_module]}\n"
+        "model: {_target_: strangers_module.network}\n"
+    )
+    code, errors = run(capsys, "--config-dir", "conf", "model=evil", *ONE_STEP[1:])
+    assert code == 2
+    word = stranger[-1]
+    assert errors == [
+        f"error: a chosen file lets in code that is not mptrain's: {word}",
+        f"hint: if you trust that code, add '{word}' to the command line",
+    ]
+    assert not Path("it-ran").exists()
+    assert run(capsys, "--config-dir", "conf", "model=evil", *ONE_STEP[1:], word)[0] == 0
+
+
+@pytest.mark.parametrize("flags", [(), ("--cfg", "job"), ("-m", "seed=0,1")])
+def test_a_file_at_the_top_cannot_have_a_module_imported_by_looking_for_options_in_it(capsys, stranger, flags):
+    Path("conf").mkdir()
+    from mptrain.config import location
+
+    top = (location.configs() / "train.yaml").read_text()
+    Path("conf/top.yaml").write_text(f"{top}\nhydra:\n  searchpath: ['pkg://strangers_module']\n")
+    code, errors = run(capsys, "--config-dir", "conf", "--config-name", "top", *flags)
+    assert code == 2
+    assert errors[0].endswith("conf/top.yaml: 'hydra.searchpath' is set by mptrain")
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "key"),
+    [
+        ("callbacks: {x: {_target_: strangers_module.network}}", "hydra.callbacks"),
+        ("sweeper: {params: {x: {_target_: strangers_module.network}}}", "hydra.sweeper"),
+    ],
+)
+def test_a_file_of_options_cannot_give_hydra_something_to_call(capsys, stranger, said, key):
+    Path("conf/debug").mkdir(parents=True)
+    Path("conf/debug/evil.yaml").write_text(f"# @package _global_\nhydra:\n  {said}\n")
+    words = ("-m", "--config-dir", "conf", "debug=evil", "hydra/sweeper=basic", "seed=0,1", *TINY)
+    code, errors = run(capsys, *words)
+    assert code == 2
+    assert any(f"{key} would call" in line for line in errors), errors
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize("word", ["model._target_=os.system", "+extensions.allow=[os]", "hydra.searchpath=[pkg://x]"])
+def test_a_recipe_cannot_call_what_mptrain_does_not_offer(tmp_path, word):
+    recipe = {"title": "t", "claim": "c", "source": "s", "base": [*TINY, word], "seeds": [0]}
+    recipe |= {"arms": {"a": ["precision=fp32"], "b": ["precision=amp_bf16"]}}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    code = main(["reproduce", str(tmp_path / "recipe.yaml")])
+    assert code == 2
+    with pytest.raises(ConfigError):
+        compose([*read_recipe(tmp_path / "recipe.yaml").base])
+
+
+@pytest.mark.parametrize("function", ["os.system", "mptrain.runlog.write_atomically"])
+def test_the_arithmetic_of_a_recipe_is_that_of_mptrain(tmp_path, function):
+    recipe = {"title": "t", "claim": "c", "source": "s", "arithmetic": {"x": {"_target_": function}}}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    with pytest.raises(ConfigError):
+        read_recipe(tmp_path / "recipe.yaml")
+
+
+@pytest.mark.parametrize(
+    "text", ["seed: !!python/object/apply:os.mkdir [it-ran]", "seed: ${eval:1}", "seed: ${oc.x:1}"]
+)
+def test_yaml_makes_no_objects_and_computes_nothing(text):
+    with pytest.raises(ConfigError):
+        reload(compose(TINY).yaml.replace("seed: 0", text))
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/../../x", "..", "a\x1b[2Jb"])
+def test_the_name_of_a_run_stays_below_its_root(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"run\.name="):
+        create_run(tmp_path / "outputs", "label", name)
+    with pytest.raises(ConfigError):
+        compose([*TINY, f"run.name='{name}'"])
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "steps.jsonl", "lock", "failure", "summary.json"])
+def test_a_link_in_the_folder_of_a_run_is_not_written_through(capsys, tmp_path, name):
+    assert main(list(ONE_STEP)) == 0
+    target = tmp_path / "precious"
+    if name in ("checkpoints", "failure"):
+        target.mkdir()
+        (target / "mine.pt").write_text("precious")
+    else:
+        target.write_text("precious")
+    place = RunPaths(Path("outputs/run")).root / name
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    place.symlink_to(target)
+    for words in (("resume", "outputs/run", "train.max_steps=3"), (*ONE_STEP, "run.resume=auto")):
+        code, errors = run(capsys, *words)
+        assert code == 6
+        assert errors[0] == f"error: outputs/run/{name} is a symbolic link"
+        assert errors[1].startswith("hint: ")
+    assert (target / "mine.pt" if target.is_dir() else target).read_text() == "precious"
+
+
+def test_an_error_shows_no_control_sequence(capsys):
+    code, errors = run(capsys, "model.\x1b[2J\x07=1")
+    assert code == 2
+    assert all(line.isprintable() for line in errors)
+
+
+def test_a_folder_that_is_no_run_is_not_loaded(tmp_path):
+    with pytest.raises(StorageError):
+        CheckpointStore(tmp_path, keep=1).load("last")
