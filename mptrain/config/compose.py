@@ -22,7 +22,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from mptrain.config import location
 from mptrain.config.assemble import assemble, first_line
 from mptrain.config.catalogue import RECHOSEN, Catalogue
-from mptrain.config.files import find_unreadable
+from mptrain.config.files import find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
 from mptrain.errors import ConfigError, Problem
 
@@ -64,11 +64,12 @@ def reload(text: str, overrides: Sequence[str] = ()) -> Config:
         ConfigError: With all problems found.
     """
     try:
-        node = OmegaConf.create(text)
-    except (OmegaConfBaseException, YAMLError, AssertionError) as error:  # the last one: a lone number
-        raise ConfigError(f"the saved configuration cannot be read: {first_line(error)}") from error
-    if not isinstance(node, DictConfig):
+        tree = read_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"the saved configuration cannot be read: {error}", error.hint) from error
+    if not isinstance(tree, dict):
         raise ConfigError("the saved configuration is not a mapping")
+    node = OmegaConf.create(tree)
     composer = Composer()
     words = read(overrides, composer.catalogue)
     problems = [

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
+
+#: Levels of mappings and lists that whoever reads a record can walk through.
+_DEEPEST: Final = 60
+
+_TOO_DEEP: Final = f"it is nested deeper than {_DEEPEST} levels"
 
 
 def parse_strict(text: str) -> Any:
     """The value of a JSON text; NaN and Infinity, which Python would accept, are not JSON.
 
     Raises:
-        ValueError: The text is not strict JSON.
+        ValueError: The text is not strict JSON, or nested deeper than anything that was ever written.
     """
-    return json.loads(text, parse_constant=_refuse)
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if text.count("[") + text.count("{") > _DEEPEST and _is_deeper(value, _DEEPEST):
+        raise ValueError(_TOO_DEEP)
+    return value
 
 
 def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
@@ -49,6 +60,20 @@ def _find(values: Any, path: str) -> tuple[Any, Any]:
         if isinstance(values[key], (dict, list)):
             return _find(values[key], path[len(key) + 1 :])
     raise KeyError(path)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(levels):
+        level = [
+            item
+            for holder in level
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _refuse(constant: str) -> NoReturn:

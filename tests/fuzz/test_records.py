@@ -1,0 +1,131 @@
+"""Whatever the files of a run directory hold, reading them ends in records or in an error that says which is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compare.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
+from fuzz.hostile import examples, misfit, odd, only_our_errors, spoiled
+from mptrain.compare.keeping import read_comparisons, write_comparisons
+from mptrain.compare.measures import measure
+from mptrain.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
+from mptrain.report import canvas
+from mptrain.report.history import read_history
+from mptrain.report.run_parts import open_with_history
+from mptrain.report.writing import page_of, write_report
+from mptrain.runlog import read_run
+from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy, read_examination, write_examination
+from mptrain.runlog.sweeps import read_sweep
+from report.folders import make_comparison, make_sweep
+
+FILES = ("run.json", "config.yaml", "overrides.yaml", "steps.jsonl", "events.jsonl", "epochs.csv", "histograms.jsonl", "summary.json", "data.json")  # fmt: skip
+COUNTS = ExponentCounts("float16", 3, 1, 0, 2.5, -14, (1, 2, 3))
+RECORDS = (
+    *(StepRecord("main", step, step, 0, 1.0 / step, 1024.0, False, False, 1.0, 0.1) for step in (1, 2)),
+    StepRecord("main", 3, 2, 0, float("nan"), 1024.0, True, True, float("inf"), 0.1),
+    OverflowRecord("main", 3, 1024.0, "abnormal", "nan", (("fc.weight", "inf"), ("fc.bias", "nan")), 2, True, 1),
+    ScaleRecord("main", 3, 1024.0, 512.0, "overflow"),
+    HistogramRecord("main", 2, 1024.0, False, {"activation_gradients": {"fc": COUNTS}, "weights": {"fc.weight": COUNTS}}, {"fc.weight": (5, 2)}),
+    *SOME_RECORDS,
+    epoch(1, 10, 10, loss=0.5, top1=0.8),
+    epoch(2, 30, 28, loss=0.3, top1=0.92),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    run = write_run(tmp_path_factory.mktemp("fuzz"), records=RECORDS, summary=some_summary())
+    page_of(run.paths.root)  # imports everything, and makes matplotlib's own cache
+    return run.paths.root
+
+
+@pytest.fixture
+def unfigured(monkeypatch):
+    """Figures are painted, which may fail, and are not made into SVG, which takes most of the time."""
+    monkeypatch.setattr(canvas.Figure, "savefig", lambda *_, **__: None)
+    monkeypatch.setattr(canvas, "_tidied", lambda *_: "<svg/>")
+
+
+def read_everything(root):
+    run = read_run(root)
+    for records in (run.steps, run.events, run.histograms, run.epochs):
+        with only_our_errors(root):
+            list(records())
+    read_history(run)
+    measure(run)
+
+
+def put(root, name, content):
+    (root / name).write_bytes(content)
+
+
+def lines_of(sound, name):
+    return (sound / name).read_bytes().splitlines(keepends=True)
+
+
+@examples(400, 100_000)
+@given(st.data())
+def test_a_spoiled_line_of_steps(sound, data):
+    line = data.draw(st.sampled_from(lines_of(sound, "steps.jsonl")))
+    root = sound.parent / "spoiled"
+    shutil.copytree(sound, root, dirs_exist_ok=True)
+    if data.draw(st.booleans()):
+        content = data.draw(spoiled(line))
+    else:
+        content = json.dumps(data.draw(misfit(json.loads(line)))).encode() + b"\n"
+    put(root, "steps.jsonl", content)
+    with only_our_errors(root):
+        run = read_run(root)
+        read_history(run)
+        list(run.steps())
+
+
+@examples(300, 5000)
+@given(st.data())
+def test_a_run_directory_with_a_spoiled_file(sound, data):
+    root = sound.parent / "spoiled"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(sound, root)
+    name = data.draw(st.sampled_from(FILES))
+    put(root, name, data.draw(spoiled((sound / name).read_bytes(), *((sound / other).read_bytes() for other in FILES))))
+    with only_our_errors(root):
+        read_everything(root)
+
+
+@examples(300, 5000)
+@given(st.data())
+def test_a_run_directory_with_a_value_of_another_kind(sound, data):
+    root = sound.parent / "spoiled"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(sound, root)
+    spoil_a_value(root, sound, data)
+    with only_our_errors(root):
+        read_everything(root)
+
+
+def spoil_a_value(root, sound, data):
+    name = data.draw(st.sampled_from([name for name in FILES if name.endswith(("json", "jsonl"))]))
+    if name.endswith("jsonl"):
+        lines = lines_of(sound, name)
+        at = data.draw(st.integers(0, len(lines) - 1))
+        lines[at] = json.dumps(data.draw(misfit(json.loads(lines[at])))).encode() + b"\n"
+        put(root, name, b"".join(lines))
+    else:
+        put(root, name, json.dumps(data.draw(misfit(json.loads((sound / name).read_bytes())))).encode())
+
+
+@examples(60, 5000)
+@given(data=st.data())
+def test_the_report_of_a_run_directory_with_a_value_of_another_kind(sound, unfigured, data):
+    root = sound.parent / "spoiled"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(sound, root)
+    spoil_a_value(root, sound, data)
+    with only_our_errors(root):
+        write_report(root)
