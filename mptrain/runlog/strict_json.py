@@ -7,9 +7,9 @@ import json
 from typing import Any, Final, NoReturn
 
 #: Levels of mappings and lists that whoever reads a record can walk through.
-_DEEPEST: Final = 60
+DEEPEST: Final = 60
 
-_TOO_DEEP: Final = f"it is nested deeper than {_DEEPEST} levels"
+_TOO_DEEP: Final = f"it is nested deeper than {DEEPEST} levels"
 
 
 def parse_strict(text: str) -> Any:
@@ -22,9 +22,24 @@ def parse_strict(text: str) -> Any:
         value = json.loads(text, parse_constant=_refuse)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    if text.count("[") + text.count("{") > _DEEPEST and _is_deeper(value, _DEEPEST):
+    if text.count("[") + text.count("{") > DEEPEST and is_too_deep(value):
         raise ValueError(_TOO_DEEP)
     return value
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether plain containers are nested deeper than `DEEPEST` levels; looks without recursion."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for holder in level
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
@@ -60,20 +75,6 @@ def _find(values: Any, path: str) -> tuple[Any, Any]:
         if isinstance(values[key], (dict, list)):
             return _find(values[key], path[len(key) + 1 :])
     raise KeyError(path)
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    level = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(levels):
-        level = [
-            item
-            for holder in level
-            for item in (holder.values() if isinstance(holder, dict) else holder)
-            if isinstance(item, (dict, list))
-        ]
-        if not level:
-            return False
-    return True
 
 
 def _refuse(constant: str) -> NoReturn:

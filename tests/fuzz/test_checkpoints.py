@@ -55,7 +55,7 @@ def store_data(folder, data):
     (folder / manifest_name(STEP)).write_text(manifest.to_json())
 
 
-@examples(150, 5000)
+@examples(80, 5000)
 @given(st.data())
 def test_a_spoiled_manifest(sound, data):
     folder = copied(sound)
@@ -64,7 +64,7 @@ def test_a_spoiled_manifest(sound, data):
     load_all(folder)
 
 
-@examples(150, 5000)
+@examples(80, 5000)
 @given(st.data())
 def test_a_manifest_with_a_value_of_another_kind_and_the_digest_that_goes_with_it(sound, data):
     folder = copied(sound)
@@ -76,7 +76,7 @@ def test_a_manifest_with_a_value_of_another_kind_and_the_digest_that_goes_with_i
     load_all(folder)
 
 
-@examples(150, 5000)
+@examples(80, 5000)
 @given(st.data())
 def test_a_spoiled_data_file_that_its_manifest_vouches_for(sound, data):
     folder = copied(sound)
@@ -84,7 +84,7 @@ def test_a_spoiled_data_file_that_its_manifest_vouches_for(sound, data):
     load_all(folder)
 
 
-@examples(100, 5000)
+@examples(80, 5000)
 @given(st.data())
 def test_a_spoiled_pickle_in_a_sound_archive(sound, data):
     folder = copied(sound)

@@ -109,6 +109,9 @@ def test_a_known_key_takes_a_value_or_says_what_it_takes(data):
 
 
 @pytest.mark.parametrize("words", [
+    ["train.epochs=" + "[" * 300 + "]" * 300],
+    ["model.widths=" + "[" * 90 + "]" * 90],
+    ["train=" + "{a:" * 100 + "1" + "}" * 100],
     ["train.epochs=" + "9" * 5000],
 ])
 def test_words_that_once_ended_in_a_traceback_do_not(words):

@@ -69,7 +69,7 @@ def lines_of(sound, name):
     return (sound / name).read_bytes().splitlines(keepends=True)
 
 
-@examples(400, 100_000)
+@examples(300, 100_000)
 @given(st.data())
 def test_a_spoiled_line_of_steps(sound, data):
     line = data.draw(st.sampled_from(lines_of(sound, "steps.jsonl")))
@@ -86,7 +86,7 @@ def test_a_spoiled_line_of_steps(sound, data):
         list(run.steps())
 
 
-@examples(300, 5000)
+@examples(200, 5000)
 @given(st.data())
 def test_a_run_directory_with_a_spoiled_file(sound, data):
     root = sound.parent / "spoiled"
@@ -98,7 +98,7 @@ def test_a_run_directory_with_a_spoiled_file(sound, data):
         read_everything(root)
 
 
-@examples(300, 5000)
+@examples(200, 5000)
 @given(st.data())
 def test_a_run_directory_with_a_value_of_another_kind(sound, data):
     root = sound.parent / "spoiled"
@@ -120,7 +120,7 @@ def spoil_a_value(root, sound, data):
         put(root, name, json.dumps(data.draw(misfit(json.loads((sound / name).read_bytes())))).encode())
 
 
-@examples(60, 5000)
+@examples(40, 5000)
 @given(data=st.data())
 def test_the_report_of_a_run_directory_with_a_value_of_another_kind(sound, unfigured, data):
     root = sound.parent / "spoiled"
