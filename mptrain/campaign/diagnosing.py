@@ -68,7 +68,7 @@ def diagnose_run(
         MptrainError: Data, device or the checkpoint that would be needed are missing.
     """
     directory = find_run(run)
-    text = directory.paths.config.read_text(encoding="utf-8")
+    text = directory.read_config()
     config = reload(text, overrides)
     before = _beginnings(reload(text)) if overrides else {}
     place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)

@@ -106,7 +106,9 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
         quoted = f"quote the value: '{key}=\"...\"'" if re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII) else ""
         return None, Problem(f"'{show(word)}' cannot be read: {reason}", quoted)
     if is_too_deep(value):
-        return None, Problem(f"'{show(word)}' is nested deeper than {DEEPEST} levels", "write a value with fewer brackets")
+        return None, Problem(
+            f"'{show(word)}' is nested deeper than {DEEPEST} levels", "write a value with fewer brackets"
+        )
     if not override.key_or_group:
         return None, Problem(f"'{show(word)}' names no key", "write KEY=VALUE, for example train.epochs=3")
     return override, None

@@ -143,7 +143,9 @@ def parse_state(text: str, path: Path) -> RunState:
         state = RunState(**known)
     except (KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"{error}") from error
-    if wrong := misfit(fields, _STATE_KINDS) or next(filter(None, (misfit(one, _ATTEMPT_KINDS) for one in fields["attempts"])), ""):
+    if wrong := misfit(fields, _STATE_KINDS) or next(
+        filter(None, (misfit(one, _ATTEMPT_KINDS) for one in fields["attempts"])), ""
+    ):
         raise _damaged(path, f"its {wrong} is none")
     if state.status not in get_args(Status):
         raise _damaged(path, f"status {state.status!r} is none of {', '.join(get_args(Status))}")

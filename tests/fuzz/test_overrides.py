@@ -35,7 +35,24 @@ atoms = st.one_of(
     numbers,
     texts,
     st.sampled_from(
-        ["null", "true", "???", "inf", "-inf", "nan", "1e999", "mlp", "fp32", "[]", "{}", "a,b", "1:2", "''", '"', "9" * 5000]
+        [
+            "null",
+            "true",
+            "???",
+            "inf",
+            "-inf",
+            "nan",
+            "1e999",
+            "mlp",
+            "fp32",
+            "[]",
+            "{}",
+            "a,b",
+            "1:2",
+            "''",
+            '"',
+            "9" * 5000,
+        ]
     ),
 )
 odd_values = st.one_of(
@@ -78,7 +95,27 @@ def odd_keys(draw):
     if how == 5:
         return key[:place]
     if how == 6:
-        return key + draw(st.sampled_from([".", "..", ".x", "[0]", ".0", ".00", ".-1", ".\u0663", "@x", "@_global_", "@:", "/x", " ", "._target_", ".__class__"]))
+        return key + draw(
+            st.sampled_from(
+                [
+                    ".",
+                    "..",
+                    ".x",
+                    "[0]",
+                    ".0",
+                    ".00",
+                    ".-1",
+                    ".\u0663",
+                    "@x",
+                    "@_global_",
+                    "@:",
+                    "/x",
+                    " ",
+                    "._target_",
+                    ".__class__",
+                ]
+            )
+        )
     if how == 7:
         return f"{key}.{draw(st.sampled_from(keys()))}"
     if how == 8:
@@ -108,12 +145,15 @@ def test_a_known_key_takes_a_value_or_says_what_it_takes(data):
         composer().compose([word])
 
 
-@pytest.mark.parametrize("words", [
-    ["train.epochs=" + "[" * 300 + "]" * 300],
-    ["model.widths=" + "[" * 90 + "]" * 90],
-    ["train=" + "{a:" * 100 + "1" + "}" * 100],
-    ["train.epochs=" + "9" * 5000],
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.epochs=" + "[" * 300 + "]" * 300],
+        ["model.widths=" + "[" * 90 + "]" * 90],
+        ["train=" + "{a:" * 100 + "1" + "}" * 100],
+        ["train.epochs=" + "9" * 5000],
+    ],
+)
 def test_words_that_once_ended_in_a_traceback_do_not(words):
     with only_our_errors():
         composer().compose(words)

@@ -76,7 +76,9 @@ def test_a_recipe_with_a_value_of_another_kind(folder, data):
 
 
 @examples(80, 5000)
-@given(st.lists(odd_words(), max_size=2), st.lists(st.one_of(texts, st.from_regex(r"[a-z0-9.^<>= -]{1,30}")), max_size=2))
+@given(
+    st.lists(odd_words(), max_size=2), st.lists(st.one_of(texts, st.from_regex(r"[a-z0-9.^<>= -]{1,30}")), max_size=2)
+)
 def test_a_recipe_with_odd_words_and_statements(folder, words, statements):
     tree = {**SOUND, "base": words, "arms": {**SOUND["arms"], "odd": words}, "expect": statements}
     read(folder, json.dumps(tree).encode())

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
+import random
 import shutil
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compare.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
-from fuzz.hostile import examples, misfit, odd, only_our_errors, spoiled
+from fuzz.hostile import accident, examples, misfit, only_our_errors, other_value, spoiled
 from mptrain.compare.keeping import read_comparisons, write_comparisons
 from mptrain.compare.measures import measure
 from mptrain.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.report import canvas
-from mptrain.report.history import read_history
-from mptrain.report.run_parts import open_with_history
+from mptrain.report.history import LearnerHistory, read_history
 from mptrain.report.writing import page_of, write_report
-from mptrain.runlog import read_run
+from mptrain.runlog import RunPaths, read_run
 from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy, read_examination, write_examination
 from mptrain.runlog.sweeps import read_sweep
 from report.folders import make_comparison, make_sweep
@@ -69,21 +69,22 @@ def lines_of(sound, name):
     return (sound / name).read_bytes().splitlines(keepends=True)
 
 
-@examples(300, 100_000)
-@given(st.data())
-def test_a_spoiled_line_of_steps(sound, data):
-    line = data.draw(st.sampled_from(lines_of(sound, "steps.jsonl")))
-    root = sound.parent / "spoiled"
-    shutil.copytree(sound, root, dirs_exist_ok=True)
-    if data.draw(st.booleans()):
-        content = data.draw(spoiled(line))
-    else:
-        content = json.dumps(data.draw(misfit(json.loads(line)))).encode() + b"\n"
-    put(root, "steps.jsonl", content)
-    with only_our_errors(root):
-        run = read_run(root)
-        read_history(run)
-        list(run.steps())
+@examples(20, 2000)
+@given(st.integers(0, 2**32))
+def test_spoiled_lines_of_steps(sound, seed):
+    chance = random.Random(seed)
+    lines, run = lines_of(sound, "steps.jsonl"), read_run(sound)
+    for _ in range(50):
+        line = chance.choice(lines)
+        if chance.random() < 0.5:
+            content = accident(chance, line)
+        else:
+            content = json.dumps(other_value(chance, json.loads(line))).encode() + b"\n"
+        (sound.parent / "steps.jsonl").write_bytes(content)
+        with only_our_errors(sound):
+            history = LearnerHistory.empty(10)
+            for record in replace(run, paths=RunPaths(sound.parent)).steps():
+                history.add(record)
 
 
 @examples(200, 5000)
