@@ -46,8 +46,6 @@ def _read(path: Path) -> Problem | None:
         place = f"{path}, line {mark.line + 1}" if mark else str(path)
         what = ": ".join(part for part in (error.context, error.problem) if part)
         return Problem(f"{place} is not YAML: {what}", _hint(text, mark.line if mark else None))
-        if too_large := _unfolded(node):
-            return Problem(f"{path} is too large: {too_large}", _NO_ALIASES)
     except (YAMLError, ValueError, RecursionError) as error:
         return Problem(f"{path} is not YAML: {error}", "see a file that mptrain list names for the shape")
     if node is not None and not isinstance(node, MappingNode):

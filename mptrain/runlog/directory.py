@@ -16,8 +16,8 @@ from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import check_run_name, fresh_name
 from mptrain.runlog.state import RunState, parse_state
-from mptrain.runlog.strict_json import parse_strict
 from mptrain.runlog.storage import TEMPORARY, storing, sync_folder, write_atomically
+from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import is_dataclass
+from functools import lru_cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 Kind = Callable[[Any], bool]
 
@@ -67,3 +70,34 @@ def having(kinds: Mapping[str, Kind]) -> Kind:
 def misfit(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
     """The first field that is not of its kind; empty where all are."""
     return next((name for name, kind in kinds.items() if name in value and not kind(value[name])), "")
+
+
+def is_built_as(value: Any, annotation: Any) -> bool:
+    """Whether a value is what its annotation says, and all that is in it: dataclasses, tuples, lists, mappings, scalars."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in _SCALARS:
+        return _SCALARS[annotation](value)
+    if origin in (Union, types.UnionType):
+        return any(is_built_as(value, one) for one in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return type(value) is tuple and len(value) == len(arguments) and all(map(is_built_as, value, arguments))
+    if origin in (tuple, list):
+        return type(value) is origin and all(is_built_as(item, arguments[0]) for item in value)
+    if origin is dict:
+        key, item = arguments
+        return type(value) is dict and all(
+            is_built_as(name, key) and is_built_as(one, item) for name, one in value.items()
+        )
+    if is_dataclass(annotation):
+        return type(value) is annotation and all(
+            is_built_as(getattr(value, name), hint) for name, hint in _hints(annotation).items()
+        )
+    return True
+
+
+_SCALARS: dict[Any, Kind] = {
+    int: is_whole, float: is_number, str: is_text, bool: is_flag, type(None): lambda value: value is None,
+}  # fmt: skip
+_hints = lru_cache(get_type_hints)

@@ -12,13 +12,13 @@ import zipfile
 
 import pytest
 import torch
+from fuzz.hostile import examples, misfit, only_our_errors, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz.hostile import examples, misfit, only_our_errors, spoiled
 from mptrain.errors import CheckpointError
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
+from mptrain.runlog.manifest import Manifest, manifest_name
 
 STEP = 7
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 
 import pytest
+from fuzz.hostile import examples, only_our_errors, texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz.hostile import examples, only_our_errors, texts
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import leaves
 

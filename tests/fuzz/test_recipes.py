@@ -6,11 +6,11 @@ import json
 
 import pytest
 import yaml
+from fuzz.hostile import examples, misfit, only_our_errors, spoiled, texts
+from fuzz.test_overrides import odd_words
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz.hostile import examples, misfit, only_our_errors, spoiled, texts
-from fuzz.test_overrides import odd_words
 from mptrain.campaign.recipe_format import read_recipe
 from mptrain.config import location
 from mptrain.errors import ConfigError

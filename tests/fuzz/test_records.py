@@ -8,21 +8,17 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from compare.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
+from fuzz.hostile import accident, examples, misfit, only_our_errors, other_value, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
-from fuzz.hostile import accident, examples, misfit, only_our_errors, other_value, spoiled
-from mptrain.compare.keeping import read_comparisons, write_comparisons
 from mptrain.compare.measures import measure
 from mptrain.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.report import canvas
 from mptrain.report.history import LearnerHistory, read_history
 from mptrain.report.writing import page_of, write_report
 from mptrain.runlog import RunPaths, read_run
-from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy, read_examination, write_examination
-from mptrain.runlog.sweeps import read_sweep
-from report.folders import make_comparison, make_sweep
 
 FILES = ("run.json", "config.yaml", "overrides.yaml", "steps.jsonl", "events.jsonl", "epochs.csv", "histograms.jsonl", "summary.json", "data.json")  # fmt: skip
 COUNTS = ExponentCounts("float16", 3, 1, 0, 2.5, -14, (1, 2, 3))
