@@ -24,6 +24,7 @@ from mptrain.config.assemble import assemble, first_line
 from mptrain.config.catalogue import RECHOSEN, Catalogue
 from mptrain.config.files import find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
+from mptrain.config.ranges import show
 from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
 
 #: What Hydra, OmegaConf and PyYAML raise about files and words that are wrong.
-COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError)
+COMPOSITION_ERRORS = (
+    *(HydraException, OmegaConfBaseException, YAMLError, OSError),
+    *(ValueError, TypeError, AttributeError, AssertionError, RecursionError),  # about hydra/launcher=0, for one
+)
 
 
 def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> Config:
@@ -137,6 +141,8 @@ class Composer:
             return Problem(
                 f"{place}{getattr(error, 'problem', None) or first_line(error)}", "look into that file" if mark else ""
             )
+        if words.hydra:
+            return Problem(first_line(error), f"look at {', '.join(map(show, words.hydra))}")
         own = [str(option.path) for option in options if not option.path.is_relative_to(location.configs())]
         return Problem(first_line(error), f"look into {', '.join(own)}" if own else "")
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from mptrain.errors import CheckpointError
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.manifest import Manifest, manifest_name
+from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 
 STEP = 7
 
@@ -132,3 +133,11 @@ def test_a_checkpoint_that_is_no_mapping_is_refused(sound, value):
     store_data(folder, whole.getvalue())
     with pytest.raises(CheckpointError, match="holds no state"):
         CheckpointStore(folder, keep=2).load("last")
+
+
+@pytest.mark.parametrize("metric", [10**400, True, "0.5", [0.5]])
+def test_a_metric_that_nothing_compares_with_is_refused(sound, metric):
+    folder = copied(sound)
+    manifest = replace(read_manifest(folder / manifest_name(STEP)), metric=metric)
+    (folder / manifest_name(STEP)).write_text(manifest.to_json())
+    assert CheckpointStore(folder, keep=2, higher_is_better=False).best().name == manifest_name(3)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 
 import pytest
-from fuzz.hostile import examples, only_our_errors, texts
+from fuzz.hostile import examples, only_our_errors, spoiled, texts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.config.compose import Composer
+from mptrain.config.compose import Composer, reload
+from mptrain.config.differences import config_digest, diff
 from mptrain.config.overrides import leaves
 
 GROUPS = ("model", "precision", "optimizer", "schedule", "scaler", "dataset", "task", "logger", "diagnostics")
@@ -145,6 +146,23 @@ def test_a_known_key_takes_a_value_or_says_what_it_takes(data):
         composer().compose([word])
 
 
+@examples(20, 500)
+@given(st.data())
+def test_a_spoiled_configuration_of_a_run_is_reloaded_or_refused(data):
+    whole = saved()
+    text = data.draw(spoiled(whole.encode(), b"a: &a [*a]\n", b"model: 3\n")).decode("utf-8", "replace")
+    with only_our_errors():
+        reload(text, ["train.epochs=3"])
+    with only_our_errors():
+        diff(whole, text)
+        config_digest(text)
+
+
+@functools.cache
+def saved():
+    return composer().compose(["model=mlp"]).yaml
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -152,6 +170,7 @@ def test_a_known_key_takes_a_value_or_says_what_it_takes(data):
         ["model.widths=" + "[" * 90 + "]" * 90],
         ["train=" + "{a:" * 100 + "1" + "}" * 100],
         ["train.epochs=" + "9" * 5000],
+        ["hydra/launcher=0"],
     ],
 )
 def test_words_that_once_ended_in_a_traceback_do_not(words):
