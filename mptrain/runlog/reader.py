@@ -69,7 +69,7 @@ class Run:
             if set(fields) != _STEP_FIELDS:
                 raise _damaged(self.paths.steps, number, "its fields are not those of a step")
             if wrong := misfit(fields, _STEP_KINDS):
-                raise _damaged(self.paths.steps, number, f"its {wrong} is none")
+                raise _damaged(self.paths.steps, number, f"'{wrong}' holds a value of another kind")
             yield StepRecord(**fields)
 
     def events(self) -> Iterator[dict[str, Any]]:

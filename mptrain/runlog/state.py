@@ -146,7 +146,7 @@ def parse_state(text: str, path: Path) -> RunState:
     if wrong := misfit(fields, _STATE_KINDS) or next(
         filter(None, (misfit(one, _ATTEMPT_KINDS) for one in fields["attempts"])), ""
     ):
-        raise _damaged(path, f"its {wrong} is none")
+        raise _damaged(path, f"'{wrong}' holds a value of another kind")
     if state.status not in get_args(Status):
         raise _damaged(path, f"status {state.status!r} is none of {', '.join(get_args(Status))}")
     return state

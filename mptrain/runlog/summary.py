@@ -96,5 +96,5 @@ def read_summary(path: Path) -> dict[str, Any]:
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise StorageError(f"{path} is damaged: its list of non-finite numbers", "restore it from a copy") from error
     if wrong := misfit(numbers, _KINDS):
-        raise StorageError(f"{path} is damaged: its {wrong} is none", "restore it from a copy")
+        raise StorageError(f"{path} is damaged: '{wrong}' holds a value of another kind", "restore it from a copy")
     return numbers
