@@ -100,4 +100,8 @@ def is_built_as(value: Any, annotation: Any) -> bool:
 _SCALARS: dict[Any, Kind] = {
     int: is_whole, float: is_number, str: is_text, bool: is_flag, type(None): lambda value: value is None,
 }  # fmt: skip
-_hints = lru_cache(get_type_hints)
+
+
+@lru_cache
+def _hints(annotation: Any) -> dict[str, Any]:
+    return get_type_hints(annotation)
