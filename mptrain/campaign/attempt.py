@@ -150,7 +150,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
         MptrainError: Any of its kinds.
     """
     directory = find_run(run)
-    config = reload(directory.paths.config.read_text(encoding="utf-8"), overrides)
+    config = reload(directory.read_config(), overrides)
     changed = {word.partition("=")[0] for word in overrides}
     before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
     config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
@@ -176,7 +176,7 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
     require_no_links(directory.root)
     with directory.lock():
         path = directory.paths.config
-        old = path.read_text(encoding="utf-8") if path.exists() else config.yaml
+        old = directory.read_config() if path.exists() else config.yaml
         changes = diff(old, config.yaml)
         if changes and not explicit:
             raise ConfigError(

@@ -69,7 +69,7 @@ def diagnose_run(
         MptrainError: Data, device or the checkpoint that would be needed are missing.
     """
     directory = find_run(run)
-    text = directory.paths.config.read_text(encoding="utf-8")
+    text = directory.read_config()
     config = reload(text, overrides)
     overrides = [word for word in overrides if not is_trust(word)]  # which changes no number
     before = _beginnings(reload(text, allow=config.extensions.allow)) if overrides else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,7 +60,7 @@ def read_ending(directory: RunDirectory) -> Ending:
         )
     except OSError as error:
         why, cause = f"cannot be read: {error.strerror or error}", error
-    except (ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError, UnpicklingError) as error:
+    except Exception as error:  # torch documents no set of errors for a file that it cannot read
         cause = error
     hint = f"look at a step by number: mptrain diagnose {directory.root} --step N"
     raise StorageError(f"{path} {why}", hint) from cause

@@ -55,7 +55,7 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
         MptrainError: No usable checkpoint, or data or device are missing.
     """
     directory = find_run(run)
-    text = directory.paths.config.read_text(encoding="utf-8")
+    text = directory.read_config()
     config = reload(text, overrides)
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     loaded = store.load(cast('Literal["last", "best"]', which))

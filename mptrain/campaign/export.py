@@ -68,7 +68,7 @@ def export_run(
         MptrainError: No usable checkpoint, or the disk refuses.
     """
     directory = find_run(run)
-    config = reload(directory.paths.config.read_text(encoding="utf-8"), trusted)
+    config = reload(directory.read_config(), trusted)
     config = replace(config, overrides=tuple(directory.read_overrides()))
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
     require_same_schema(loaded.state)

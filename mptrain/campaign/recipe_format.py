@@ -7,6 +7,7 @@ a stranger, so its words cannot say whose code may be called or where things are
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import typing
@@ -15,14 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError  # type: ignore[import-untyped]
-
 from mptrain.campaign.recipe import Expectation, Needs, Recipe, Text
 from mptrain.campaign.statements import NAME, Names, StatementError, in_groups, read_statement
-from mptrain.config.assemble import first_line
-from mptrain.config.files import find_unreadable
+from mptrain.config.files import find_unreadable, read_yaml
 from mptrain.config.overrides import parse
 from mptrain.config.ranges import UnfitError, fit, show
 from mptrain.config.targets import PACKAGES, Target, is_allowed
@@ -120,17 +116,16 @@ def reserved(word: str) -> str:
 
 
 def _tree(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError):  # which is said below
+        if (size := path.stat().st_size) > _LARGEST:
+            raise ConfigError(f"{path} is no recipe: it has {size:,} bytes", "see mptrain list recipes")
     if problem := find_unreadable([path]):
         raise ConfigError(problem)
     text = path.read_text(encoding="utf-8")
-    if len(text) > _LARGEST:
-        raise ConfigError(f"{path} is no recipe: it has {len(text):,} characters", "see mptrain list recipes")
     try:
-        tree = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-    except (OmegaConfBaseException, YAMLError, ValueError, RecursionError, AssertionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{place}: {getattr(error, 'problem', None) or first_line(error)}") from error
+        tree = read_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", error.hint) from error
     return typing.cast("dict[str, Any]", tree)
 
 

@@ -60,7 +60,7 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
         if not _SCALER_WORD.match(word):
             raise UsageError(f"'{word}' is not about the scaler", "write scaler=NAME or scaler.KEY=VALUE")
     directory = find_run(run)
-    text = directory.paths.config.read_text(encoding="utf-8")
+    text = directory.read_config()
     own, config = reload(text, trusted), reload(text, [*overrides, *trusted])
     recorded = read_run(directory.root)
     # A run's own rule saw the verdicts of its own format; another rule is asked about in FP16.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +16,8 @@ from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import parameters
 from mptrain.config.trust import is_trust
 from mptrain.errors import EXIT_OK, UsageError
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.state import parse_object
+from mptrain.runlog.storage import readable_bytes, storing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,10 +63,16 @@ def export(words: Sequence[str]) -> int:
 def _call(done: Export) -> str:
     """The call that makes the model, with what it was told of the data."""
     model = done.config.model
-    card = json.loads(done.data.read_text(encoding="utf-8")) if done.data.exists() else {}
+    card = _card(done.data) if done.data.exists() else {}
     told = {name: card[name] for name in parameters(model.resolve())[0] if name in card and name not in model.arguments}
     arguments = ", ".join(f"{name}={value!r}" for name, value in {**model.arguments, **told}.items())
     return f"{model.path}({arguments})"
+
+
+def _card(path: Path) -> dict[str, Any]:
+    with storing(path, "read"):
+        text = path.read_bytes().decode("utf-8", "replace")
+    return parse_object(text, path)
 
 
 def _words(config: Config) -> list[str]:

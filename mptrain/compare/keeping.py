@@ -19,6 +19,7 @@ from mptrain.compare.results import (
 )
 from mptrain.errors import StorageError
 from mptrain.records import as_json
+from mptrain.runlog.kinds import is_built_as
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing, write_atomically
 from mptrain.runlog.strict_json import restore_nonfinite
@@ -57,7 +58,7 @@ def read_comparisons(path: Path) -> dict[str, Comparison]:
     check_schema(fields, SCHEMA, path)
     try:
         return {str(group["name"]): from_json(group["comparison"]) for group in fields["groups"]}
-    except (KeyError, TypeError) as error:
+    except (LookupError, TypeError, AttributeError) as error:
         raise StorageError(f"{path} is damaged: {error}", "compare the runs again") from error
 
 
@@ -89,7 +90,7 @@ def from_json(fields: dict[str, Any]) -> Comparison:
     try:
         values = restore_nonfinite(fields)
         del values["schema"]
-        return Comparison(
+        found = Comparison(
             **{
                 **values,
                 "arms": tuple(_result(one) for one in values["arms"]),
@@ -98,6 +99,9 @@ def from_json(fields: dict[str, Any]) -> Comparison:
                 "notes": tuple(values["notes"]),
             }
         )
+        if not is_built_as(found, Comparison) or not found.arms:
+            raise ValueError("a value is of another kind than was written")
+        return found
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"the comparison is damaged: {error}", "compare the runs again") from error
 

@@ -16,7 +16,7 @@ from typing import Any
 from mptrain.compare.course import course_of
 from mptrain.compare.results import RunMeasures
 from mptrain.compare.settings import chosen, settings
-from mptrain.errors import StorageError
+from mptrain.errors import ConfigError, StorageError
 from mptrain.numerics.exponents import merged, total
 from mptrain.runlog.reader import Run
 from mptrain.runlog.state import parse_object
@@ -24,6 +24,8 @@ from mptrain.runlog.storage import storing
 
 #: Fewest steps after warm-up whose mean time is called a speed.
 TIMED_STEPS = 20
+
+_RESTORE = "restore the file from a copy, or start the run again"
 
 
 @dataclass
@@ -49,7 +51,18 @@ def measure(run: Run) -> RunMeasures:
     """
     if not run.config:
         raise StorageError(f"{run.paths.root} has no config.yaml", "it was killed before it began: start it again")
-    seen, config = _read_events(run), settings(run.config)
+    seen = _read_events(run)
+    try:
+        return _measured(run, seen)
+    except ConfigError as error:
+        raise StorageError(f"{run.paths.config} is damaged: {error}", _RESTORE) from error
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        names = f"{run.paths.summary.name} and {run.paths.config.name}"
+        raise StorageError(f"{run.paths.root}: {names} are not those of a run: {error!r}", _RESTORE) from error
+
+
+def _measured(run: Run, seen: _Events) -> RunMeasures:
+    config = settings(run.config)
     summary = _summary_of_its_end(run) or _summary_of_steps(run, seen)
     learners: list[dict[str, Any]] = list(summary["learners"].values())
     steps, skipped = int(summary["steps"]), sum(learner["skipped"] for learner in learners)
@@ -116,10 +129,9 @@ def _read_events(run: Run) -> _Events:
     for number, event in enumerate(run.events(), 1):
         try:
             _take(seen, event)
-        except (KeyError, TypeError):
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             raise StorageError(
-                f"{run.paths.events}, line {number} is damaged: it is no {event['event']} event",
-                "restore the file from a copy, or start the run again",
+                f"{run.paths.events}, line {number} is damaged: it is no {event['event']} event", _RESTORE
             ) from None
     return seen
 

@@ -22,8 +22,9 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from mptrain.config import location
 from mptrain.config.assemble import assemble, first_line
 from mptrain.config.catalogue import RECHOSEN, Catalogue
-from mptrain.config.files import find_unreadable
+from mptrain.config.files import find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
+from mptrain.config.ranges import show
 from mptrain.config.trust import settle
 from mptrain.errors import ConfigError, Problem
 
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
 
 #: What Hydra, OmegaConf and PyYAML raise about files and words that are wrong.
-COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError)
+COMPOSITION_ERRORS = (
+    *(HydraException, OmegaConfBaseException, YAMLError, OSError),
+    *(ValueError, TypeError, AttributeError, AssertionError, RecursionError),  # about hydra/launcher=0, for one
+)
 
 
 def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> Config:
@@ -67,11 +71,12 @@ def reload(text: str, overrides: Sequence[str] = (), *, allow: Sequence[str] = (
         ConfigError: With all problems found.
     """
     try:
-        node = OmegaConf.create(text)
-    except (OmegaConfBaseException, YAMLError, AssertionError) as error:  # the last one: a lone number
-        raise ConfigError(f"the saved configuration cannot be read: {first_line(error)}") from error
-    if not isinstance(node, DictConfig):
+        tree = read_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"the saved configuration cannot be read: {error}", error.hint) from error
+    if not isinstance(tree, dict):
         raise ConfigError("the saved configuration is not a mapping")
+    node = OmegaConf.create(tree)
     composer = Composer()
     words = read(overrides, composer.catalogue)
     problems = [
@@ -142,6 +147,8 @@ class Composer:
             return Problem(
                 f"{place}{getattr(error, 'problem', None) or first_line(error)}", "look into that file" if mark else ""
             )
+        if words.hydra:
+            return Problem(first_line(error), f"look at {', '.join(map(show, words.hydra))}")
         own = [str(option.path) for option in options if not option.path.is_relative_to(location.configs())]
         return Problem(first_line(error), f"look into {', '.join(own)}" if own else "")
 

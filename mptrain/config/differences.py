@@ -10,8 +10,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
-
+from mptrain.config.files import read_yaml
 from mptrain.config.ranges import show
 
 if TYPE_CHECKING:
@@ -72,5 +71,5 @@ def _flat(yaml: str, ignoring: Sequence[str]) -> dict[str, Any]:
         else:
             flat[key] = node
 
-    visit(OmegaConf.to_container(OmegaConf.create(yaml)), "")
+    visit(read_yaml(yaml), "")
     return flat

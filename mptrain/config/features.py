@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from mptrain.engine.snapshot import require_same_schema
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.strict_json import parse_strict
 from mptrain.task.features import Features
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
     if not path.is_dir() and named.is_dir():
         path = named
     run = open_run(path)
-    trained = reload(run.paths.config.read_text(encoding="utf-8"), allow=config.extensions.allow)
+    trained = reload(run.read_config(), allow=config.extensions.allow)
     try:
-        card: dict[str, Any] = json.loads(run.paths.data.read_text(encoding="utf-8"))
+        card: dict[str, Any] = parse_strict(run.paths.data.read_text(encoding="utf-8"))
         preparation = _preparation(card["preparation"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

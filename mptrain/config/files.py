@@ -1,20 +1,27 @@
-"""Says which configuration file cannot be read, and where in it.
+"""Says which configuration file cannot be read, and where in it; reads YAML that may be a stranger's.
 
 Hydra reads the files and stops at the first that is wrong, often without its name. This reads them again, after that.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
+from omegaconf import OmegaConf
 from yaml import MarkedYAMLError, YAMLError, compose  # type: ignore[import-untyped]
-from yaml.nodes import MappingNode  # type: ignore[import-untyped]
+from yaml.nodes import MappingNode, Node, ScalarNode  # type: ignore[import-untyped]
 
-from mptrain.errors import Problem
+from mptrain.config.ranges import show
+from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+#: Values of a file once its aliases are followed.
+_MOST_VALUES: Final = 100_000
+
+_NO_ALIASES: Final = "write out what its aliases (*NAME) stand for"
 
 
 def find_unreadable(paths: Iterable[Path]) -> Problem | None:
@@ -44,6 +51,44 @@ def _read(path: Path) -> Problem | None:
     if node is not None and not isinstance(node, MappingNode):
         return Problem(f"{path} must be a mapping, with lines of the form KEY: VALUE", "it holds a list or one value")
     return None
+
+
+def read_yaml(text: str) -> Any:
+    """What a text of YAML holds, as OmegaConf reads it: plain containers, interpolations as they are written.
+
+    Raises:
+        ConfigError: It is no YAML, or its aliases unfold to more than there is memory for.
+    """
+    try:
+        if "&" in text and "*" in text and (too_large := _unfolded(compose(text))):
+            raise ConfigError(too_large, _NO_ALIASES)
+        return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except ConfigError:
+        raise
+    except Exception as error:  # OmegaConf and PyYAML document no set of errors for what is no configuration
+        mark = getattr(error, "problem_mark", None)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+        where = f"line {mark.line + 1}: " if mark else ""
+        raise ConfigError(f"{where}{show(getattr(error, 'problem', None) or lines[0])}") from error
+
+
+def _unfolded(root: Node | None) -> str:
+    """Why the aliases of a document must not be followed; empty where each is short, and none holds itself."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if isinstance(node, tuple):
+            return size(node[0]) + size(node[1])
+        if isinstance(node, ScalarNode):
+            return 1
+        if id(node) not in sizes:
+            sizes[id(node)] = _MOST_VALUES + 1  # while it is being counted: what holds itself has no end
+            sizes[id(node)] = 1 + sum(map(size, node.value))
+        return sizes[id(node)]
+
+    if root is None or size(root) <= _MOST_VALUES:
+        return ""
+    return f"it unfolds to more than {_MOST_VALUES:,} values"
 
 
 def _hint(text: str, line: int | None) -> str:

@@ -18,6 +18,7 @@ from mptrain.config.ranges import show
 from mptrain.config.schema import TARGET_GROUPS
 from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
 from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.runlog.strict_json import DEEPEST, is_too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -98,12 +99,16 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
         return None, Problem(f"'{show(word)}' is not of the form KEY=VALUE", "write for example train.epochs=3")
     try:
         override = OverridesParser.create().parse_override(word)
-        override.value()  # functions such as int() are evaluated here
+        value = override.value()  # functions such as int() are evaluated here
     except (HydraException, RecursionError, ValueError, TypeError, ArithmeticError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         key = word.split("=", 1)[0]
         quoted = f"quote the value: '{key}=\"...\"'" if re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII) else ""
         return None, Problem(f"'{show(word)}' cannot be read: {reason}", quoted)
+    if is_too_deep(value):
+        return None, Problem(
+            f"'{show(word)}' is nested deeper than {DEEPEST} levels", "write a value with fewer brackets"
+        )
     if not override.key_or_group:
         return None, Problem(f"'{show(word)}' names no key", "write KEY=VALUE, for example train.epochs=3")
     return override, None

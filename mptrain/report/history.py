@@ -13,6 +13,7 @@ from typing import Any, Final, get_args
 from mptrain.errors import StorageError
 from mptrain.records import Phase, StepRecord
 from mptrain.report.curves import MOST_BUCKETS, Curve
+from mptrain.runlog.kinds import Kind, each, is_count, is_number, is_text, mapping, misfit, optional
 from mptrain.runlog.reader import Run
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)
@@ -176,7 +177,7 @@ def read_history(run: Run, most: int = MOST_BUCKETS) -> History:
     for event in _as_far_as_possible(run.events(), history.notes, "events"):
         try:
             _take(history, event, most)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
             history.notes.append(
                 f"an event of the kind {event['event']!r} lacks what such an event says; it is left out"
             )
@@ -184,8 +185,19 @@ def read_history(run: Run, most: int = MOST_BUCKETS) -> History:
     return history
 
 
+#: Of what is shown as it is.
+_EVENT_KINDS: Final[dict[str, Kind]] = {
+    **dict.fromkeys(("step", "count"), optional(is_count)),
+    "loss_scale": is_number,
+    "metrics": mapping(optional(is_number)),
+    "tensors": optional(each(each(is_text))),
+}
+
+
 def _take(history: History, event: dict[str, Any], most: int) -> None:
     kind = event["event"]
+    if misfit(event, _EVENT_KINDS):
+        raise ValueError
     if kind == "overflow":
         phase, learner, step = str(event["phase"]), str(event["learner"]), int(event["step"])
         named = [(str(name), str(what)) for name, what in event.get("tensors") or ()]
@@ -199,7 +211,7 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
         history.operators = {name: _counted(event[name], words) for name, words in _OPERATORS.items()}
     elif kind not in _USUAL:
         said = {key: value for key, value in event.items() if key not in ("event", "step")}
-        history.occurrences.add((int(event.get("step", 0)), kind, in_words(said)))
+        history.occurrences.add((int(event.get("step") or 0), kind, in_words(said)))
 
 
 #: What is said of each operator and each cast, besides how often it was called.

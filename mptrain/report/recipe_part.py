@@ -14,6 +14,7 @@ from typing import Any, Final
 from mptrain.errors import StorageError
 from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
 from mptrain.report.wording import counted, number
+from mptrain.runlog.kinds import is_number
 from mptrain.runlog.state import parse_object
 from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import restore_nonfinite
@@ -111,7 +112,7 @@ def _arithmetic(found: Any) -> Table | None:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if is_number(value):
         if not math.isfinite(value):
             return "NaN" if math.isnan(value) else number(float(value))
         return f"{value:,.6g}"  # that 1.00049 is not 1 is what such numbers are for

@@ -278,4 +278,6 @@ def _load(path: Path) -> Loaded:
         state = torch.load(data, weights_only=True, map_location="cpu")
     except Exception as error:  # torch documents no set of errors for a file that it cannot read
         raise CheckpointError(f"{data} cannot be loaded safely: {error}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{data} is damaged: it holds no state, but a value of type {type(state).__name__}")
     return Loaded(state, manifest, [])

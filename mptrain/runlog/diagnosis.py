@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.errors import StorageError
 from mptrain.records import as_json
+from mptrain.runlog.kinds import is_built_as
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing, write_atomically
 from mptrain.runlog.strict_json import restore_nonfinite
@@ -165,7 +166,8 @@ def read_examination(path: Path) -> Examination:
         StorageError: The file cannot be read, is damaged, or of a newer schema.
     """
     with storing(path, "read"):
-        fields = parse_object(path.read_text(encoding="utf-8"), path)
+        text = path.read_bytes().decode("utf-8", "replace")
+    fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     del fields["schema"]
     try:
@@ -176,8 +178,11 @@ def read_examination(path: Path) -> Examination:
         )
         remedies = tuple(Remedy(**{**one, "words": tuple(one["words"])}) for one in fields["remedies"])
         texts = {name: tuple(fields[name]) for name in ("notes", "remarks")}
-        return Examination(**{**fields, **texts, "modules": modules, "remedies": remedies})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = Examination(**{**fields, **texts, "modules": modules, "remedies": remedies})
+        if not is_built_as(found, Examination):
+            raise ValueError("a value is of another kind than was written")
+        return found
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{path} is damaged: it holds no diagnosis", "write mptrain diagnose again") from error
 
 

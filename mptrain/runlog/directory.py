@@ -18,6 +18,7 @@ from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import check_run_name, fresh_name
 from mptrain.runlog.state import RunState, parse_state
 from mptrain.runlog.storage import TEMPORARY, storing, sync_folder, write_atomically
+from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -96,12 +97,30 @@ class RunDirectory:
             StorageError: The file cannot be read, or is damaged.
         """
         path = self.paths.overrides
-        with storing(path, "read"):
-            lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        with storing(path, "read"):  # undecodable bytes of a command line were written as they are
+            lines = path.read_bytes().decode("utf-8", "surrogateescape").split("\n") if path.exists() else []
         try:
-            return tuple(json.loads(line[2:]) for line in lines if line.startswith("- "))
+            words = tuple(parse_strict(line[2:]) for line in lines if line.startswith("- "))
         except ValueError as error:
             raise StorageError(f"{path} is damaged: {error}", "restore the file from a copy") from error
+        if not all(isinstance(word, str) for word in words):
+            raise StorageError(f"{path} is damaged: it is no list of words", "restore the file from a copy")
+        return words
+
+    def read_config(self) -> str:
+        """The text of ``config.yaml``.
+
+        Raises:
+            StorageError: The file cannot be read, or is damaged.
+        """
+        path = self.paths.config
+        with storing(path, "read"):
+            content = path.read_bytes()
+        try:
+            return content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            what = f"byte {error.start} is no UTF-8 ({error.reason})"
+            raise StorageError(f"{path} is damaged: {what}", "restore the file from a copy") from error
 
     def is_dead(self) -> bool:
         """Whether it says that it is running while no process holds it: it was killed and can be resumed."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from mptrain.errors import StorageError
 from mptrain.runlog.state import now
 from mptrain.runlog.storage import storing, write_all
+from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,7 +107,7 @@ def _write_holder(descriptor: int) -> None:
 def _read_holder(descriptor: int) -> Holder:
     text = os.pread(descriptor, 4096, 0)
     try:
-        return Holder(**json.loads(text))
+        return Holder(**parse_strict(text.decode()))
     except (ValueError, TypeError):  # it holds the lock and has not written its name yet
         return Holder(0, "", "")
 

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from mptrain.errors import CheckpointError
+from mptrain.runlog.kinds import Kind, is_count, is_number, is_text, mapping, misfit, optional
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing
 
@@ -24,6 +25,12 @@ LAST = "last"
 BEST = "best"
 DATA = ".pt"
 
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("step", "bytes"), is_count),
+    **dict.fromkeys(("file", "sha256", "config_digest"), is_text),
+    "records": mapping(is_count),
+    "metric": optional(is_number),
+}
 _NAME = re.compile(r"step-(\d{8,})\.json")
 
 
@@ -98,13 +105,10 @@ def read_manifest(path: Path) -> Manifest:
         known = {name: fields[name] for name in Manifest.__dataclass_fields__}
         manifest = Manifest(**known)
         sound = (
-            type(manifest.step) is int
-            and type(manifest.bytes) is int
+            not misfit(fields, _KINDS)
             and PurePath(manifest.file).name == manifest.file  # never a path out of the folder
             and manifest.file.endswith(DATA)
             and manifest.file.isprintable()
-            and all(type(length) is int for length in manifest.records.values())
-            and (manifest.metric is None or isinstance(manifest.metric, (int, float)))
             and manifest.digest() == fields["check"]
         )
     except (KeyError, TypeError, AttributeError) as error:

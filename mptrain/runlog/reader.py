@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mptrain.errors import StorageError
 from mptrain.records import EpochRecord, ExponentCounts, HistogramRecord, StepRecord
 from mptrain.runlog.directory import open_run
+from mptrain.runlog.kinds import Kind, is_count, is_flag, is_number, is_text, misfit
 from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary import read_summary
@@ -31,6 +32,12 @@ _FARTHEST = 1100
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
 _STEP_FIELDS = frozenset(StepRecord.__dataclass_fields__)
+_STEP_KINDS: dict[str, Kind] = {
+    "learner": is_text,
+    **dict.fromkeys(("step", "updates", "epoch"), is_count),
+    **dict.fromkeys(("loss", "loss_scale", "grad_norm", "lr"), is_number),
+    **dict.fromkeys(("overflow", "skipped"), is_flag),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +68,8 @@ class Run:
             fields = _object(self.paths.steps, number, line)
             if set(fields) != _STEP_FIELDS:
                 raise _damaged(self.paths.steps, number, "its fields are not those of a step")
+            if wrong := misfit(fields, _STEP_KINDS):
+                raise _damaged(self.paths.steps, number, f"'{wrong}' holds a value of another kind")
             yield StepRecord(**fields)
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -96,7 +105,10 @@ class Run:
         """
         header: list[str] = []
         for number, line in self._lines(self.paths.epochs):
-            cells = next(csv.reader([line]), [])
+            try:
+                cells = next(csv.reader([line]), [])
+            except csv.Error:
+                raise _damaged(self.paths.epochs, number, "it is not a row") from None
             if number == 1:
                 header = cells
                 _check_header(self.paths.epochs, header)
@@ -164,7 +176,7 @@ def _overrides(path: Path) -> tuple[str, ...]:
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         return restore_nonfinite(parse_strict(line))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         raise _damaged(path, number, "it is not a record") from None
 
 
@@ -174,7 +186,7 @@ def _histogram(fields: dict[str, Any]) -> HistogramRecord:
     }
     unchanged = {name: (_count(updates), _count(same)) for name, (updates, same) in fields["unchanged"].items()}
     _require(isinstance(fields["learner"], str) and isinstance(fields["overflow"], bool))
-    _require(_count(fields["step"]) > 0 and _is_number(fields["loss_scale"]))
+    _require(_count(fields["step"]) > 0 and is_number(fields["loss_scale"]))
     return HistogramRecord(**{**fields, "tensors": tensors, "unchanged": unchanged})
 
 
@@ -184,7 +196,7 @@ def _exponents(fields: dict[str, Any]) -> ExponentCounts:
         _count(count)
     _require(isinstance(found.dtype, str) and isinstance(found.lowest, int) and not isinstance(found.lowest, bool))
     _require(-_FARTHEST <= found.lowest <= _FARTHEST and len(found.counts) <= 2 * _FARTHEST)
-    _require(_is_number(found.largest) and 0 <= found.largest < math.inf)
+    _require(is_number(found.largest) and 0 <= found.largest < math.inf)
     return found
 
 
@@ -194,12 +206,8 @@ def _count(value: Any) -> int:
     Raises:
         ValueError: It is none.
     """
-    _require(isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+    _require(is_count(value))
     return int(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _require(holds: bool) -> None:
@@ -232,7 +240,7 @@ def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> Epoc
 
 
 def _number(column: str, cell: str) -> float:
-    return int(cell) if column in _INTEGERS else float(cell)
+    return _count(int(cell)) if column in _INTEGERS else float(cell)
 
 
 def _damaged(path: Path, number: int, why: str) -> StorageError:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mptrain.errors import StorageError
 from mptrain.masking import masked
+from mptrain.runlog.kinds import Kind, each, is_count, is_text, is_whole, mapping, misfit, optional
 from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
@@ -23,6 +24,22 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 Status = Literal["running", "done", "failed", "preempted"]
+
+_STATE_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("id", "command", "status", "reason", "device", "precision"), is_text),
+    "argv": each(is_text),
+    "exit_code": optional(is_whole),
+    "git_sha": optional(is_text),
+    "versions": mapping(is_text),
+}
+_ATTEMPT_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("started", "host"), is_text),
+    "ended": optional(is_text),
+    **dict.fromkeys(("pid", "from_step"), is_count),
+    "to_step": optional(is_count),
+    "exit_code": optional(is_whole),
+    "changes": each(is_text),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +144,12 @@ def parse_state(text: str, path: Path) -> RunState:
         state = RunState(**known)
     except (KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"{error}") from error
+    if wrong := misfit(fields, _STATE_KINDS) or next(
+        filter(None, (misfit(one, _ATTEMPT_KINDS) for one in fields["attempts"])), ""
+    ):
+        raise _damaged(path, f"'{wrong}' holds a value of another kind")
     if state.status not in get_args(Status):
         raise _damaged(path, f"status {state.status!r} is none of {', '.join(get_args(Status))}")
-    if not all(isinstance(attempt.started, str) for attempt in attempts):
-        raise _damaged(path, "an attempt has no start time")
     return state
 
 
@@ -156,7 +175,7 @@ def check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
         StorageError: No schema number, or a newer one than ``known``.
     """
     schema = fields.get("schema")
-    if not isinstance(schema, int) or schema < 1:
+    if type(schema) is not int or schema < 1:
         raise _damaged(path, "no schema number")
     if schema > known:
         raise StorageError(

@@ -4,16 +4,42 @@ from __future__ import annotations
 
 import copy
 import json
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
+
+#: Levels of mappings and lists that whoever reads a record can walk through.
+DEEPEST: Final = 60
+
+_TOO_DEEP: Final = f"it is nested deeper than {DEEPEST} levels"
 
 
 def parse_strict(text: str) -> Any:
     """The value of a JSON text; NaN and Infinity, which Python would accept, are not JSON.
 
     Raises:
-        ValueError: The text is not strict JSON.
+        ValueError: The text is not strict JSON, or nested deeper than anything that was ever written.
     """
-    return json.loads(text, parse_constant=_refuse)
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    if text.count("[") + text.count("{") > DEEPEST and is_too_deep(value):
+        raise ValueError(_TOO_DEEP)
+    return value
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether plain containers are nested deeper than `DEEPEST` levels; looks without recursion."""
+    level = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for holder in level
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+            if isinstance(item, (dict, list))
+        ]
+        if not level:
+            return False
+    return True
 
 
 def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import StorageError
 from mptrain.records import as_json
+from mptrain.runlog.kinds import (
+    Kind,
+    each,
+    having,
+    is_count,
+    is_flag,
+    is_mapping,
+    is_number,
+    is_text,
+    mapping,
+    misfit,
+    optional,
+)
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing, write_atomically
 from mptrain.runlog.strict_json import restore_nonfinite
@@ -19,6 +32,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEMA = 1
+
+_NUMBERS = mapping(optional(is_number))
+_LEARNER: dict[str, Kind] = {
+    **dict.fromkeys(("updates", "skipped"), is_count),
+    "skip_rate": is_number,
+    "overflows": mapping(is_count),
+    "scale": mapping(is_number),
+}
+_MEASURED = ("terms_per_second", "steady_terms_per_second", "train_seconds", "data_wait", "energy_joules")
+
+#: Of what reports and comparisons read; they mind no other names.
+_KINDS: dict[str, Kind] = {
+    "metric_name": optional(is_text),
+    "higher_is_better": optional(is_flag),
+    **dict.fromkeys(("metric", "best_val", *_MEASURED), optional(is_number)),
+    **dict.fromkeys(("metric_split", "term"), is_text),
+    "intervals": optional(mapping(optional(lambda ends: each(is_number)(ends) and len(ends) == 2))),
+    **dict.fromkeys(("val", "test"), optional(_NUMBERS)),
+    "steps": is_count,
+    "learners": mapping(having(_LEARNER)),
+    **dict.fromkeys(("planned_steps", "steady_steps", "memory_before", "peak_memory", "threads"), optional(is_count)),
+    "samples": optional(is_count),
+    "unusable_samples": optional(mapping(is_count)),
+    "facts": optional(is_mapping),
+}
 
 
 def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
@@ -54,6 +92,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     check_schema(fields, SCHEMA, path)
     del fields["schema"]
     try:
-        return restore_nonfinite(fields)
-    except (KeyError, ValueError, AttributeError) as error:
+        numbers = restore_nonfinite(fields)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise StorageError(f"{path} is damaged: its list of non-finite numbers", "restore it from a copy") from error
+    if wrong := misfit(numbers, _KINDS):
+        raise StorageError(f"{path} is damaged: '{wrong}' holds a value of another kind", "restore it from a copy")
+    return numbers

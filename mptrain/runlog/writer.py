@@ -160,7 +160,7 @@ def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
         What was lost, one sentence each.
 
     Raises:
-        StorageError: Another file than the histograms is shorter than its length or has no line end there (the record is damaged), or
+        StorageError: A file is a link that may lead out of the run; another than the histograms is shorter than its length or has no line end there (the record is damaged), or
             it cannot be read or cut.
     """
     files = paths.records()
@@ -168,6 +168,8 @@ def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
         raise StorageError(f"{paths.root} has no record file {sorted(unknown)}", "use the mptrain that wrote it")
     kept, notes = {name: lengths.get(name, 0) for name in files}, []
     for name, path in files.items():
+        if path.is_symlink():  # of a folder that somebody else made
+            raise StorageError(f"{path} is a symbolic link", "put the file that it leads to in its place")
         fault = _fault(path, kept[name])
         if fault and name != HISTOGRAMS:
             raise StorageError(fault, "the record is damaged: restore it from a copy, or start the run again")
@@ -243,8 +245,13 @@ def _fault(path: Path, length: int) -> str:
 
 
 def _header_of(path: Path) -> tuple[str, ...]:
-    with storing(path, "read"), path.open(encoding="utf-8", newline="") as file:
-        return tuple(next(csv.reader(file), ()))
+    try:
+        with storing(path, "read"), path.open(encoding="utf-8", newline="") as file:
+            return tuple(next(csv.reader(file), ()))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise StorageError(
+            f"{path}, line 1 is damaged: {error}", "restore the file from a copy, or start the run again"
+        ) from error
 
 
 def _csv_line(values: list[Any] | tuple[Any, ...]) -> str:

@@ -62,7 +62,7 @@ def test_a_killed_attempt_stays_without_an_end():
         ({"schema": None}, "no schema number"),
         ({"status": "finished"}, "status 'finished'"),
         ({"attempts": [{"pid": 1}]}, "damaged"),
-        ({"attempts": [{"started": 5, "ended": None, "pid": 1, "host": "h", "from_step": 0}]}, "start time"),
+        ({"attempts": [{"started": 5, "ended": None, "pid": 1, "host": "h", "from_step": 0}]}, "'started'"),
         ({"attempts": 3}, "damaged"),
         ({"argv": None}, "damaged"),
     ],

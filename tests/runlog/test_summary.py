@@ -22,7 +22,7 @@ def test_numbers_come_back_also_the_nonfinite_ones(tmp_path):
 
 
 def test_deeper_nonfinite_numbers_come_back_too(tmp_path):
-    numbers = {"test": {"loss": math.inf, "a.b": [0.0, -math.inf]}}
+    numbers = {"numbers": {"loss": math.inf, "a.b": [0.0, -math.inf]}}
     write_summary(tmp_path / "s", numbers)
     assert read_summary(tmp_path / "s") == numbers
 

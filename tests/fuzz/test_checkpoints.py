@@ -1,0 +1,143 @@
+"""Whatever the files of a checkpoint hold, it is loaded whole or refused, and nothing in it is run."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from dataclasses import replace
+
+import pytest
+import torch
+from fuzz.hostile import examples, misfit, only_our_errors, spoiled
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mptrain.errors import CheckpointError
+from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
+
+STEP = 7
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz") / "checkpoints"
+    state = {"step": STEP, "weights": torch.arange(64.0), "adam": {0: (torch.tensor(3.0), "text", None, [1, 2.5])}}
+    store = CheckpointStore(folder, keep=2)
+    store.save({**state, "step": 3}, step=3, records={"steps.jsonl": 5}, metric=0.25, config_digest="abc")
+    store.save(state, step=STEP, records={"steps.jsonl": 10}, metric=0.5, config_digest="abc")
+    return folder
+
+
+def load_all(folder):
+    store = CheckpointStore(folder, keep=2)
+    for load in (store.load_latest, store.best, lambda: store.load("last"), lambda: store.load("best")):
+        with only_our_errors(folder):
+            load()
+
+
+def copied(sound):
+    folder = sound.parent / "spoiled"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(sound, folder, symlinks=True)
+    return folder
+
+
+def store_data(folder, data):
+    """A data file, and the manifest that vouches for it."""
+    (folder / f"step-{STEP:08d}.pt").write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    manifest = Manifest(STEP, f"step-{STEP:08d}.pt", digest, len(data), {"steps.jsonl": 10}, 0.5, "abc")
+    (folder / manifest_name(STEP)).write_text(manifest.to_json())
+
+
+@examples(80, 5000)
+@given(st.data())
+def test_a_spoiled_manifest(sound, data):
+    folder = copied(sound)
+    path = folder / manifest_name(STEP)
+    path.write_bytes(data.draw(spoiled(path.read_bytes())))
+    load_all(folder)
+
+
+@examples(80, 5000)
+@given(st.data())
+def test_a_manifest_with_a_value_of_another_kind_and_the_digest_that_goes_with_it(sound, data):
+    folder = copied(sound)
+    path = folder / manifest_name(STEP)
+    tree = data.draw(misfit({key: value for key, value in json.loads(path.read_bytes()).items() if key != "check"}))
+    ordered = {key: tree.get(key) for key in sorted(Manifest.__dataclass_fields__)}
+    tree["check"] = hashlib.sha256(json.dumps(ordered, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(tree))
+    load_all(folder)
+
+
+@examples(80, 5000)
+@given(st.data())
+def test_a_spoiled_data_file_that_its_manifest_vouches_for(sound, data):
+    folder = copied(sound)
+    store_data(folder, data.draw(spoiled((folder / f"step-{STEP:08d}.pt").read_bytes())))
+    load_all(folder)
+
+
+@examples(80, 5000)
+@given(st.data())
+def test_a_spoiled_pickle_in_a_sound_archive(sound, data):
+    folder = copied(sound)
+    with zipfile.ZipFile(folder / f"step-{STEP:08d}.pt") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name, content in parts.items():
+            archive.writestr(name, data.draw(spoiled(content)) if name.endswith(".pkl") else content)
+    store_data(folder, whole.getvalue())
+    load_all(folder)
+
+
+class Caller:
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("kept", ["archive", "pickle"])
+@pytest.mark.parametrize("function", [os.system, exec, eval, torch.load, shutil.rmtree, __import__])
+def test_a_pickle_that_calls_something_is_refused(sound, kept, function):
+    folder = copied(sound)
+    mark = folder.parent / "mark"
+    state = {"step": STEP, "weights": Caller(function, f"touch {mark}")}
+    whole = io.BytesIO()
+    if kept == "archive":
+        torch.save(state, whole)
+    else:
+        pickle.dump(state, whole)
+    store_data(folder, whole.getvalue())
+    with only_our_errors(folder), pytest.raises(CheckpointError, match="cannot be loaded safely"):
+        CheckpointStore(folder, keep=2).load("last")
+    assert not mark.exists()
+    assert CheckpointStore(folder, keep=2).load_latest().manifest.step == 3
+
+
+@pytest.mark.parametrize("value", [[1, 2], 3, "text", None])
+def test_a_checkpoint_that_is_no_mapping_is_refused(sound, value):
+    folder = copied(sound)
+    whole = io.BytesIO()
+    torch.save(value, whole)
+    store_data(folder, whole.getvalue())
+    with pytest.raises(CheckpointError, match="holds no state"):
+        CheckpointStore(folder, keep=2).load("last")
+
+
+@pytest.mark.parametrize("metric", [10**400, True, "0.5", [0.5]])
+def test_a_metric_that_nothing_compares_with_is_refused(sound, metric):
+    folder = copied(sound)
+    manifest = replace(read_manifest(folder / manifest_name(STEP)), metric=metric)
+    (folder / manifest_name(STEP)).write_text(manifest.to_json())
+    assert CheckpointStore(folder, keep=2, higher_is_better=False).best().name == manifest_name(3)

@@ -1,0 +1,107 @@
+"""Whatever the files of a sweep, a comparison or a diagnosis hold, a report is made of them or they are said to be damaged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fuzz.hostile import examples, misfit, only_our_errors, spoiled
+from hypothesis import given
+from hypothesis import strategies as st
+from report.folders import make_comparison, make_sweep
+
+from mptrain.compare.keeping import read_comparisons, write_comparisons
+from mptrain.report import canvas
+from mptrain.report.writing import page_of
+from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy, read_examination, write_examination
+from mptrain.runlog.sweeps import SweepPaths, read_sweep
+
+REACH = Reach(3.5, 0.25, 0.1, 0, 2)
+EXAMINATION = Examination(
+    "a run", "main", 3, 0.5, 1024.0, "fp16_dynamic", "cpu", "forward", "fc", "aten::mm", "It is the forward pass.", ("a",), ("b",),
+    (ModuleRow("fc", "Linear", 1, "float16", REACH, None, "forward"),), (Remedy(("scaler.scale=8",), "lower", True, "finite"),),
+    {"operators": [], "casts": []},
+)  # fmt: skip
+VERDICT = {
+    "schema": 1,
+    "recipe": "mine",
+    "title": "Mine",
+    "claim": "It works.",
+    "verdict": "holds",
+    "words": ["a=1"],
+    "expectations": [{"text": "a.top1 < b.top1", "outcome": "met", "numbers": "0.1"}],
+    "arithmetic": {"sum": {"lost": 0.5, "kept": None}},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("fuzz") / "sweep"
+    runs = {"steps": 5, "loss": lambda step: 1.0 / step}
+    points = [([f"scaler.scale={scale}", "seed=0"], "done", runs) for scale in (1, 8)]
+    make_sweep(place, [*points, (["scaler.scale=128", "seed=0"], "failed", None)])
+    page_of(place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    place = tmp_path_factory.mktemp("fuzz") / "compared"
+    write_comparisons(SweepPaths(place).comparison, {"": make_comparison(place, arms=("fp32", "amp_dynamic"), seeds=2)})
+    page_of(place)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _unfigured(monkeypatch):
+    monkeypatch.setattr(canvas.Figure, "savefig", lambda *_, **__: None)
+    monkeypatch.setattr(canvas, "_tidied", lambda *_: "<svg/>")
+
+
+def spoil(path, whole, data):
+    if data.draw(st.booleans()):
+        path.write_bytes(data.draw(spoiled(whole)))
+    else:
+        path.write_text(json.dumps(data.draw(misfit(json.loads(whole)))))
+
+
+@pytest.fixture(scope="module")
+def whole(folder, compared):
+    return SweepPaths(folder).json.read_bytes(), SweepPaths(compared).comparison.read_bytes()
+
+
+@examples(30, 1000)
+@given(data=st.data())
+def test_a_spoiled_sweep(folder, whole, data):
+    spoil(SweepPaths(folder).json, whole[0], data)
+    with only_our_errors(folder):
+        read_sweep(folder)
+        page_of(folder)
+
+
+@examples(30, 1000)
+@given(data=st.data())
+def test_a_spoiled_comparison(compared, whole, data):
+    spoil(SweepPaths(compared).comparison, whole[1], data)
+    with only_our_errors(compared):
+        read_comparisons(SweepPaths(compared).comparison)
+        page_of(compared)
+
+
+@examples(30, 1000)
+@given(data=st.data())
+def test_a_spoiled_verdict(folder, whole, data):
+    SweepPaths(folder).json.write_bytes(whole[0].replace(b'"kind": "sweep"', b'"kind": "recipe"'))
+    spoil(SweepPaths(folder).verdict, json.dumps(VERDICT).encode(), data)
+    with only_our_errors(folder):
+        page_of(folder)
+
+
+@examples(100, 5000)
+@given(data=st.data())
+def test_a_spoiled_diagnosis(folder, data):
+    path = folder / "step-000003.json"
+    write_examination(path, EXAMINATION)
+    spoil(path, path.read_bytes(), data)
+    with only_our_errors(path.parent):
+        read_examination(path)
