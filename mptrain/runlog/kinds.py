@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import lru_cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 Kind = Callable[[Any], bool]
 
@@ -92,7 +92,7 @@ def is_built_as(value: Any, annotation: Any) -> bool:
         )
     if is_dataclass(annotation):
         return type(value) is annotation and all(
-            is_built_as(getattr(value, name), hint) for name, hint in _hints(annotation).items()
+            is_built_as(getattr(value, name), hint) for name, hint in _hints(cast("Any", annotation)).items()
         )
     return True
 
