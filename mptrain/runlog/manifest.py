@@ -106,6 +106,7 @@ def read_manifest(path: Path) -> Manifest:
         manifest = Manifest(**known)
         sound = (
             not misfit(fields, _KINDS)
+            and re.fullmatch(r"[\w.-]{1,200}", manifest.file, re.ASCII) is not None
             and PurePath(manifest.file).name == manifest.file  # never a path out of the folder
             and manifest.file.endswith(DATA)
             and manifest.file.isprintable()

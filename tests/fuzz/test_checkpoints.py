@@ -135,6 +135,14 @@ def test_a_checkpoint_that_is_no_mapping_is_refused(sound, value):
         CheckpointStore(folder, keep=2).load("last")
 
 
+@pytest.mark.parametrize("file", ["", "\0", "\ud800", "a\0.pt", "..", "../x.pt", "x" * 5000])
+def test_a_data_file_of_a_name_that_no_file_has_is_refused(sound, file):
+    folder = copied(sound)
+    manifest = replace(read_manifest(folder / manifest_name(STEP)), file=file)
+    (folder / manifest_name(STEP)).write_text(manifest.to_json())
+    assert CheckpointStore(folder, keep=2).load_latest().manifest.step == 3
+
+
 @pytest.mark.parametrize("metric", [10**400, True, "0.5", [0.5]])
 def test_a_metric_that_nothing_compares_with_is_refused(sound, metric):
     folder = copied(sound)
