@@ -109,7 +109,6 @@ def read_manifest(path: Path) -> Manifest:
             and re.fullmatch(r"[\w.-]{1,200}", manifest.file, re.ASCII) is not None
             and PurePath(manifest.file).name == manifest.file  # never a path out of the folder
             and manifest.file.endswith(DATA)
-            and manifest.file.isprintable()
             and manifest.digest() == fields["check"]
         )
     except (KeyError, TypeError, AttributeError) as error:
