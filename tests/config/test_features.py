@@ -11,6 +11,7 @@ from small_runs import loop_of, parts_of
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.errors import CheckpointError, ConfigError, StorageError
+from mptrain.runlog import RunDirectory
 
 CLASSIFIER = ("model=cnn", "model.widths=[4,6]", "dataset.train_samples=96", "train.epochs=1", "precision=amp_dynamic")
 PAIR = ("model=dcgan", "model.width=2", "model.latent=4", "dataset.image_size=16", "dataset.train_samples=64",
@@ -100,7 +101,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(trained, monkeypa
     paths = trained.storage.paths
     wider = paths.config.read_text().replace("- 6", "- 7")
     assert wider != paths.config.read_text()
-    monkeypatch.setattr(type(paths.config), "read_text", _reading(paths.config, wider))
+    monkeypatch.setattr(RunDirectory, "read_config", lambda directory: wider)
     with pytest.raises(CheckpointError, match="do not fit"):
         parts_of(*PAIR, f"task.classifier={paths.root}")
 
