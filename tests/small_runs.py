@@ -86,6 +86,17 @@ def interrupt_after(loop: Loop, step: int) -> None:
         loop.run()
 
 
+def whole_and_resumed(root: Path, *overrides: str, after: int) -> tuple[Loop, Loop]:
+    """A run to its end, and the same one interrupted after a step and gone on with."""
+    whole = loop_of(root / "whole", *overrides)
+    whole.run()
+    broken = loop_of(root / "broken", *overrides)
+    interrupt_after(broken, after)
+    resumed = continue_loop(broken, *overrides)
+    resumed.run()
+    return whole, resumed
+
+
 def steps_of(loop: Loop) -> list[dict]:
     loop.storage.writer.flush()
     return [json.loads(line) for line in loop.storage.paths.steps.read_text().splitlines()]

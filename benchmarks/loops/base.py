@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -129,7 +130,7 @@ def batches(work: Work) -> Iterator[Batch]:
     yield from found[: work.batches]
 
 
-class ByHand:
+class ByHand(ABC):
     """A loop of which only the step is written: its timing and its losses.
 
     Subclasses set ``batches`` and ``device`` and define `step`, which returns the loss.
@@ -138,9 +139,9 @@ class ByHand:
     batches: list[Batch]
     device: str
 
+    @abstractmethod
     def step(self, batch: Batch) -> Tensor:
         """One step; the unscaled loss, a device tensor."""
-        raise NotImplementedError
 
     def block(self, steps: int) -> float:
         """See `Loop.block`."""
@@ -156,7 +157,7 @@ class ByHand:
         """See `Loop.losses`."""
         return [float(self.step(self.batches[index % len(self.batches)]).detach()) for index in range(steps)]
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - whoever has something to let go of overrides it
         """Nothing to let go of."""
 
 

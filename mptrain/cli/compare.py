@@ -16,7 +16,7 @@ from mptrain.campaign.sweep import plan_sweep, sweep_folder
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.flags import read_flags
 from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import each_warning_once, harmless, warn, writing
+from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep import finish
 from mptrain.compare.keeping import write_comparisons
 from mptrain.config.compose import Composer
@@ -91,7 +91,7 @@ def _compare_arms(asked: _Asked) -> int:
         points = check(name_arms(expand(flags.overrides, composer.catalogue)), composer, PROGRAM)
         arms = list(dict.fromkeys(point.arm for point in points))
         seeds = len(points) // len(arms)
-        _say(f"{len(points)}/{len(points)} points valid: {len(arms)} arms ({', '.join(arms)}) x {seeds} seeds")
+        say(f"{len(points)}/{len(points)} points valid: {len(arms)} arms ({', '.join(arms)}) x {seeds} seeds")
         warn(sentence for point in points for sentence in point.warnings)
         if seeds < 2:
             warn(["one seed shows no spread, so there will be no verdict: repeat the arms with seed=0,1,2,3"])
@@ -132,10 +132,10 @@ def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
 
     written = write_report(folder)  # first: whoever reads what is printed may stop reading
     for group, comparison in comparisons.items():
-        _say("")
+        say("")
         print_comparison(comparison, group)
-    _say(f"\ncomparison={folder}")
-    _say(f"report={written.html}")
+    say(f"\ncomparison={folder}")
+    say(f"report={written.html}")
 
 
 def _read(words: Sequence[str]) -> _Asked:
@@ -192,8 +192,3 @@ def _margin(text: str) -> float:
             f"write for example --margin 0.005, half a point of accuracy; the default is {shlex.quote(str(Question().margin))}",
         )
     return margin
-
-
-def _say(line: str) -> None:
-    with writing():
-        print("\n".join(map(harmless, line.split("\n"))), flush=True)

@@ -115,6 +115,16 @@ def printable(text: str) -> str:
     return clean if len(clean) <= LONGEST else clean[:LONGEST] + "..."
 
 
+def say(text: str) -> None:
+    """Print lines in which nothing controls a terminal.
+
+    Raises:
+        StorageError: Standard output takes no more.
+    """
+    with writing():
+        print("\n".join(map(harmless, text.split("\n"))), flush=True)
+
+
 def harmless(text: str) -> str:
     """Text without control characters and lone surrogates: nothing in it controls a terminal."""
     if text.isprintable():

@@ -10,8 +10,8 @@ from mptrain.campaign.hydra_launcher import JobFailedError, ask_sweeper, fixed_w
 from mptrain.campaign.points import NOT_SWEPT
 from mptrain.campaign.sweep import plan_sweep, run_sweep, sweep_folder
 from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import each_warning_once, warn
-from mptrain.cli.sweep import say, show_end
+from mptrain.cli.messages import each_warning_once, say, warn
+from mptrain.cli.sweep import show_end
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer

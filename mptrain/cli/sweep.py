@@ -11,7 +11,7 @@ from mptrain.campaign.agreement import check
 from mptrain.campaign.points import expand
 from mptrain.campaign.sweep import missing_points, plan_sweep, require_free, run_sweep, sweep_folder, take_stock
 from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import each_warning_once, harmless, warn, writing
+from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer
@@ -162,9 +162,3 @@ def has_sweeper(words: Sequence[str]) -> bool:
     """Whether the words of a sweep leave its points to a sweeper of Hydra's."""
     keys = [word.partition("=")[0].lstrip("+~") for word in words]
     return any(key == "hydra/sweeper" or key.startswith("hydra.sweeper.") for key in keys)
-
-
-def say(line: str) -> None:
-    """Prints a line."""
-    with writing():
-        print("\n".join(map(harmless, line.split("\n"))), flush=True)

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
+from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.engine.ring import Ring
@@ -65,12 +65,7 @@ def test_a_scale_that_falls_without_an_overflow_is_on_record_as_measured(tmp_pat
 @pytest.mark.parametrize("scaler", RULES)
 def test_a_run_resumed_under_each_rule_is_bit_identical_to_one_that_was_not(tmp_path, scaler):
     words = (*TINY, "precision=fp16_dynamic", f"scaler={scaler}")
-    whole = loop_of(tmp_path / "whole", *words)
-    whole.run()
-    part = loop_of(tmp_path / "part", *words)
-    interrupt_after(part, 7)
-    rest = continue_loop(part, *words)
-    rest.run()
+    whole, rest = whole_and_resumed(tmp_path, *words, after=7)
     assert rest.notes == []
     assert steps_of(rest) == steps_of(whole)
 

@@ -8,7 +8,7 @@ import random
 import numpy
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
+from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 import mptrain.engine.loop
 from mptrain.diagnostics.probe import UNWATCHED
@@ -192,12 +192,7 @@ def test_histograms_say_the_scale_of_the_step_that_they_looked_at(tmp_path, monk
 def test_an_interrupted_run_goes_on_like_an_undisturbed_one(tmp_path, monkeypatch):
     words = (*TINY, "dataset.train_samples=100", "precision=amp_dynamic", "train.engine=graph", "train.epochs=3")
     monkeypatch.setattr(mptrain.engine.loop, "capture_on", lambda device: Again())
-    whole = loop_of(tmp_path / "whole", *words)
-    whole.run()
-    broken = loop_of(tmp_path / "broken", *words)
-    interrupt_after(broken, 11)
-    resumed = continue_loop(broken, *words)
-    resumed.run()
+    whole, resumed = whole_and_resumed(tmp_path, *words, after=11)
     assert steps_of(resumed) == steps_of(whole)
     ours = resumed.parts.model.state_dict()
     assert all(torch.equal(value, ours[name]) for name, value in whole.parts.model.state_dict().items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
+from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 from torch import nn
 
 from mptrain.diagnostics.probe import UNWATCHED
@@ -71,12 +71,7 @@ def test_evaluations_and_a_short_last_batch_between_graphs_change_nothing(tmp_pa
 
 def test_an_interrupted_run_of_graphs_goes_on_like_an_undisturbed_one(tmp_path):
     words = (*TINY, "precision=amp_dynamic", "model.dropout=0.3", "train.epochs=4", "train.engine=graph", "device=cuda")
-    whole = loop_of(tmp_path / "whole", *words)
-    whole.run()
-    broken = loop_of(tmp_path / "broken", *words)
-    interrupt_after(broken, 11)
-    resumed = continue_loop(broken, *words)
-    resumed.run()
+    whole, resumed = whole_and_resumed(tmp_path, *words, after=11)
     assert steps_of(resumed) == steps_of(whole)
     ours = resumed.parts.model.state_dict()
     assert all(torch.equal(value, ours[name]) for name, value in whole.parts.model.state_dict().items())

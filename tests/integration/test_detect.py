@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 from precision_promises import PROMISED
-from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
+from small_runs import Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.rehearsal import rehearse
@@ -71,12 +71,7 @@ def test_micro_batches_of_which_some_have_no_box_are_trained(monkeypatch):
 
 def test_a_resumed_run_is_the_same_to_the_bit(tmp_path):
     words = (*NARROW, *scaled("fp16_dynamic"), "train.epochs=2", "dataset.test_samples=0")
-    whole = loop_of(tmp_path / "whole", *words)
-    whole.run()
-    broken = loop_of(tmp_path / "broken", *words)
-    interrupt_after(broken, 5)
-    continued = continue_loop(broken, *words)
-    continued.run()
+    whole, continued = whole_and_resumed(tmp_path, *words, after=5)
     assert [row["loss"] for row in steps_of(continued)] == [row["loss"] for row in steps_of(whole)]
     for name, value in whole.parts.model.state_dict().items():
         assert torch.equal(value, continued.parts.model.state_dict()[name]), name

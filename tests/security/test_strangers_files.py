@@ -230,7 +230,7 @@ def test_yaml_makes_no_objects_and_computes_nothing(text):
     assert not Path("it-ran").exists()
 
 
-@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/../../x", "..", "a\x1b[2Jb"])
+@pytest.mark.parametrize("name", ["../../x", "/x", "a/../../x", "..", "a\x1b[2Jb"])
 def test_the_name_of_a_run_stays_below_its_root(tmp_path, name):
     with pytest.raises(ConfigError, match=r"run\.name="):
         create_run(tmp_path / "outputs", "label", name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from scipy import stats
-from small_runs import continue_loop, interrupt_after, loop_of, parts_of, steps_of
+from small_runs import loop_of, parts_of, steps_of, whole_and_resumed
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -127,12 +127,7 @@ def test_mixing_reads_nothing_on_the_host():
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
 def test_a_run_with_mixup_learns_and_resumes_bit_for_bit_with_micro_batches(tmp_path, precision):
     words = (*TINY, f"precision={precision}", "train.accumulate=3", "task.label_smoothing=0.1")
-    whole = loop_of(tmp_path / "whole", *words)
-    whole.run()
-    broken = loop_of(tmp_path / "broken", *words)
-    interrupt_after(broken, 5)
-    rest = continue_loop(broken, *words)
-    rest.run()
+    whole, rest = whole_and_resumed(tmp_path, *words, after=5)
     losses = [step["loss"] for step in steps_of(whole)]
     assert [step["loss"] for step in steps_of(rest)] == losses
     plain = loop_of(tmp_path / "plain", *words, "task.mixup=0")
