@@ -23,12 +23,16 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.ranges import show
+from mptrain.config.spreading import device_of
 from mptrain.config.trust import retyped
-from mptrain.engine.loop import Loop, Storage
+from mptrain.distributed.launch import gathered, remember_run, run_before_restart
+from mptrain.engine.loop import Loop, NoStorage, Storage
 from mptrain.engine.snapshot import require_fit
 from mptrain.errors import (
+    EXIT_BUG,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_PREEMPTED,
     CheckpointError,
     ConfigError,
     EnvironmentRefused,
@@ -38,7 +42,7 @@ from mptrain.errors import (
     Problem,
     StorageError,
 )
-from mptrain.precision.support import require_support, resolve_device
+from mptrain.precision.support import require_support
 from mptrain.records import EventRecord
 from mptrain.runlog import (
     RecordWriter,
@@ -55,10 +59,13 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.manifest import manifest_name
 from mptrain.runlog.sink import Sink
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
+    from mptrain.distributed.ranks import Ranks
     from mptrain.engine.job import Options, Parts
     from mptrain.precision.support import Support
 
@@ -116,6 +123,13 @@ def launch(config: Config, show: Show) -> Outcome:
     Raises:
         MptrainError: Any of its kinds; the run directory, if there is one, says how it ended.
     """
+    with gathered(config.distributed) as ranks:
+        return _launch(config, show, ranks) if ranks.first else _follow(config, ranks)
+
+
+def _launch(config: Config, show: Show, ranks: Ranks) -> Outcome:
+    if before := run_before_restart():
+        return _continue(_that_may_go_on(before), config, show, ranks, explicit=False)
     root, name = Path(config.run.root), config.run.name
     existing = existing_run(root, name) if name else None
     if config.run.resume != "never" and not name:
@@ -127,15 +141,75 @@ def launch(config: Config, show: Show) -> Outcome:
             f"run directory {existing.root} exists", "continue it with run.resume=auto, or choose another run.name"
         )
     if existing is not None:
-        return _continue(existing, config, show, explicit=False)
-    require_support(config.precision, resolve_device(config.device))  # before anything is written or loaded
+        return _continue(existing, config, show, ranks, explicit=False)
+    require_support(config.precision, device_of(config.device, ranks))  # before anything is written or loaded
     require_logger(config)
     label = "-".join(config.chosen.get(group, "custom") for group in ("model", "dataset", "precision"))
-    built = build(config)
+    ranks.firsts(Beginning())
+    with ranks.together():
+        built = build(config, ranks=ranks)
     directory = create_run(root, label, name)
+    remember_run(str(directory.root.absolute()))
     with directory.lock():
         directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, None, show, built[0].notes)
+
+
+def _that_may_go_on(root: str) -> RunDirectory:
+    """The run that torchrun has begun these ranks again for.
+
+    Raises:
+        MptrainError: It did not end because a rank died, and would end so again; of the kind that ended it.
+    """
+    directory = open_run(Path(root))
+    state = directory.read_state()
+    if state is not None and state.status == "failed" and state.exit_code not in (None, EXIT_BUG, EXIT_PREEMPTED):
+        error = MptrainError(f"{directory.root} has failed, and is not tried again: {state.reason}")
+        error.exit_code = state.exit_code  # type: ignore[misc]
+        raise error
+    return directory
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What the first rank tells the others before they build.
+
+    Attributes:
+        manifest: Of the checkpoint to go on from; None begins at the beginning.
+        forgive: Count refused steps in a row anew.
+        done: How the run has ended before, where there is nothing to do.
+    """
+
+    manifest: Path | None = None
+    forgive: bool = False
+    done: Outcome | None = None
+
+
+def _follow(config: Config, ranks: Ranks) -> Outcome:
+    """Take part in a run that the first rank keeps: train, evaluate, and write nothing but this rank's parts of tensors."""
+    beginning = ranks.firsts(Beginning())
+    if beginning.done is not None:
+        return beginning.done
+    with ranks.together():
+        loaded = CheckpointStore(beginning.manifest.parent, 1).load(beginning.manifest) if beginning.manifest else None
+        built = build(config, weights=loaded is None, ranks=ranks, micro_batches=_micro_batches(config, loaded))
+    parts, options = built
+    root = ranks.firsts(Path())
+    loop = Loop(parts, options, NoStorage(RunPaths(root)))
+    if loaded is not None:
+        loop.restore(loaded.state, forgive=beginning.forgive)
+    summary = loop.run()
+    loop.require_success()
+    return Outcome(root, summary)
+
+
+def _micro_batches(config: Config, loaded: Loaded | None) -> int:
+    """The least number of micro-batches of an update: as many as before, so that none needs more memory, at any number of ranks.
+
+    Where ``train.accumulate`` was changed on purpose, that is what counts.
+    """
+    saved = loaded.state if loaded is not None else {}
+    return int(saved.get("micro_batches", 1)) if saved.get("accumulate") == config.train.accumulate else 1
 
 
 def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
@@ -154,7 +228,8 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     changed = {word.partition("=")[0] for word in overrides}
     before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
     config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
-    return _continue(directory, config, show, explicit=True)
+    with gathered(config.distributed) as ranks:
+        return _continue(directory, config, show, ranks, explicit=True) if ranks.first else _follow(config, ranks)
 
 
 def find_run(run: str) -> RunDirectory:
@@ -172,7 +247,7 @@ def find_run(run: str) -> RunDirectory:
     return directory
 
 
-def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: bool) -> Outcome:
+def _continue(directory: RunDirectory, config: Config, show: Show, ranks: Ranks, *, explicit: bool) -> Outcome:
     require_no_links(directory.root)
     with directory.lock():
         path = directory.paths.config
@@ -190,11 +265,18 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
             )
         state = directory.read_state()
         if state is not None and state.status == "done" and not changes:
-            return Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
+            done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
+            ranks.firsts(Beginning(done=done))
+            return done
         require_logger(config)
         store = _store(directory, config, higher_is_better=True)
         loaded = store.load_latest()
-        built = build(config, weights=loaded is None)
+        manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
+        forgive = state is not None and state.status == "failed"
+        ranks.firsts(Beginning(manifest and manifest.absolute(), forgive))
+        remember_run(str(directory.root.absolute()))
+        with ranks.together():
+            built = build(config, weights=loaded is None, ranks=ranks, micro_batches=_micro_batches(config, loaded))
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
             _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
@@ -282,6 +364,7 @@ def _attempt(
     loop: Loop | None = None
     sinks: Sequence[Sink] = ()
     try:
+        parts.ranks.firsts(directory.root.absolute())
         displays = _Late()
         loop = Loop(parts, options, storage, (displays,))
         if loaded is None:

@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     words = list(sys.argv[1:] if argv is None else argv)
+    _be_silent_on_other_ranks()
     completing = words[:2] == ["completion", "query"]  # then the other words are those of some other command line
     if "--traceback" in words and not completing:
         words.remove("--traceback")
@@ -49,6 +50,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError):
         _discard_output()
     return code
+
+
+def _be_silent_on_other_ranks() -> None:
+    """Of the ranks that torchrun has begun, the first one speaks for all; the first on each other machine says its errors."""
+    if int(os.environ.get("WORLD_SIZE") or 1) < 2 or os.environ.get("RANK", "0") == "0":
+        return
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    if os.environ.get("LOCAL_RANK", "0") != "0" and "MPTRAIN_TRACEBACK" not in os.environ:
+        os.dup2(quiet, 2)
+    os.close(quiet)
 
 
 def _guarded(action: Callable[[], int]) -> int:

@@ -13,8 +13,12 @@ from torch.nn.parameter import UninitializedParameter
 
 from mptrain.config.assemble import first_line
 from mptrain.config.ranges import show
+from mptrain.config.spreading import device_of, is_sharded_by, require_same_weights, require_spread, spread_model
 from mptrain.config.together import build_dataset, build_task, require_facts
 from mptrain.dataset.loader import Loader
+from mptrain.distributed.ranks import ALONE, Ranks
+from mptrain.distributed.sync_batchnorm import synchronised
+from mptrain.engine.evaluate import complete
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.inject import Injection
 from mptrain.engine.job import Options, Parts
@@ -27,7 +31,7 @@ from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Pro
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.weights import Weights
 from mptrain.precision.apply import autocast, cast_model, set_products
-from mptrain.precision.support import require_support, resolve_device
+from mptrain.precision.support import require_support
 from mptrain.precision.widened import products, widens
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
@@ -36,11 +40,14 @@ from mptrain.schedule.table import rate_table
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
     from mptrain.dataset.source import Dataset
+    from mptrain.engine.spread import Spread
     from mptrain.optimizer.rules import Rule
     from mptrain.task.base import Objective
 
 
-def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
+def build(
+    config: Config, *, weights: bool = True, ranks: Ranks = ALONE, micro_batches: int = 1
+) -> tuple[Parts, Options]:
     """Build everything that trains, in the order that makes a seed mean the same in every precision mode.
 
     Initial weights are drawn in FP32 on the CPU from the seed alone, then moved and cast; the generators are seeded
@@ -49,6 +56,8 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
     Args:
         config: Checked.
         weights: Begin with ``model.weights`` where the configuration names any; a run that goes on has its own.
+        ranks: The processes that train; all build at once.
+        micro_batches: The least number of micro-batches of an update, over all ranks.
 
     Raises:
         EnvironmentRefused: The device cannot do what the precision asks for.
@@ -56,28 +65,36 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
         CheckpointError: ``model.weights`` cannot be used.
         ConfigError: Parts do not fit each other.
     """
-    policy, device = config.precision, _ready(config)
+    policy, device = config.precision, _ready(config, ranks)
     memory_before = memory_in_use(device)
-    dataset = build_dataset(config)
+    require_spread(config, ranks)
+    with ranks.first_goes_ahead():
+        dataset = build_dataset(config)
     task = build_task(config, dataset)
     model = build_model(config, dataset)
     notes = _begin_with(model, config.weights) if weights and config.weights is not None else ()
     model.float()
     origin = Origin(digest_of_weights(model) if weights else "", memory_before)
+    require_same_weights(origin.initial_weights, ranks)
+    if config.distributed.sync_batchnorm and ranks.count > 1:
+        model = synchronised(model, ranks, device)
     initial = _drawn(model) if policy.parameters != "float32" else {}
     model.to(device)
     kept = cast_model(model, policy)
     memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    model.to(memory_format=memory_format)
-    loaders = build_loaders(config, dataset, device)
+    if not is_sharded_by(config, ranks):  # whose parts are cut out of contiguous weights only
+        model.to(memory_format=memory_format)
+    loaders = build_loaders(config, dataset, device, ranks)
+    spread, blank = spread_model(config, model, kept, ranks, len(task.objectives()))
     plan = Plan(
-        accumulate=config.train.accumulate,
+        accumulate=-(-max(config.train.accumulate, micro_batches) // ranks.count),
         products=products(policy, device, compiled=config.train.compile),
         autocast=autocast(policy, device),
         guard=BufferGuard(model),
+        asked=config.train.accumulate,
     )
-    learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch)
-    fault = Injection(config.inject, model, learners)
+    learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch, spread)
+    fault = Injection(config.inject, model, learners, ranks)
     parts = Parts(
         model=model,
         kept=kept,
@@ -93,6 +110,8 @@ def build(config: Config, *, weights: bool = True) -> tuple[Parts, Options]:
         probe=config.diagnostics.build(),
         fault=fault,
         notes=(*notes, *fault.in_words()),
+        ranks=ranks,
+        blank=blank,
     )
     _refuse_hooks_in_compiled(config, parts)
     _refuse_single_samples(config, parts)
@@ -106,7 +125,7 @@ def _drawn(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def _ready(config: Config) -> torch.device:
+def _ready(config: Config, ranks: Ranks) -> torch.device:
     """The device, once this process is set to what the configuration asks of it.
 
     Raises:
@@ -114,7 +133,7 @@ def _ready(config: Config) -> torch.device:
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    policy, device = config.precision, resolve_device(config.device)
+    policy, device = config.precision, device_of(config.device, ranks)
     require_support(policy, device)
     if config.train.compile and widens(policy, device):
         raise EnvironmentRefused(
@@ -168,7 +187,7 @@ def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
     return (take_over(model, found, source).in_words(source),)
 
 
-def build_loaders(config: Config, dataset: Dataset, device: torch.device) -> dict[str, Loader]:
+def build_loaders(config: Config, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE) -> dict[str, Loader]:
     """``train``, and ``val`` and ``test`` where the data set has them."""
     make = functools.partial(
         Loader,
@@ -176,6 +195,8 @@ def build_loaders(config: Config, dataset: Dataset, device: torch.device) -> dic
         seed=config.seed,
         workers=dataset.workers,
         pin=device.type == "cuda",
+        rank=ranks.rank,
+        ranks=ranks.count,
     )
     loaders = {"train": make(dataset.train, shuffle=True, one_batch=config.train.one_batch)}
     loaders |= {
@@ -190,6 +211,7 @@ def _build_learners(
     model: nn.Module,
     initial: dict[str, torch.Tensor],
     steps_per_epoch: int,
+    spread: Spread,
 ) -> tuple[Learner, ...]:
     names = [objective.learner for objective in objectives]
     if unknown := [name for name in config.learners if name not in names]:
@@ -209,6 +231,7 @@ def _build_learners(
             [p for name, p in model.named_parameters() if p.requires_grad and name not in trained[objective.learner]],
             initial,
             steps_per_epoch,
+            spread,
         )
         for objective in objectives
     )
@@ -237,6 +260,7 @@ def _build_learner(
     others: list[nn.Parameter],
     initial: dict[str, torch.Tensor],
     steps_per_epoch: int,
+    spread: Spread,
 ) -> Learner:
     choices, policy = config.for_learner(objective.learner), config.precision
     rule: Rule = choices.optimizer.build()
@@ -257,7 +281,9 @@ def _build_learner(
     rates = rate_table(choices.schedule.build(), rule.lr, config.train.planned(steps_per_epoch), device)
     decay = config.train.ema_decay
     average = WeightAverage(weights, decay) if decay is not None else None
-    return Learner(objective, weights, choices.scaler.build(), rates, device, average=average, others=others)
+    return Learner(
+        objective, weights, choices.scaler.build(), rates, device, average=average, others=others, spread=spread
+    )
 
 
 def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[str, nn.Parameter]:
@@ -298,17 +324,18 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
 
     torch would notice at the end of the first epoch.
     """
-    size, accumulate = config.train.batch_size, config.train.accumulate
+    size, ranks = config.train.batch_size, parts.ranks.count
+    accumulate = parts.plan.accumulate * ranks
     single = [
         (name, loader.split)
         for name, loader in parts.loaders.items()
         for rest in {min(size, len(loader.split)), len(loader.split) % size} - {0}
-        if rest // min(rest, accumulate if name == "train" else 1) == 1
+        if rest // min(rest, accumulate if name == "train" else ranks) == 1
     ]
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts.model.modules()):
         return
     for name, split in single:
-        trial = cast("Any", copy.deepcopy(parts.model)).train(name == "train")
+        trial = cast("Any", copy.deepcopy(complete(parts))).train(name == "train")
         sample = parts.prepare(split.fetch([0], 0, config.seed))
         try:
             with torch.no_grad(), parts.plan.products(), parts.plan.autocast:
@@ -317,7 +344,7 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
                 if name != "train":
                     parts.task.measure(trial, sample)
         except ValueError as error:
-            with_accumulation = f" with train.accumulate={accumulate}" if name == "train" else ""
+            with_accumulation = f" in {accumulate} micro-batches" if name == "train" and accumulate > 1 else ""
             what = "micro-batch" if name == "train" else "batch"
             raise ConfigError(
                 f"train.batch_size={size}{with_accumulation} leaves a {what} of one of {len(split)} samples of {name}, and "

@@ -14,6 +14,7 @@ from pydantic import StringConstraints
 
 from mptrain.config.learners import LearnerChoices
 from mptrain.config.ranges import Says
+from mptrain.distributed.options import DistributedOptions
 from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
 from mptrain.fields import PositiveInt
 from mptrain.precision.policy import Policy
@@ -95,6 +96,7 @@ SECTIONS: dict[str, type] = {
     "run": RunOptions,
     "extensions": ExtensionOptions,
     "precision": Policy,
+    "distributed": DistributedOptions,
 }
 
 
@@ -119,6 +121,7 @@ class Config:
         checkpoint: When to save and how much to keep.
         log: How often the host looks at the device's records.
         inject: A fault to put in on purpose.
+        distributed: How the run is spread over processes.
         run: Where the run directory is.
         extensions: What else may be called from YAML.
         weights: A file of weights, or a run, that the model begins with; None draws them.
@@ -146,6 +149,7 @@ class Config:
     checkpoint: CheckpointOptions
     log: LogOptions
     inject: InjectOptions
+    distributed: DistributedOptions
     run: RunOptions
     extensions: ExtensionOptions
     weights: Path | None = None

@@ -33,12 +33,16 @@ class Batch:
             once.
         counts: How many terms the loss of each sample averages over, N host integers; None means one each.
         more: Further tensors ``[N, ...]`` by name, for tasks and models that know the name.
+        whole: Loss terms of the batch of which this is one rank's part; None where it is all.
+        stand_in: It only keeps a rank busy that has no part of the batch, and counts nothing.
     """
 
     inputs: Tensor
     targets: Tensor
     counts: tuple[int, ...] | None = None
     more: Mapping[str, Tensor] = field(default_factory=dict)
+    whole: int | None = None
+    stand_in: bool = False
 
     @property
     def samples(self) -> int:
@@ -70,8 +74,10 @@ class Batch:
         return tuple(self._cut(begin, end) for begin, end in itertools.pairwise(bounds))
 
     def share(self, part: Batch) -> float:
-        """The weight of a part's mean loss in the mean loss of the batch: its share of the loss terms."""
-        return part.terms / self.terms
+        """The weight of a part's mean loss in the mean loss of the whole batch: its share of the loss terms."""
+        if part.stand_in:
+            return 0.0
+        return part.terms / (self.terms if self.whole is None else self.whole)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device; the copy from page-locked memory makes nobody wait."""

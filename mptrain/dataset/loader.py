@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +44,9 @@ class Loader:
             for a split in memory.
         pin: Put the batches into page-locked memory, for copies to a CUDA device.
         one_batch: Hand out the first batch of the first epoch, and that in every epoch.
+        rank: Which of several ranks this loader is of. Each gets its contiguous part of every batch; the parts' sizes differ by
+            at most one. Where there are more ranks than samples in a batch, some get a stand-in, which counts nothing.
+        ranks: How many there are; they share the cores of this machine.
 
     Attributes:
         steps_per_epoch: Batches of one epoch, the last short one included.
@@ -58,12 +62,16 @@ class Loader:
         workers: int = 0,
         pin: bool = False,
         one_batch: bool = False,
+        rank: int = 0,
+        ranks: int = 1,
     ) -> None:
         self.split = split
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
-        self.workers = 0 if split.in_memory else min(workers, len(os.sched_getaffinity(0)))
+        self.rank, self.ranks = rank, ranks
+        cores = max(1, len(os.sched_getaffinity(0)) // ranks)
+        self.workers = 0 if split.in_memory else min(workers, cores)
         self.pin = pin
         self.one_batch = one_batch
         self.steps_per_epoch = 1 if one_batch else -(-len(split) // batch_size)
@@ -75,29 +83,36 @@ class Loader:
         return self.split.order(self.seed, 0 if self.one_batch else epoch, shuffle=self.shuffle)
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number ``start`` on; the ones before are not read.
+        """The batches of an epoch from number ``start`` on, or this rank's parts of them; the ones before are not read.
 
         Raises:
             DataError: A sample cannot be used (see `Split.fetch`).
         """
         chunks = torch.split(self.order(epoch), self.batch_size)
-        indices = [chunk.tolist() for chunk in chunks[start : self.steps_per_epoch]]
+        parts = [self._part(chunk) for chunk in chunks[start : self.steps_per_epoch]]
         epoch = 0 if self.one_batch else epoch
         if self.workers == 0:
-            for chunk in indices:
-                fetched = self.split.fetch(chunk, epoch, self.seed)
-                yield fetched.pin_memory() if self.pin else fetched
+            for indices, stands_in in parts:
+                fetched = self.split.fetch(indices, epoch, self.seed)
+                yield _marked(fetched.pin_memory() if self.pin else fetched, stands_in)
             return
-        self._plan.keys = [(epoch, chunk) for chunk in indices]
-        for batch, problems, error in self._fetched():
+        self._plan.keys = [(epoch, indices) for indices, _ in parts]
+        for (_, stands_in), (batch, problems, error) in zip(parts, self._fetched(), strict=True):
             self.split.faults.found.update(problems)
             if error is not None:
                 raise error
-            if batch is not None:
-                yield batch
+            assert batch is not None
+            yield _marked(batch, stands_in)
+
+    def _part(self, chunk: Tensor) -> tuple[list[int], bool]:
+        """The samples of a batch that are this rank's, and whether they only stand in for none."""
+        small, larger = divmod(len(chunk), self.ranks)
+        first = self.rank * small + min(self.rank, larger)
+        own = chunk[first : first + small + (self.rank < larger)].tolist()
+        return (own, False) if own else (chunk[:1].tolist(), True)
 
     def first_batch(self, epoch: int) -> Batch:
-        """The first batch of an epoch, fetched in this process and not pinned.
+        """The first batch of an epoch, the whole of it, fetched in this process and not pinned.
 
         Raises:
             DataError: A sample cannot be used (see `Split.fetch`).
@@ -171,6 +186,10 @@ class _Fetcher:
 
     def _news(self, known: set[str]) -> dict[str, str]:
         return {name: reason for name, reason in self.split.faults.found.items() if name not in known}
+
+
+def _marked(batch: Batch, stands_in: bool) -> Batch:
+    return replace(batch, stand_in=True) if stands_in else batch
 
 
 def _as_is(fetched: _Fetched) -> _Fetched:

@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from mptrain.engine.exhibit import on_host
 from mptrain.engine.gathered import Gathered
-from mptrain.engine.origin import DataDigest
+from mptrain.engine.origin import sample_digests
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.numerics.rounding import saturated
+from mptrain.numerics.shards import whole
 from mptrain.records import EvalRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from mptrain.dataset.loader import Loader
     from mptrain.engine.job import Parts
@@ -53,7 +55,8 @@ def evaluate(
 ) -> Measured | None:
     """Metrics of the current weights on all samples of a split.
 
-    The sums are kept on the device and read at the end.
+    The sums are kept on the device and read at the end. Each of several ranks measures its part of every batch; the metrics
+    are those of all samples, each counted once.
 
     Args:
         parts: The built run.
@@ -74,22 +77,25 @@ def evaluate(
     inert = contextlib.nullcontext
     products, autocast = (inert, inert()) if wide else (parts.plan.products, parts.plan.autocast)
     model = _model_to_measure(parts, wide=wide, average=average)
-    gathered, digest = Gathered(), DataDigest()
+    gathered, ranks = Gathered(), parts.ranks
     exhibits: dict[str, Exhibit] = {}
     with _in_evaluation_mode(parts, model), products():
         for batch in loader.batches(epoch=0):
             if stop():
                 return None
-            digest.add(batch)
+            if batch.stand_in:
+                gathered.skip()
+                continue
             prepared = prepare(batch)
             with autocast:
-                if exhibit and not gathered.samples:
+                if exhibit and ranks.first and not gathered.samples:
                     exhibits = parts.task.exhibits(model, prepared)
                 sums = parts.task.measure(model, prepared)
-                gathered.add(prepared, sums, parts.task.answers(model, prepared))
+                gathered.add(prepared, sums, parts.task.answers(model, prepared), sample_digests(batch))
+    gathered = gathered.over(ranks)
     metrics = gathered.metrics(parts.task)
     reach = gathered.intervals(parts.task, metrics) if intervals else {}
-    record = EvalRecord(split, step, epoch, gathered.samples, metrics, reach, digest.hexdigest())
+    record = EvalRecord(split, step, epoch, gathered.samples, metrics, reach, gathered.digest)
     return Measured(record, {name: on_host(shown) for name, shown in exhibits.items()})
 
 
@@ -100,7 +106,7 @@ def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
     model.eval()
     parts.plan.guard.snapshot()
     try:
-        with torch.no_grad(), other_random_numbers(parts.device):
+        with torch.no_grad(), other_random_numbers(parts.device, parts.ranks.rank):
             yield
     finally:
         parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
@@ -109,10 +115,26 @@ def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
 
 def _model_to_measure(parts: Parts, *, wide: bool, average: bool) -> nn.Module:
     """The model itself, or where other weights or dtypes are asked for, a copy."""
-    averages = parts.averages() if average else {}
+    averages = {name: whole(value) for name, value in parts.averages().items()} if average else {}
     if wide and parts.policy.parameters != "float32":
-        return in_float32(parts.model, {**parts.full_precision(), **averages})
+        weights = {name: whole(value) for name, value in parts.full_precision().items()}
+        return in_float32(complete(parts), {**weights, **averages})
+    if parts.blank is not None:
+        return with_weights(complete(parts), averages)
     return with_weights(copy.deepcopy(parts.model), averages) if averages else parts.model
+
+
+def complete(parts: Parts) -> nn.Module:
+    """The model with all of its weights: itself, or where ranks hold parts of them, a copy; all ranks must ask."""
+    if parts.blank is None:
+        return parts.model
+    model = copy.deepcopy(parts.blank)
+    buffers = dict(parts.model.named_buffers())
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    values = {name: whole(value) for name, value in parts.model.named_parameters()}
+    return with_values(model, values)
 
 
 def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Module:
@@ -123,6 +145,29 @@ def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Mod
         full_precision: Best copies by parameter name (see `Weights.full_precision`); others are widened.
     """
     return with_weights(copy.deepcopy(model).float(), full_precision)
+
+
+def blank_of(model: nn.Module) -> nn.Module:
+    """A copy of a model whose parameters take no memory."""
+    blank = copy.deepcopy(model)
+    return with_values(blank, {name: torch.empty_like(p, device="meta") for name, p in blank.named_parameters()})
+
+
+def with_values(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:
+    """The model with other tensors for its parameters, by name; a parameter with several names stays one."""
+    made: dict[int, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in made:
+                full_name = f"{path}.{name}" if path else name
+                made[id(parameter)] = nn.Parameter(values[full_name].detach(), requires_grad=parameter.requires_grad)
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = made[id(parameter)]
+    return model
 
 
 def with_weights(model: nn.Module, values: Mapping[str, Tensor]) -> nn.Module:

@@ -15,6 +15,7 @@ import torch
 from mptrain.diagnostics.overflow import offenders
 from mptrain.errors import NumericsError
 from mptrain.numerics.formats import scale_in_words
+from mptrain.numerics.shards import part
 from mptrain.runlog.storage import storing, write_atomically
 
 if TYPE_CHECKING:
@@ -112,6 +113,11 @@ def diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, bat
     return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, advice)
 
 
+def nearest_to_the_cause(found: Sequence[Diagnosis]) -> Diagnosis:
+    """Of what several ranks have found, what lies first on the way from the data to the gradients."""
+    return min(found, key=lambda diagnosis: list(_WHAT).index(diagnosis.cause))
+
+
 def _scale_keys(scaler: Scaler) -> str:
     """The keys of a scaler that lower its scale, in brackets; empty where it has none."""
     keys = [f"scaler.{key}" for key in ("scale", "init_scale", "min_scale") if hasattr(scaler, key)]
@@ -180,5 +186,5 @@ def _non_finite(tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[tuple[str,
     names = list(tensors)
     if not names:
         return 0, ()
-    norms = [torch.linalg.vector_norm(tensors[name].detach(), dtype=torch.float64) for name in names]
+    norms = [torch.linalg.vector_norm(part(tensors[name].detach()), dtype=torch.float64) for name in names]
     return offenders(names, torch.stack(norms).tolist())

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from mptrain.engine.origin import digest_of_samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mptrain.dataset.batch import Batch
+    from mptrain.distributed.ranks import Ranks
     from mptrain.task.base import Task
 
 #: Resamples of sums, which are cheap.
@@ -36,6 +39,22 @@ _Z = 1.959963984540054
 _SEED = 1979  # of the draws of the bootstrap: the same evaluation always has the same interval
 
 
+class Of(NamedTuple):
+    """What was gathered of one batch, or of a rank's part of it.
+
+    Attributes:
+        sums: What the task measured, by name.
+        counts: Terms of each sample.
+        answers: What the model answered.
+        digests: Of the samples as they were fetched.
+    """
+
+    sums: Mapping[str, Tensor]
+    counts: Sequence[int]
+    answers: Sequence[Any]
+    digests: Sequence[bytes]
+
+
 class Gathered:
     """The sums and answers of a split, batch by batch. Sums stay on the device until they are asked for."""
 
@@ -43,13 +62,42 @@ class Gathered:
         self._sums: dict[str, list[Tensor]] = {}
         self._counts: list[int] = []
         self._answers: list[Any] = []
+        self._digests: list[bytes] = []
+        self._batches: list[Of] = []
 
-    def add(self, batch: Batch, sums: Mapping[str, Tensor], answers: Sequence[Any]) -> None:
-        """Take what a task measured on a batch, and what the model answered."""
-        for name, value in sums.items():
+    def add(
+        self, batch: Batch, sums: Mapping[str, Tensor], answers: Sequence[Any], digests: Sequence[bytes] = ()
+    ) -> None:
+        """Take what a task measured on a batch, what the model answered, and digests of its samples."""
+        self._take(Of(sums, batch.counts or [1] * batch.samples, answers, digests))
+
+    def skip(self) -> None:
+        """Take note of a batch of which this rank has no part."""
+        self._take(Of({}, (), (), ()))
+
+    def _take(self, one: Of) -> None:
+        self._batches.append(one)
+        for name, value in one.sums.items():
             self._sums.setdefault(name, []).append(value)
-        self._counts += batch.counts or [1] * batch.samples
-        self._answers += answers
+        self._counts += one.counts
+        self._answers += one.answers
+        self._digests += one.digests
+
+    def over(self, ranks: Ranks) -> Gathered:
+        """The whole, in the order in which one rank would have met it; every sample once. The device is waited for."""
+        if ranks.count == 1:
+            return self
+        own = [one._replace(sums={name: value.cpu() for name, value in one.sums.items()}) for one in self._batches]
+        whole = Gathered()
+        for parts in zip(*ranks.everyones(own), strict=True):
+            for one in parts:
+                whole._take(one)
+        return whole
+
+    @property
+    def digest(self) -> str:
+        """Of all samples, in hexadecimal."""
+        return digest_of_samples(self._digests)
 
     @property
     def samples(self) -> int:

@@ -22,7 +22,7 @@ ALIGNMENT = 64
 class BufferGuard:
     """Snapshots all buffers of a model before a step and restores them on the device if it is refused.
 
-    The buffers become views of one flat tensor per dtype, so that both are single kernels however many there are.
+    The buffers become views of one flat tensor per dtype and kind, lasting or carried, so that both are single kernels however many there are.
     Build it after the model has its final device and dtypes. A module must change its buffers in place: one that puts
     a new tensor there takes it out of the guard, and `recapture` names it.
 
@@ -39,13 +39,16 @@ class BufferGuard:
                     qualified = f"{path}.{name}" if path else name
                     places.setdefault(id(buffer), []).append((qualified, module, name))
                     tensors[id(buffer)] = buffer
-        by_dtype: dict[torch.dtype, list[int]] = {}
+        by_dtype: dict[tuple[torch.dtype, bool], list[int]] = {}
         for key, buffer in tensors.items():
-            by_dtype.setdefault(buffer.dtype, []).append(key)
+            _, module, name = places[key][0]
+            lasting = name not in module._non_persistent_buffers_set
+            by_dtype.setdefault((buffer.dtype, lasting), []).append(key)
         self.count = len(tensors)
         self._flat: list[tuple[Tensor, Tensor]] = []
+        self._lasting: list[Tensor] = []
         self._places: list[tuple[str, nn.Module, str, Tensor]] = []
-        for dtype, keys in by_dtype.items():
+        for (dtype, lasting), keys in by_dtype.items():
             unit = ALIGNMENT // dtype.itemsize
             rooms = [F.pad(tensors[key].detach().reshape(-1), (0, -tensors[key].numel() % unit)) for key in keys]
             flat = torch.cat(rooms)
@@ -55,11 +58,17 @@ class BufferGuard:
                     module._buffers[name] = view
                     self._places.append((qualified, module, name, view))
             self._flat.append((flat, flat.clone()))
+            if lasting and dtype.is_floating_point:
+                self._lasting.append(flat)
 
     def snapshot(self) -> None:
         """Remember all buffers."""
         for flat, saved in self._flat:
             saved.copy_(flat)
+
+    def lasting(self) -> list[Tensor]:
+        """The memory of all floating-point buffers that are part of the weights, such as BatchNorm's running statistics."""
+        return self._lasting
 
     def restore(self, skip: Tensor) -> None:
         """Put all buffers back where a step was refused.

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from mptrain.distributed.ranks import ALONE, Ranks
 from mptrain.errors import ConfigError, did_you_mean
+from mptrain.numerics.shards import as_part_of, is_sharded, part
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
     from mptrain.engine.learner import Learner
     from mptrain.engine.options import InjectOptions
+    from mptrain.numerics.verdict import Verdict
 
 #: What ``inject.tensor`` may begin with, and what must follow.
 _KINDS = {
@@ -32,6 +35,7 @@ _KINDS = {
     "activation": "MODULE",
     "activation_gradient": "MODULE",
     "gradient": "PARAMETER",
+    "reduced_gradient": "PARAMETER",
     "weight": "PARAMETER",
 }
 
@@ -43,13 +47,17 @@ class Injection:
         options: What, where and when.
         model: Whose modules and parameters are named.
         learners: Whose weights are named.
+        ranks: Of which ``inject.rank`` may name one.
 
     Raises:
         ConfigError: There is no such tensor.
     """
 
-    def __init__(self, options: InjectOptions, model: nn.Module, learners: Sequence[Learner]) -> None:
+    def __init__(
+        self, options: InjectOptions, model: nn.Module, learners: Sequence[Learner], ranks: Ranks = ALONE
+    ) -> None:
         self._options = options
+        self._is_mine = options.rank is None or options.rank == ranks.rank
         self._model = model
         self._learners = learners
         self._kind, _, self._name = (options.tensor or "").partition(":")
@@ -73,7 +81,8 @@ class Injection:
         steps = {1: f"in step {options.step}", None: f"from step {options.step} on"}.get(
             options.count, f"in {options.count} steps from {options.step} on"
         )
-        return (f"a fault is put in on purpose: {options.value} into {options.tensor}, {steps}",)
+        where = "" if options.rank is None else f" on rank {options.rank}"
+        return (f"a fault is put in on purpose: {options.value} into {options.tensor}{where}, {steps}",)
 
     def check(self, batch: Batch, planned: int) -> list[str]:
         """What can only be said once there is a batch.
@@ -116,7 +125,7 @@ class Injection:
         Returns:
             Gives the batch to train on; another one where the fault is in the input.
         """
-        return self._around(batch) if self.is_at(step) else contextlib.nullcontext(batch)
+        return self._around(batch) if self._is_mine and self.is_at(step) else contextlib.nullcontext(batch)
 
     @contextlib.contextmanager
     def _around(self, batch: Batch) -> Iterator[Batch]:
@@ -138,7 +147,29 @@ class Injection:
             for learner in self._learners:
                 if self._name in learner.weights.names:
                     values = learner.weights.full_precision()
-                    learner.weights.load_full_precision({**values, self._name: self._poisoned(values[self._name])})
+                    value = values[self._name]
+                    poisoned = as_part_of(self._poisoned(part(value)), value)
+                    learner.weights.load_full_precision({**values, self._name: poisoned})
+        elif self._kind == "reduced_gradient":
+            learner = next(learner for learner in self._learners if self._name in learner.weights.names)
+            judge = learner.judge
+
+            def poison_and_judge() -> Verdict:
+                gradient = learner.weights.gradients_in_place().get(self._name)
+                if gradient is not None and gradient.numel():
+                    gradient.copy_(self._poisoned(gradient))
+                return judge()
+
+            learner.judge = poison_and_judge  # type: ignore[method-assign]
+            hooks.callback(lambda: delattr(learner, "judge"))
+        elif self._kind == "gradient" and is_sharded(self._model.get_parameter(self._name)):
+            path, _, name = self._name.rpartition(".")
+            module = self._model.get_submodule(path)
+
+            def on_the_whole(module: nn.Module, inputs: Any) -> None:  # which there is in a forward pass only
+                hooks.callback(module._parameters[name].register_hook(self._poisoned).remove)  # type: ignore[union-attr]
+
+            hooks.callback(module.register_forward_pre_hook(on_the_whole).remove)
         elif self._kind == "gradient":
             hooks.callback(self._model.get_parameter(self._name).register_hook(self._poisoned).remove)
         else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.distributed.ranks import ALONE, Ranks
 from mptrain.engine.transfer import Transfer
 from mptrain.precision.apply import input_dtype
 
@@ -49,6 +50,8 @@ class Parts:
         probe: What looks at its steps.
         fault: What is put in on purpose.
         notes: What the user should know about how it was built, one sentence each.
+        ranks: The processes that train it.
+        blank: The whole model without values, where ranks hold parts of its weights; else None.
     """
 
     model: nn.Module
@@ -65,6 +68,8 @@ class Parts:
     probe: Probe
     fault: Injection
     notes: tuple[str, ...] = ()
+    ranks: Ranks = ALONE
+    blank: nn.Module | None = None
 
     def prepare(self, batch: Batch) -> Batch:
         """A host batch, on the device and in the dtype the model takes."""

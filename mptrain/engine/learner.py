@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.engine.spread import Alone
 from mptrain.errors import ConfigError
 from mptrain.scaler.base import measure_of
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from mptrain.dataset.batch import Batch
     from mptrain.engine.guard import BufferGuard
+    from mptrain.engine.spread import Spread
     from mptrain.numerics.verdict import Verdict
     from mptrain.optimizer.average import WeightAverage
     from mptrain.optimizer.weights import Weights
@@ -31,16 +33,18 @@ class Plan:
     """What holds for every step of a run.
 
     Attributes:
-        accumulate: Micro-batches of one update.
+        accumulate: Micro-batches of one update, on each rank.
         products: Context of forward and backward: which kernels half-precision products run on.
         autocast: Context of a forward pass and its loss, to be entered again and again.
         guard: Restores buffers after a refused step.
+        asked: ``train.accumulate``: of one update, over all ranks.
     """
 
     accumulate: int
     products: Callable[[], AbstractContextManager[Any]]
     autocast: AbstractContextManager[Any]
     guard: BufferGuard
+    asked: int = 1
 
 
 class Learner:
@@ -54,6 +58,7 @@ class Learner:
         device: Where it trains.
         average: An average that follows the weights, or None.
         others: Parameters that it does not train, and that its loss may flow through.
+        spread: How its gradients come about; None on one rank.
 
     Attributes:
         objective: The loss it minimises.
@@ -63,6 +68,7 @@ class Learner:
         rates: float32, shape (planned + 1,): learning rate by number of applied updates.
         updates: int64, shape (1,): updates applied so far.
         average: The average of its weights, or None.
+        spread: How its gradients come about.
     """
 
     def __init__(
@@ -75,6 +81,7 @@ class Learner:
         *,
         average: WeightAverage | None = None,
         others: Sequence[nn.Parameter] = (),
+        spread: Spread | None = None,
     ) -> None:
         self.objective = objective
         self.weights = weights
@@ -83,6 +90,7 @@ class Learner:
         self.rates = rates
         self.updates = torch.zeros(1, dtype=torch.int64, device=device)
         self.average = average
+        self.spread: Spread = spread or Alone()
         self._followers = (average,) if average else ()
         self._others = tuple(others)
         self._measure = measure_of(scaler)
@@ -131,8 +139,10 @@ class Learner:
         return self.rates.index_select(0, self.updates)
 
     def judge(self) -> Verdict:
-        """Whether the gathered gradients may move the weights."""
-        return self.weights.judge(self.scale, refuses=self._refuses, measure=self._measure)
+        """Whether the gathered gradients may move the weights; all ranks ask, and get the same answer."""
+        spread = self.spread
+        across = (spread.agreed_norms, spread.agreed_measure) if spread.ranks.count > 1 else None
+        return self.weights.judge(self.scale, refuses=self._refuses, measure=self._measure, across=across)
 
     def advance(self, verdict: Verdict) -> None:
         """Count the update if it was applied, let the average follow, then move the scale; after `Weights.update`."""

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from mptrain.distributed.ranks import is_loss
+from mptrain.engine.carried import Carried
 from mptrain.engine.clock import Clock
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
-from mptrain.engine.failure import diagnose, is_sound, keep_failure, require_success
+from mptrain.engine.failure import diagnose, is_sound, keep_failure, nearest_to_the_cause, require_success
 from mptrain.engine.interrupt import Interrupts
 from mptrain.engine.job import LearnerTotals, Progress
 from mptrain.engine.ledger import Account, Ledger
@@ -26,12 +30,13 @@ from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 from mptrain.engine.steps import Steps, capture_on
 from mptrain.engine.summary import summarise
 from mptrain.engine.tally import Tally
+from mptrain.engine.turns import AgreedTurns, Turns
 from mptrain.engine.watchdog import Watchdog
-from mptrain.errors import NumericsError, Preempted, StorageError
+from mptrain.errors import EXIT_PREEMPTED, NumericsError, Preempted, StorageError
 from mptrain.optimizer import multi_tensor
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
-from mptrain.runlog.saver import Saver
-from mptrain.runlog.sink import Fanout
+from mptrain.runlog.saver import NoSaver, Saver
+from mptrain.runlog.sink import Fanout, NoRecords
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -60,6 +65,28 @@ class Storage:
     store: CheckpointStore
     config_digest: str
 
+    def saver(self, *, background: bool) -> Saver:
+        """What saves checkpoints, with the records that they count on."""
+        return Saver(self.store, self.writer, background=background)
+
+
+@dataclass(frozen=True)
+class NoStorage:
+    """What a rank has that keeps nothing, because another one does.
+
+    Attributes:
+        paths: The run directory, for files of its own.
+        writer: Takes records and forgets them.
+    """
+
+    paths: RunPaths
+    writer: NoRecords = field(default_factory=NoRecords)
+    config_digest: str = ""
+
+    def saver(self, *, background: bool) -> NoSaver:
+        """What saves nothing."""
+        return NoSaver(self.paths.checkpoints)
+
 
 class Loop:
     """Trains a run to its end, from wherever it stands.
@@ -71,27 +98,37 @@ class Loop:
         displays: Further sinks, which only show.
     """
 
-    def __init__(self, parts: Parts, options: Options, storage: Storage, displays: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, parts: Parts, options: Options, storage: Storage | NoStorage, displays: Sequence[Sink] = ()
+    ) -> None:
         self.parts = parts
         self.options = options
         self.storage = storage
         self.progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
         self.interrupts = Interrupts()
+        self._ranks = parts.ranks
+        self._turns = (
+            Turns(self.interrupts, self._time_is_over)
+            if self._ranks.count == 1
+            else AgreedTurns(self.interrupts, self._time_is_over, self._ranks)
+        )
+        self._within = False  # a step
+        self._carried = Carried(parts)
         self._tally = Tally(self.progress)
         self._sink = Fanout((storage.writer, self._tally, *displays))
         self._rings = tuple(
             Ring(options.log.ring, len(learner.weights.names), parts.device) for learner in parts.learners
         )
-        capture = capture_on(parts.device) if options.train.engine == "graph" else None
+        capture = capture_on(parts.device) if options.train.engine == "graph" and self._ranks.count == 1 else None
         self._steps = Steps(parts, self._rings, capture)
         accounts = [
             Account(learner, ring, parts.plan.guard.count)
             for learner, ring in zip(parts.learners, self._rings, strict=True)
         ]
         self._ledger = Ledger(accounts, self._sink, options.log)
-        self._saver = Saver(storage.store, storage.writer, background=options.checkpoint.background)
+        self._saver = storage.saver(background=options.checkpoint.background)
         self._clock = Clock(self.progress, parts.device)
-        self._watchdog = Watchdog(storage.paths.stalls, options.log.stalled)
+        self._watchdog = Watchdog(storage.paths.stalls_of(self._ranks.rank), options.log.stalled)
         self._stalls = 0
         self._rehearsed = False
         self._unusable: dict[str, set[str]] = {name: set() for name in parts.loaders}
@@ -104,8 +141,11 @@ class Loop:
 
     @property
     def _finished(self) -> bool:
+        return self.progress.step >= self.planned or self._turns.late
+
+    def _time_is_over(self) -> bool:
         minutes = self.options.train.max_minutes
-        return self.progress.step >= self.planned or (minutes is not None and self.progress.seconds >= 60 * minutes)
+        return minutes is not None and self.progress.seconds >= 60 * minutes
 
     @property
     def steps_per_epoch(self) -> int:
@@ -124,6 +164,7 @@ class Loop:
         """
         self.progress, notes = restore_snapshot(self.parts, self._ledger, state)
         self._tally.progress = self._clock.progress = self.progress
+        self._carried.begin()
         if forgive:
             for account in self._ledger.accounts:
                 account.history.consecutive = 0
@@ -147,8 +188,11 @@ class Loop:
                 try:
                     self._train_and_evaluate()
                     self._evaluate_test()
-                except BaseException:
+                except BaseException as error:
+                    self._ranks.tell_why(error)
                     self._ledger.flush()  # what was recorded on the device is on record whatever ended the run
+                    if self._ranks.count > 1 and is_loss(error):
+                        self._end_without(error)
                     raise
         except StorageError as error:  # the checkpoint that the records announce may not be there
             self._sink.take(EventRecord("storage", self.progress.step, {"message": str(error)}))
@@ -185,16 +229,17 @@ class Loop:
         batches = self.parts.loaders["train"].batches(progress.epoch, start=progress.batch)
         while progress.batch < self.steps_per_epoch and not self._finished:
             started = time.perf_counter()
-            batch = next(batches, None)
-            if batch is None:  # unusable samples were left out, and with them the last batches
+            turn = self._turns.next(batches)
+            if turn is None:  # unusable samples were left out, and with them the last batches
                 progress.batch = self.steps_per_epoch
                 break
             waited = time.perf_counter() - started
-            self._look_at(batch)
+            self._obey_signals()
+            self._look_at(turn.batch)
             started = time.perf_counter()
-            self.attempt(self.parts.prepare(batch))
-            progress.samples += batch.samples
-            if self._clock.lap(batch.terms, waited, waited + time.perf_counter() - started):
+            self.attempt(self.parts.prepare(turn.batch))
+            progress.samples += turn.samples
+            if self._clock.lap(turn.terms, waited, waited + time.perf_counter() - started):
                 self._settle()  # the device is waited for once, so that steady time begins with nothing under way
             self._tell()
             self._saver.check()
@@ -210,7 +255,8 @@ class Loop:
         """What is done with the first batch of an epoch, and of the run, before it is trained on; no time of training."""
         progress, loader = self.progress, self.parts.loaders["train"]
         if progress.batch == 0 and not (loader.one_batch and progress.epoch):
-            self._sink.take(EventRecord("data_order", progress.step, data_order(loader, progress.epoch, batch)))
+            first = batch if self._ranks.count == 1 else loader.first_batch(progress.epoch)
+            self._sink.take(EventRecord("data_order", progress.step, data_order(loader, progress.epoch, first)))
         if not self._rehearsed:
             self._rehearse(self.parts.prepare(batch))
 
@@ -226,13 +272,16 @@ class Loop:
         step = progress.step + 1
         for record in self.parts.fault.records(step):
             self._sink.take(record)
+        self._ranks.begin_step(self.parts.loaders["train"].seed, step)
+        self._within = True
         watches = [self.parts.probe.watch(learner.name, step) for learner in self.parts.learners]
         with self.parts.fault.at(step, batch) as batch:
             self._steps.take(batch, watches, as_usual=not self.parts.fault.is_at(step))
         for watch in watches:
             for seen in watch.records():
                 self._sink.take(seen)
-        self._move_on()
+        self._within = False
+        self._beat()
         progress.step, progress.batch = step, progress.batch + 1
         self._ledger.note(progress.step, progress.epoch)
         while self._steps.notes:
@@ -242,13 +291,17 @@ class Loop:
             self._give_up(account, batch)
 
     def _move_on(self) -> bool:
-        """There was progress; put on record that there had been none for too long. Whether the run is asked to end."""
+        """There was progress; whether the run is asked to end."""
+        self._beat()
+        return self._turns.ask()
+
+    def _beat(self) -> None:
+        """There was progress; put on record that there had been none for too long."""
         self._watchdog.beat()
         if self._watchdog.stalls > self._stalls:
             self._stalls = self._watchdog.stalls
-            fields = {"seconds": self.options.log.stalled, "file": self.storage.paths.stalls.name}
+            fields = {"seconds": self.options.log.stalled, "file": self.storage.paths.stalls_of(self._ranks.rank).name}
             self._sink.take(EventRecord("stalled", self.progress.step, fields))
-        return self.interrupts.received is not None
 
     def _rehearse(self, batch: Batch) -> None:
         """Check the promises of the precision mode; put operators on record, and warn of what will not be trained."""
@@ -263,7 +316,9 @@ class Loop:
             self._warn("Triton cannot be used here: norms and update are torch's, with more passes over memory")
         if self.options.train.compile:
             self.parts.compile()
-        if self.options.train.engine == "graph" and self.parts.device.type != "cuda":
+        if self._ranks.count > 1 and self.options.train.engine == "graph":
+            self._warn("train.engine=graph: a step of several ranks is launched operator by operator")
+        elif self.options.train.engine == "graph" and self.parts.device.type != "cuda":
             self._warn("train.engine=graph: only CUDA devices have graphs; the step is launched operator by operator")
 
     def _warn(self, message: str) -> None:
@@ -332,7 +387,9 @@ class Loop:
         assert outcome is not None
         metrics = outcome.record.metrics
         self._sink.take(outcome.record)
-        if files := keep_exhibits(self.storage.paths.samples, self.progress.step, outcome.exhibits):
+        if files := keep_exhibits(
+            self.storage.paths.samples, self.progress.step, outcome.exhibits
+        ):  # none but on the first
             self._sink.take(EventRecord("samples", self.progress.step, {"files": files}))
         self.progress.last[split], self.progress.intervals[split] = metrics, outcome.record.intervals
         if split == "val" and self.parts.task.metric is not None:
@@ -360,15 +417,16 @@ class Loop:
         metric = self._validation_metric()  # also when a step is saved again: the best checkpoint is found by it
         self._sink.take(EventRecord("checkpoint", self.progress.step, {"metric": metric}))
         self._saver.save(
-            take_snapshot(self.parts, self._ledger, self.progress),
+            take_snapshot(self.parts, self._ledger, self.progress, self._carried.whole()),
             step=self.progress.step,
             metric=metric,
             config_digest=self.storage.config_digest,
+            ranks=self._ranks,
         )
 
     def _obey_signals(self) -> None:
         """End in order if a signal asked for it: save, then say how to go on."""
-        name = self.interrupts.received
+        name = self._turns.asked
         if name is None:
             return
         self._ledger.flush()
@@ -381,14 +439,47 @@ class Loop:
             self.interrupts.exit_code,
         )
 
+    def _end_without(self, error: BaseException) -> None:
+        """End a run that has lost a rank: save what this one has, if that is all there is, and say how to go on.
+
+        Every exchange between ranks comes before the step moves anything, so but for buffers nothing has moved yet.
+
+        Raises:
+            MptrainError: What the lost rank has left word of.
+            Preempted: It has left none.
+        """
+        why = self._ranks.why()
+        saved = "the last checkpoint is what there is"
+        if self._ranks.first and self._complete_here():
+            if self._within:
+                self.parts.plan.guard.restore(torch.ones(1, device=self.parts.device))
+            self._save()
+            self._saver.wait()
+            saved = f"saved after step {self.progress.step} of {self.planned}"
+        if why is not None:
+            raise why from error
+        raise Preempted(
+            f"another rank of the run has ended; {saved}",
+            f"continue with: mptrain resume {self.storage.paths.root}",
+            EXIT_PREEMPTED,
+        ) from error
+
+    def _complete_here(self) -> bool:
+        """Whether this rank alone has the whole state, and knows that the step it was in has moved nothing."""
+        parts = self.parts
+        sharded = any(learner.weights.sharded for learner in parts.learners)
+        return parts.device.type == "cpu" and len(parts.learners) == 1 and not sharded and not parts.carried()
+
     def _give_up(self, account: Account, batch: Batch) -> None:
         """End a run that only overflows: keep what explains it, and the weights if they are sound."""
         learner = next(learner for learner in self.parts.learners if learner.name == account.name)
         assert account.last is not None
-        diagnosis = diagnose(self.parts, learner, account.last, account.history.consecutive, batch)
-        keep_failure(self.storage.paths.failure, diagnosis, batch, self._random)
+        own = diagnose(self.parts, learner, account.last, account.history.consecutive, batch)
+        diagnosis = nearest_to_the_cause(self._ranks.everyones(own))
+        if self._ranks.first:
+            keep_failure(self.storage.paths.failure, diagnosis, batch, self._random)
         self._sink.take(EventRecord("failure", self.progress.step, {"cause": diagnosis.cause}))
-        if is_sound(self.parts):
+        if self._ranks.added([not is_sound(self.parts)]) == [0]:
             self._save()
             self._saver.wait()
             kept = f"; weights and batch are saved in {self.storage.paths.root}"

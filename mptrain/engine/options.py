@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from mptrain.fields import BelowOne, NonNegativeFloat, PositiveFloat, PositiveInt
+from mptrain.fields import BelowOne, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class TrainOptions:
         epochs: Passes over the training data.
         max_steps: End after so many attempted steps; None leaves it to ``epochs``.
         batch_size: Samples of one update, over all its micro-batches.
-        accumulate: Micro-batches that make up one update.
+        accumulate: Micro-batches that make up one update, over all ranks: each of N has a N-th of them, rounded up.
         clip_norm: Largest global L2 norm of the unscaled gradients; None does not clip.
         channels_last: Memory layout of images and convolution kernels.
         patience: Refused steps in a row that end a run.
@@ -88,11 +88,14 @@ class InjectOptions:
     Attributes:
         step: The first attempted step that has it, from 1; None puts in none.
         count: How many steps in a row have it; None means all from the first on.
-        tensor: ``input``, ``activation:MODULE``, ``activation_gradient:MODULE``, ``gradient:PARAMETER`` or ``weight:PARAMETER``.
+        tensor: ``input``, ``activation:MODULE``, ``activation_gradient:MODULE``, ``gradient:PARAMETER``,
+            ``reduced_gradient:PARAMETER`` (as it is judged, summed over micro-batches and ranks) or ``weight:PARAMETER``.
         value: What the first element of that tensor becomes: ``inf``, ``-inf``, ``nan`` or a number.
+        rank: Which of several ranks has it; None means all.
     """
 
     step: PositiveInt | None = None
     count: PositiveInt | None = 1
     tensor: str | None = None
     value: float | Literal["inf", "-inf", "nan"] = "inf"
+    rank: NonNegativeInt | None = None

@@ -37,24 +37,27 @@ class Origin:
     memory: int = 0
 
 
-class DataDigest:
-    """SHA-256 over batches as they were fetched: of each tensor its dtype and shape, and up to `VALUES` values of every sample.
+def sample_digests(batch: Batch) -> list[bytes]:
+    """SHA-256 of every sample of a host batch: of each tensor its dtype and up to `VALUES` values.
 
-    Other samples, another order of them and other targets give another digest, and so does another size of the batches.
+    The zeros at the end of a sample do not count: they are what pads the shorter samples of a batch, so the same sample
+    would have another digest among other samples.
     """
+    digests = [hashlib.sha256() for _ in range(batch.samples)]
+    for name, tensor in batch.tensors().items():
+        values = tensor.reshape(len(tensor), -1).numpy()
+        head = f"{name} {tensor.dtype} ".encode()
+        there = values[:, ::-1] != 0
+        ends = (values.shape[1] - there.argmax(1)) * there.any(1) if values.shape[1] else [0] * len(values)
+        for digest, row, end in zip(digests, values, ends, strict=True):
+            digest.update(head)
+            digest.update(row[: int(end) : max(1, -(-int(end) // VALUES))].tobytes())
+    return [digest.digest() for digest in digests]
 
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
 
-    def add(self, batch: Batch) -> None:
-        """Take the next batch, on the host."""
-        for name, tensor in batch.tensors().items():
-            values = tensor.reshape(len(tensor), -1)
-            _update(self._digest, f"{name} {tuple(tensor.shape)}", values[:, :: max(1, -(-values.shape[1] // VALUES))])
-
-    def hexdigest(self) -> str:
-        """The digest of all batches so far, in hexadecimal."""
-        return self._digest.hexdigest()
+def digest_of_samples(digests: Iterable[bytes]) -> str:
+    """SHA-256, in hexadecimal, of samples in their order: other samples, another order and other targets give another one."""
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def data_order(loader: Loader, epoch: int, batch: Batch) -> dict[str, Any]:

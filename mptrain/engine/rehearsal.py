@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.distributed.ranks import is_loss
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.engine.step import accumulate_gradients
 from mptrain.errors import EnvironmentRefused, FirstBatchError
@@ -91,6 +92,8 @@ def _explained(parts: Parts) -> Iterator[None]:
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # the device's trouble, not that of the parts
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        if parts.ranks.count > 1 and is_loss(error):
+            raise
         first_line = str(error).splitlines()[0] if str(error) else "no message"
         if not parts.policy.half or not any(words in str(error) for words in _NO_KERNEL):
             raise FirstBatchError(

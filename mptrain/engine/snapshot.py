@@ -13,6 +13,7 @@ import torch
 from mptrain.engine.job import Progress
 from mptrain.engine.randomness import random_state, set_random_state
 from mptrain.errors import CheckpointError
+from mptrain.numerics.shards import part, part_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +26,17 @@ if TYPE_CHECKING:
 SCHEMA = 2
 
 
-def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str, Any]:
-    """Everything that a run needs to go on as if nothing had happened. Call after `Ledger.flush`."""
+def take_snapshot(
+    parts: Parts, ledger: Ledger, progress: Progress, carried: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, Any]:
+    """Everything that a run needs to go on as if nothing had happened. Call after `Ledger.flush`.
+
+    Args:
+        parts: The run.
+        ledger: Of its steps.
+        progress: How far it came.
+        carried: The carried buffers with the rows of all ranks; None where this one has all.
+    """
     weights, tied = parts.full_precision(), tied_names(parts.model)
     model = {
         name: weights.get(tied.get(name, name), value.detach() if isinstance(value, torch.Tensor) else value)
@@ -35,10 +45,12 @@ def take_snapshot(parts: Parts, ledger: Ledger, progress: Progress) -> dict[str,
     return {
         "schema": SCHEMA,
         "batch_size": parts.loaders["train"].batch_size,
+        "micro_batches": parts.plan.accumulate * parts.ranks.count,
+        "accumulate": parts.plan.asked,
         "progress": progress.state_dict(),
         "model": model,
         "tied": tied,
-        "carried": parts.carried(),
+        "carried": dict(carried) if carried is not None else parts.carried(),
         "labels": parts.labels_digest,
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
         "accounts": {account.name: account.state_dict() for account in ledger.accounts},
@@ -130,7 +142,12 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
         CheckpointError: They do not fit the model.
     """
     _require_same_tensors(parts.model.state_dict(), saved["model"])
-    parts.model.load_state_dict(saved["model"])
+    if parts.blank is None:
+        parts.model.load_state_dict(saved["model"])
+    else:
+        with torch.no_grad():
+            for name, value in parts.model.state_dict(keep_vars=True).items():
+                part(value).copy_(part_for(saved["model"][name], value))
     for learner in parts.learners:
         learner.weights.load_full_precision(saved["model"])
         average = saved["learners"].get(learner.name, {}).get("average")

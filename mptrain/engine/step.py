@@ -39,6 +39,7 @@ def train_step(
     with watch.passes(model):
         total = accumulate_gradients(learner, model, batch, plan)
 
+    learner.spread.align(plan.guard)
     verdict = learner.judge()
     lr, scale = learner.rate(), learner.scale  # the scale that multiplied this loss unscales these gradients
     watch.judged(learner.weights, verdict, scale)
@@ -65,20 +66,24 @@ def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan:
     """Forward and backward passes over the micro-batches of an update.
 
     Returns:
-        The unscaled loss of the whole batch, a float32 scalar.
+        The unscaled loss of the whole batch over all ranks, a float32 scalar.
     """
     total: Tensor | None = None
-    scale = learner.scale.squeeze(0)
+    scale, spread = learner.scale.squeeze(0), learner.spread
+    micro_batches = spread.micro_batches(batch, plan.accumulate)
+    alone = len(micro_batches) == 1
     with plan.products(), learner.alone():
-        for micro in batch.split(plan.accumulate):
+        loss_of = spread.loss(learner, model, alone=alone)
+        for micro in micro_batches:
             with plan.autocast:
-                loss = learner.loss(model, micro)
+                loss = loss_of(micro)
             part, factor = loss.detach(), scale
-            if micro is not batch:
+            if micro is not batch or batch.whole is not None:
                 share = batch.share(micro)
                 part, factor = part * share, scale * share
             backward(loss, factor)  # outside autocast, inside the choice of kernels
-            learner.weights.gather(alone=micro is batch)
+            learner.weights.gather(alone=alone)
             total = part if total is None else total + part
+        spread.settle(learner.weights, alone=alone)
     assert total is not None
-    return total
+    return spread.total(total)

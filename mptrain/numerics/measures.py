@@ -30,6 +30,17 @@ class Measure(Protocol):
             float64, shape (1,); 0 where there is no element, in host memory where there is no tensor either.
         """
 
+    def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
+        """The measurement of gradients of which several ranks hold parts.
+
+        Args:
+            measured: float64 ``[N]``: what was measured on each part.
+            elements: float64 ``[N]``: of how many elements.
+
+        Returns:
+            float64, shape (1,).
+        """
+
 
 @dataclass(frozen=True)
 class LargestMagnitude:
@@ -41,6 +52,10 @@ class LargestMagnitude:
         if not filled:
             return _nothing(grads)
         return torch.stack(torch._foreach_norm(filled, math.inf, dtype=torch.float64)).amax().view(1)
+
+    def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
+        """See `Measure`."""
+        return measured.amax().view(1)
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,10 @@ class ShareAbove:
             return _nothing(grads)
         within = torch.stack([torch.count_nonzero(grad.abs() <= self.edge) for grad in grads]).sum()
         return ((elements - within.double()) / elements).view(1)
+
+    def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
+        """See `Measure`."""
+        return (measured * elements).sum().view(1) / elements.sum().clamp(min=1.0)
 
 
 def _nothing(grads: list[Tensor]) -> Tensor:

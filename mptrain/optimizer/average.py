@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.numerics.shards import as_part_of, part, part_for
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -35,7 +37,7 @@ class WeightAverage:
     def __init__(self, weights: Weights, decay: float) -> None:
         self._weights = weights
         self._decay = decay
-        self._values = {name: value.float().clone() for name, value in weights.full_precision().items()}
+        self._values = {name: part(value).float().clone() for name, value in weights.full_precision().items()}
 
     def follow(self, updates: Tensor, verdict: Verdict) -> None:
         """Take in the weights after a step; nothing waits for the device.
@@ -49,20 +51,22 @@ class WeightAverage:
         weight = ((1.0 - kept) * verdict.applied).float()
         own = list(self._values.values())
         current = self._weights.full_precision()
-        change = torch._foreach_sub([current[name] for name in self._values], own)
+        change = torch._foreach_sub([part(current[name]) for name in self._values], own)
         torch._foreach_mul_(change, weight.squeeze(0))
         torch._foreach_add_(own, change)
 
     def values(self) -> dict[str, Tensor]:
         """The average of each trained parameter by name, float32."""
-        return dict(self._values)
+        like = self._weights.full_precision()
+        return {name: as_part_of(value, like[name]) for name, value in self._values.items()}
 
     def restart(self) -> None:
         """Begin again at the present weights."""
         for name, value in self._weights.full_precision().items():
-            self._values[name].copy_(value)
+            self._values[name].copy_(part(value))
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Set the average from what `values` gave."""
+        like = self._weights.full_precision()
         for name, value in self._values.items():
-            value.copy_(saved[name])
+            value.copy_(part_for(saved[name], like[name]))

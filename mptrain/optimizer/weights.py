@@ -10,6 +10,9 @@ Each parameter has a *working* tensor that the update rule sees:
 
 Gradients of half parameters are summed up in FP32 over the micro-batches of an update, except where the parameter
 itself is what the rule sees: there they are of its dtype, sum and all. Nothing here waits for the host.
+
+Where ranks hold parts of the parameters (`mptrain.numerics.shards`), everything here is about this rank's parts; what goes out,
+full-precision weights and optimizer state, are parts that know of what.
 """
 
 from __future__ import annotations
@@ -20,18 +23,23 @@ import torch
 
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
+from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
 from mptrain.numerics.verdict import Verdict, clip_coefficient, gradient_norms, judge
 from mptrain.optimizer.gradient_table import is_capturing, upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.rules import Group, Stride
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor, nn
 
     from mptrain.numerics.measures import Measure
     from mptrain.optimizer.rules import Rule
+
+    #: What becomes of norms, and of a measure of gradients, where there are several ranks.
+    AcrossNorms = Callable[[Tensor], Tensor]
+    AcrossMeasure = Callable[[Measure, list[Tensor]], Tensor]
 
 
 class Gathered(NamedTuple):
@@ -61,6 +69,7 @@ class Weights:
     Attributes:
         names: The names of the P parameters trained, in the order of `Verdict.norms`.
         one_pass: Whether norms and update are kernels over all tensors at once (`mptrain.optimizer.multi_tensor`).
+        sharded: Whether this rank holds parts of the parameters only.
     """
 
     def __init__(
@@ -80,11 +89,13 @@ class Weights:
         self.rule = rule
         self.clip_norm = clip_norm
         self._params = list(trained.values())
+        self.sharded = any(map(is_sharded, self._params))
+        self._parts = [part(p) for p in self._params]  # the parameters themselves where they are whole
         self._in_place = [p.dtype == torch.float32 or state_in_half for p in self._params]
         self._keeps_master = master_weights
         self._work = [
-            p if in_place else _wide_copy(p, (initial or {}).get(name, p))
-            for name, p, in_place in zip(self.names, self._params, self._in_place, strict=True)
+            own if in_place else _wide_copy(own, part_for((initial or {}).get(name, p), p))
+            for name, p, own, in_place in zip(self.names, self._params, self._parts, self._in_place, strict=True)
         ]
         self._wide_grads = [
             None if in_place else torch.zeros_like(w) for w, in_place in zip(self._work, self._in_place, strict=True)
@@ -96,10 +107,10 @@ class Weights:
         self._no_gradient = torch.full((), -1.0, dtype=torch.float64, device=self._step.device)
         self._groups: dict[tuple[bool, ...], list[tuple[list[int], Group]]] = {}
         # Fixed for good, since every step needs them: what is rounded to what, and what may not become infinite.
-        rounded = [(p, w) for p, w, same in zip(self._params, self._work, self._in_place, strict=True) if not same]
+        rounded = [(p, w) for p, w, same in zip(self._parts, self._work, self._in_place, strict=True) if not same]
         self._rounded: tuple[list[Tensor], list[Tensor]] = [p for p, _ in rounded], [w for _, w in rounded]
         self._fp16: list[Tensor] = [
-            p for p in self._params if p.dtype == torch.float16
+            p for p in self._parts if p.dtype == torch.float16
         ]  # those updated in place as well
         wide = {w.dtype for w in self._work} == {torch.float32}
         self.one_pass = wide and supports(rule) and available(self._step.device)
@@ -132,13 +143,28 @@ class Weights:
                 continue
             into, source = later if self._filled[index] else first
             into.append(wide)
-            source.append(parameter.grad)
+            source.append(part(parameter.grad))
             parameter.grad = None
             self._filled[index] = True
         if first[0]:
             torch._foreach_copy_(*first)
         if later[0]:
             torch._foreach_add_(*later)
+
+    def fill(self, names: Sequence[str]) -> None:
+        """Give parameters that have no gradient one of zeros."""
+        for name in names:
+            index = self.names.index(name)
+            wide = self._wide_grads[index]
+            if wide is None:
+                self._params[index].grad = torch.zeros_like(self._params[index])
+            else:
+                wide.zero_()
+                self._filled[index] = True
+
+    def gradients_in_place(self) -> dict[str, Tensor]:
+        """The gathered gradients, or their FP32 sums, by name; scaled, of this rank, for changing them in place."""
+        return {name: grad for name, grad in zip(self.names, self._grads(), strict=True) if grad is not None}
 
     def gathered(self) -> Gathered:
         """Where the gradients are now, for `put_back`."""
@@ -168,13 +194,21 @@ class Weights:
         pairs = zip(self.names, self._work, strict=True)
         return [name for name, work in pairs if work.dtype != torch.float32]
 
-    def judge(self, scale: Tensor, *, refuses: bool, measure: Measure | None = None) -> Verdict:
+    def judge(
+        self,
+        scale: Tensor,
+        *,
+        refuses: bool,
+        measure: Measure | None = None,
+        across: tuple[AcrossNorms, AcrossMeasure] | None = None,
+    ) -> Verdict:
         """Whether the gathered gradients are finite, their norms, and what a scaler asks to know of them.
 
         Args:
             scale: float32, shape (1,): the scale they carry.
             refuses: Whether an overflow refuses the update.
             measure: What the scaler asks for.
+            across: What makes norms, and a measure, of this rank's gradients those of all ranks; None on one rank.
         """
         grads = self._grads()
         present = [grad for grad in grads if grad is not None]
@@ -184,11 +218,12 @@ class Weights:
         else:
             found = iter(gradient_norms(present))
             norms = torch.stack([self._no_gradient if grad is None else next(found) for grad in grads])
-        measured = (
-            measure([grad.to(work.dtype) for grad, work in zip(grads, self._work, strict=True) if grad is not None])
-            if measure is not None
-            else None
-        )
+        measured = None
+        if measure is not None:
+            found_grads = [g.to(work.dtype) for g, work in zip(grads, self._work, strict=True) if g is not None]
+            measured = measure(found_grads) if across is None else across[1](measure, found_grads)
+        if across is not None:
+            norms = across[0](norms)
         return judge(norms, scale, refuses=refuses, complete=complete, measured=measured)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor) -> None:
@@ -233,8 +268,10 @@ class Weights:
         """The best copy of each parameter by name: the master where there is one, else the parameter."""
         masters = self._keeps_master
         return {
-            name: (work if masters or same else parameter).detach()
-            for name, parameter, work, same in zip(self.names, self._params, self._work, self._in_place, strict=True)
+            name: as_part_of((work if masters or same else own).detach(), p)
+            for name, p, own, work, same in zip(
+                self.names, self._params, self._parts, self._work, self._in_place, strict=True
+            )
         }
 
     def load_full_precision(self, values: Mapping[str, Tensor]) -> None:
@@ -244,9 +281,9 @@ class Weights:
             CheckpointError: A parameter is missing or has another shape.
         """
         wrong = [
-            f"{name} is {'missing' if name not in values else f'{tuple(values[name].shape)}, not {tuple(w.shape)}'}"
-            for name, w in zip(self.names, self._work, strict=True)
-            if name not in values or values[name].shape != w.shape
+            f"{name} is {'missing' if name not in values else f'{tuple(values[name].shape)}, not {tuple(p.shape)}'}"
+            for name, p in zip(self.names, self._params, strict=True)
+            if name not in values or values[name].shape != p.shape
         ]
         if wrong:
             raise CheckpointError(
@@ -254,13 +291,17 @@ class Weights:
                 "resume with the model it was saved from",
             )
         with torch.no_grad():
-            for name, work in zip(self.names, self._work, strict=True):
-                work.copy_(values[name])
+            for name, p, work in zip(self.names, self._params, self._work, strict=True):
+                work.copy_(part_for(values[name], p))
         self.publish()
 
     def state_dict(self) -> dict[str, object]:
         """Optimizer state: ``step``, and for each parameter's name its state tensors, in the dtype they are kept in."""
-        return {"step": self._step, "state": dict(zip(self.names, self._state, strict=True))}
+        state = {
+            name: {key: as_part_of(tensor, p) for key, tensor in tensors.items()}
+            for name, p, tensors in zip(self.names, self._params, self._state, strict=True)
+        }
+        return {"step": self._step, "state": state}
 
     def load_state_dict(self, saved: Mapping[str, object]) -> list[str]:
         """Set the optimizer state by name; dtypes here stay as they are, FP32 moments stay FP32.
@@ -275,18 +316,20 @@ class Weights:
         lost = [name for name in own if state.get(name, {}).keys() != own[name].keys()]
         if lost:  # moments without their count of steps would be corrected for the wrong bias
             return [f"the optimizer starts afresh: the checkpoint has no such state of {lost[0]}"]
-        for name, tensors in own.items():
+        for (name, tensors), p in zip(own.items(), self._params, strict=True):
             for key, tensor in tensors.items():
-                tensor.copy_(state[name][key])
+                tensor.copy_(part_for(state[name][key], p))
         self._step.copy_(step)
         return []
 
     def _grads(self) -> list[Tensor | None]:
+        grads = [parameter.grad for parameter in self._params]
+        if self.sharded:
+            grads = [None if grad is None else part(grad) for grad in grads]
         if not self._summed:
-            return [parameter.grad for parameter in self._params]
+            return grads
         return [
-            wide if filled else parameter.grad
-            for parameter, wide, filled in zip(self._params, self._wide_grads, self._filled, strict=True)
+            wide if filled else grad for grad, wide, filled in zip(grads, self._wide_grads, self._filled, strict=True)
         ]
 
     def _copy_to_work(self) -> None:
@@ -311,7 +354,7 @@ class Weights:
                 work,
                 {key: [self._state[i][key] for i in indices] for key in self._state[0]},
                 [self._decay(self._params[i]) for i in indices],
-                [None if self._in_place[i] else self._params[i] for i in indices],
+                [None if self._in_place[i] else self._parts[i] for i in indices],
             )
             self._kernels[live] = _Kernels(indices, work, update)
         return self._kernels[live]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, cast
@@ -29,6 +30,7 @@ from mptrain.runlog.manifest import (
     step_of,
 )
 from mptrain.runlog.plain_state import check_plain
+from mptrain.runlog.shards import FOLDER, with_parts, write_parts
 from mptrain.runlog.storage import (
     TEMPORARY,
     as_storage_error,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
+
+    from mptrain.runlog.shards import Everyone
 
 _CHUNK = 1 << 20
 _AGAIN = "-again"
@@ -86,6 +90,7 @@ class CheckpointStore:
         records: Mapping[str, int],
         metric: float | None,
         config_digest: str,
+        parts: tuple[str, dict[str, str]] | None = None,
     ) -> Path:
         """Save a state durably; a checkpoint of the same step is replaced, those of later steps are dropped.
 
@@ -95,6 +100,7 @@ class CheckpointStore:
             records: What `RecordWriter.flush` returned, forced to the disk since.
             metric: The validation metric of exactly these weights; None, inf and nan if unknown.
             config_digest: Digest of the configuration.
+            parts: What `write_parts` gave for this step.
 
         Returns:
             The manifest's path.
@@ -107,16 +113,32 @@ class CheckpointStore:
         metric = metric if metric is not None and math.isfinite(metric) else None
         with storing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._remove_leftovers()
+            self._remove_leftovers(keep=parts[0] if parts else "")
             newest = next(iter(manifests_in(self.folder)), None)
         good = "" if newest is None else f"the checkpoint of step {step_of(newest)}"
         data = self._free_data_name(step)
         digest, size = _write_state(state, tensors, data, good)
         path = self.folder / manifest_name(step)
-        manifest = Manifest(step, data.name, digest, size, dict(records), metric, config_digest)
+        folder, files = parts or ("", {})
+        manifest = Manifest(
+            step, data.name, digest, size, dict(records), metric, config_digest, parts=folder, part_files=files
+        )
         write_atomically(path, manifest.to_json(), good=good)  # the commit point
         self.drop_after(step)
         return path
+
+    def write_parts(self, shards: dict[str, Tensor], step: int, ranks: Everyone) -> tuple[str, dict[str, str]]:
+        """Write this rank's parts of tensors beside what `save` is going to write; all ranks do at once.
+
+        Returns:
+            The folder's name and SHA-256 of its files, of all ranks.
+
+        Raises:
+            StorageError: The disk of one of them refuses.
+        """
+        first, second = (path.with_suffix(FOLDER) for path in _data_names(self.folder / manifest_name(step)))
+        name = ranks.firsts((second if first.exists() else first).name)
+        return name, write_parts(self.folder / name, shards, ranks)
 
     def load_latest(self) -> Loaded | None:
         """The newest checkpoint that is sound; damaged ones are passed over and listed in ``skipped``.
@@ -204,18 +226,21 @@ class CheckpointStore:
         else:
             write_atomically(pointer, manifest.name + "\n", durable=False)
 
-    def _remove_leftovers(self) -> None:
-        """Remove what killed writers left: temporary files, and data files that no manifest names."""
-        named: set[str] = set()
+    def _remove_leftovers(self, keep: str = "") -> None:
+        """Remove what killed writers left: temporary files, and data that no manifest names, but for what is to be kept."""
+        named = {keep}
         for path in manifests_in(self.folder):
             try:
-                named.add(read_manifest(path).file)
+                manifest = read_manifest(path)
+                named |= {manifest.file, manifest.parts}
             except StorageError:  # perhaps a newer version can read it
-                named.update(data.name for data in _data_names(path))
+                named |= {data.with_suffix(kind).name for data in _data_names(path) for kind in (DATA, FOLDER)}
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 if path.suffix == TEMPORARY or (path.suffix == DATA and path.name not in named):
                     path.unlink(missing_ok=True)
+                elif path.suffix == FOLDER and path.name not in named and not path.is_symlink():
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _free_data_name(self, step: int) -> Path:
         """A name that no data file has: that of an earlier save must live until its manifest is replaced."""
@@ -280,4 +305,6 @@ def _load(path: Path) -> Loaded:
         raise CheckpointError(f"{data} cannot be loaded safely: {error}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{data} is damaged: it holds no state, but a value of type {type(state).__name__}")
+    if manifest.parts:
+        state = with_parts(state, path.with_name(manifest.parts), manifest.part_files)
     return Loaded(state, manifest, [])

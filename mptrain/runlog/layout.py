@@ -90,6 +90,10 @@ class RunPaths:
         """Where every thread stood when the run stood still (see `mptrain.engine.watchdog`); text."""
         return self.root / "stalls.txt"
 
+    def stalls_of(self, rank: int) -> Path:
+        """The same of one rank; the first one's has no number."""
+        return self.stalls if rank == 0 else self.root / f"stalls-rank{rank}.txt"
+
     @property
     def samples(self) -> Path:
         """The folder of what the task exhibits after each validation: pictures, texts, recordings, and their captions."""

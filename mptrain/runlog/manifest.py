@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import CheckpointError
 from mptrain.runlog.kinds import Kind, is_count, is_number, is_text, mapping, misfit, optional
@@ -31,6 +31,7 @@ _KINDS: dict[str, Kind] = {
     "records": mapping(is_count),
     "metric": optional(is_number),
 }
+_LATER: dict[str, Kind] = {"parts": is_text, "part_files": mapping(is_text)}
 _NAME = re.compile(r"step-(\d{8,})\.json")
 
 
@@ -47,6 +48,8 @@ class Manifest:
         metric: The metric of exactly these weights on validation data; None if they were not evaluated.
         config_digest: Digest of the configuration that made it.
         schema: Version of this layout.
+        parts: Name of the folder with the parts of tensors that ranks held (`mptrain.runlog.shards`); empty where there is none.
+        part_files: SHA-256 of its files by name.
     """
 
     step: int
@@ -57,16 +60,23 @@ class Manifest:
     metric: float | None
     config_digest: str
     schema: int = SCHEMA
+    parts: str = ""
+    part_files: dict[str, str] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        """All fields; those of parts only where there are any, as before there were."""
+        found = asdict(self)
+        return found if self.parts else {name: found[name] for name in found if name not in ("parts", "part_files")}
 
     def to_json(self) -> str:
         """The text of the file: indented strict JSON, with a digest of its own fields under ``check``."""
-        fields = asdict(self)
+        fields = self.fields()
         ordered = {"schema": fields.pop("schema"), **fields, "check": self.digest()}
         return json.dumps(ordered, indent=2, allow_nan=False) + "\n"
 
     def digest(self) -> str:
         """SHA-256 of all fields: it betrays a bit flipped in a length or a metric, still valid JSON."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.fields(), sort_keys=True).encode()).hexdigest()
 
 
 def manifest_name(step: int) -> str:
@@ -102,13 +112,14 @@ def read_manifest(path: Path) -> Manifest:
     fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     try:
-        known = {name: fields[name] for name in Manifest.__dataclass_fields__}
-        manifest = Manifest(**known)
+        later = {name: fields[name] for name in ("parts", "part_files") if name in fields}
+        known = {name: fields[name] for name in Manifest.__dataclass_fields__ if name not in ("parts", "part_files")}
+        manifest = Manifest(**known, **later)
         sound = (
-            not misfit(fields, _KINDS)
-            and re.fullmatch(r"[\w.-]{1,200}", manifest.file, re.ASCII) is not None
-            and PurePath(manifest.file).name == manifest.file  # never a path out of the folder
+            not misfit(fields, {**_KINDS, **{name: _LATER[name] for name in later}})
+            and _is_plain_name(manifest.file)
             and manifest.file.endswith(DATA)
+            and all(map(_is_plain_name, (manifest.parts, *manifest.part_files) if manifest.parts else ()))
             and manifest.digest() == fields["check"]
         )
     except (KeyError, TypeError, AttributeError) as error:
@@ -116,3 +127,8 @@ def read_manifest(path: Path) -> Manifest:
     if not sound or manifest.step != step_of(path):
         raise CheckpointError(f"{path} is damaged: its fields do not fit together")
     return manifest
+
+
+def _is_plain_name(name: str) -> bool:
+    """Whether it is a file in the same folder: never a path out of it."""
+    return re.fullmatch(r"[\w.-]{1,200}", name, re.ASCII) is not None and PurePath(name).name == name != ".."

@@ -6,11 +6,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from mptrain.runlog.host_copy import HostCopy
+from mptrain.runlog.shards import without_parts, write_parts
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from mptrain.runlog.checkpoints import CheckpointStore
+    from mptrain.runlog.shards import Everyone
     from mptrain.runlog.writer import RecordWriter
 
 
@@ -44,7 +47,15 @@ class Saver:
         finally:
             self._thread.shutdown()
 
-    def save(self, state: dict[str, Any], *, step: int, metric: float | None, config_digest: str) -> None:
+    def save(
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        metric: float | None,
+        config_digest: str,
+        ranks: Everyone | None = None,
+    ) -> None:
         """Save a state together with the records so far, after the save before is done.
 
         Where there is no memory for a copy, the state itself is written, and this returns when that is done.
@@ -54,6 +65,7 @@ class Saver:
             step: Attempted steps so far.
             metric: The validation metric of exactly these weights; None, inf and nan if unknown.
             config_digest: Digest of the configuration.
+            ranks: Who else holds parts of the state's tensors; they all call this, and wait until the parts are on the disk.
 
         Raises:
             TypeError: The state holds something that a safe load would refuse; names where.
@@ -62,6 +74,8 @@ class Saver:
         self.wait()
         records = self._writer.flush()
         background = self._background
+        state, shards = without_parts(state)
+        parts = self._store.write_parts(shards, step, ranks) if shards and ranks is not None else None
         try:
             state = self._copy.take(state)
         except MemoryError:
@@ -70,7 +84,7 @@ class Saver:
         def write() -> None:
             self._copy.wait()
             self._writer.force(records)
-            self._store.save(state, step=step, records=records, metric=metric, config_digest=config_digest)
+            self._store.save(state, step=step, records=records, metric=metric, config_digest=config_digest, parts=parts)
 
         if background:
             self._saving = self._thread.submit(write)
@@ -97,3 +111,36 @@ class Saver:
             self._saving = None
             if error is not None:
                 raise error
+
+
+class NoSaver:
+    """On a rank that keeps nothing but its parts of tensors.
+
+    Args:
+        folder: The checkpoints of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> NoSaver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is under way."""
+
+    def save(self, state: dict[str, Any], *, ranks: Everyone | None = None, **_: object) -> None:
+        """Write this rank's parts, where it has any, together with all others.
+
+        Raises:
+            StorageError: The disk of one of them refuses.
+        """
+        shards = without_parts(state)[1]
+        if shards and ranks is not None:
+            write_parts(self._folder / ranks.firsts(""), shards, ranks)
+
+    def check(self) -> None:
+        """Nothing is under way."""
+
+    def wait(self) -> None:
+        """Nothing is under way."""

@@ -23,6 +23,20 @@ class Sink(Protocol):
         """Store or show what is still held back; nothing is taken afterwards. Closing twice does no harm."""
 
 
+class NoRecords:
+    """A sink that keeps nothing."""
+
+    def take(self, record: Record) -> None:
+        """Forget it."""
+
+    def flush(self) -> dict[str, int]:
+        """There is nothing to flush."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
 class Fanout:
     """A sink that hands every record to several sinks, in the order given.
 

@@ -1,0 +1,127 @@
+"""Spreads what was built over the ranks of a run, or says why it cannot be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.distributed.sharding import shard
+from mptrain.engine.evaluate import blank_of
+from mptrain.engine.spread import LossOf, spread_over
+from mptrain.errors import ConfigError, EnvironmentRefused, Problem
+from mptrain.precision.support import resolve_device
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from mptrain.config.schema import Config
+    from mptrain.distributed.ranks import Ranks
+    from mptrain.engine.spread import Spread
+
+
+def device_of(name: str, ranks: Ranks) -> torch.device:
+    """The device of this rank: of several on a machine, each takes the CUDA device of its number.
+
+    Raises:
+        EnvironmentRefused: There is none.
+        ConfigError: One device is named for several ranks.
+    """
+    if ranks.count == 1:
+        return resolve_device(name)
+    if ":" in name:
+        raise ConfigError(
+            f"device={name} for {ranks.count} ranks", "write device=cuda: each rank takes the device of its number"
+        )
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    device = resolve_device(f"cuda:{ranks.local}")
+    torch.cuda.set_device(device)
+    return device
+
+
+def require_spread(config: Config, ranks: Ranks) -> None:
+    """Refuse what several ranks cannot do.
+
+    Raises:
+        ConfigError: With all that is wrong.
+    """
+    if ranks.count == 1:
+        return
+    problems = []
+    if config.train.batch_size < ranks.count:
+        problems.append(
+            Problem(
+                f"train.batch_size={config.train.batch_size} for {ranks.count} ranks: not every rank would have a sample",
+                f"write train.batch_size={ranks.count} or more",
+            )
+        )
+    if config.inject.rank is not None and config.inject.rank >= ranks.count:
+        problems.append(
+            Problem(
+                f"inject.rank={config.inject.rank}: there are {ranks.count} ranks",
+                f"they count from 0 to {ranks.count - 1}",
+            )
+        )
+    if is_sharded_by(config, ranks):
+        refused = {
+            "train.compile=true": config.train.compile,
+            "diagnostics that look into modules": not config.diagnostics.path.endswith(".NoProbe"),
+        }
+        problems += [
+            Problem(f"distributed=fsdp2 with {what}: ranks hold parts of the weights only", "choose distributed=ddp")
+            for what, there in refused.items()
+            if there
+        ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def is_sharded_by(config: Config, ranks: Ranks) -> bool:
+    """Whether ranks will hold parts of the weights."""
+    return ranks.count > 1 and config.distributed.kind == "fsdp2"
+
+
+def require_same_weights(digest: str, ranks: Ranks) -> None:
+    """Refuse ranks that have not drawn, or read, the same weights.
+
+    Raises:
+        EnvironmentRefused: They differ.
+    """
+    digests = ranks.everyones(digest)
+    if len(set(digests)) > 1:
+        other = next(rank for rank, one in enumerate(digests) if one != digests[0])
+        raise EnvironmentRefused(
+            f"ranks 0 and {other} do not begin with the same weights",
+            "run the same versions of everything on all machines; weights from a file must be the same file",
+        )
+
+
+def spread_model(
+    config: Config, model: nn.Module, kept: dict[str, nn.Module], ranks: Ranks, learners: int
+) -> tuple[Spread, nn.Module | None]:
+    """How gradients come about, and where ranks hold parts of the weights, the model without values.
+
+    Args:
+        config: Of the run.
+        model: On its device, in its dtypes; where it is sharded, this rank has its parts from here on.
+        kept: Its modules in FP32.
+        ranks: Who they are.
+        learners: How many train it.
+
+    Raises:
+        ConfigError: It cannot be sharded.
+    """
+    options = config.distributed
+    wide = options.reduce == "float32"
+    if not is_sharded_by(config, ranks):
+        return spread_over(ranks, None, wide=wide), None
+    if learners > 1:
+        raise ConfigError(
+            f"distributed=fsdp2 with {learners} learners: it gathers the weights of one loss at a time",
+            "choose distributed=ddp",
+        )
+    blank, root = blank_of(model), LossOf(None, model)
+    half = config.precision.parameters != "float32"
+    shard(root, model, options.units, list(kept.values()) if half else [], ranks, wide=wide)
+    return spread_over(ranks, root, wide=wide), blank

@@ -1,0 +1,224 @@
+"""Makes this process one of several: those that torchrun has begun, or those that it begins itself.
+
+Ranks on this machine are forked before torch has run anything: they begin at once, with the configuration that was
+checked already. The process that was started is the first rank, so its end is the run's end, and its output the run's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from mptrain.distributed.ranks import ALONE, Group, RankLost, Ranks, is_loss
+from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed import Store, TCPStore
+
+    from mptrain.distributed.options import DistributedOptions
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+#: Seconds that other ranks have to end after the first one has.
+GRACE = 10.0
+
+
+def rank_of_environment() -> int | None:
+    """Which rank torchrun says that this process is; None where it says nothing, or there is only one."""
+    if int(os.environ.get("WORLD_SIZE", "1") or 1) < 2 or "RANK" not in os.environ:
+        return None
+    return int(os.environ["RANK"])
+
+
+@contextlib.contextmanager
+def gathered(options: DistributedOptions) -> Iterator[Ranks]:
+    """The ranks of a run, met and waiting for each other. A forked one does not leave this region but by ending.
+
+    Args:
+        options: How many, and how long to wait for one.
+
+    Raises:
+        ConfigError: torchrun has begun another number than is asked for.
+        RankLost: They have not all come.
+    """
+    rank = rank_of_environment()
+    if rank is not None:
+        from torch.distributed import PrefixStore
+
+        count = int(os.environ["WORLD_SIZE"])
+        if options.procs not in (None, count):
+            raise ConfigError(
+                f"distributed.procs={options.procs}, but torchrun has begun {count} ranks",
+                "leave distributed.procs out: it begins ranks where torchrun does not",
+            )
+        local = int(os.environ.get("LOCAL_RANK", rank))
+        group = Group(rank, count, local, options.timeout, PrefixStore(f"ranks/{_restarts()}", _store_of_torchrun()))
+        try:
+            yield group
+        finally:
+            group.leave()
+    elif options.procs is None or options.procs == 1:
+        yield ALONE
+    else:
+        yield from _forked(options.procs, options.timeout)
+
+
+def _restarts() -> int:
+    """How often torchrun has begun the ranks again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
+
+
+def _store_of_torchrun() -> Store:
+    """Where the ranks meet that torchrun has begun: it keeps the store while ranks come and go.
+
+    Raises:
+        RankLost: Nobody keeps it.
+    """
+    from torch.distributed import TCPStore
+
+    theirs = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return TCPStore(host, port, is_master=not theirs and os.environ["RANK"] == "0", wait_for_workers=False)
+    except RuntimeError as error:
+        raise RankLost(f"the ranks cannot meet at {host}:{port}") from error
+
+
+#: Under which the first rank says where the run is, for the ranks that torchrun begins when some have died.
+_RUN = "mptrain/run"
+
+
+def remember_run(root: str) -> None:
+    """Let ranks that torchrun begins again go on with the run in a folder."""
+    if rank_of_environment() is not None:
+        _store_of_torchrun().set(_RUN, root)
+
+
+def run_before_restart() -> str | None:
+    """The folder of the run that these ranks had begun when torchrun had to begin them again."""
+    if rank_of_environment() is None or not _restarts():
+        return None
+    store = _store_of_torchrun()
+    return store.get(_RUN).decode() if store.check([_RUN]) else None
+
+
+def _forked(count: int, timeout: float) -> Iterator[Ranks]:
+    """Fork the other ranks, and be the first."""
+    _prepare_environment(count)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    children: list[tuple[int, int]] = []
+    for rank in range(1, count):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            for _, other in children:
+                os.close(other)
+            _be_forked(rank, reading)
+            yield from _ended_as_process(rank, count, timeout, reading)
+        os.close(reading)
+        children.append((child, writing))
+    store = _store(None)
+    for _, writing in children:
+        with contextlib.suppress(OSError):  # it has died already
+            os.write(writing, f"{store.port}\n".encode())
+        os.close(writing)
+    group = None
+    try:
+        group = Group(0, count, 0, timeout, store)
+        yield group
+    finally:
+        if group is not None:
+            group.leave()
+        reap([pid for pid, _ in children])
+
+
+def _prepare_environment(count: int) -> None:
+    """Let ranks of one machine share its cores, and find each other without the network."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    import torch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count))
+
+
+def _be_forked(rank: int, reading: int) -> None:
+    """What a forked rank changes about itself: it is silent, and dies with the one that began it."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.close(quiet)
+
+
+def _ended_as_process(rank: int, count: int, timeout: float, reading: int) -> Iterator[Ranks]:
+    """The life of a forked rank; never comes back."""
+    code = EXIT_OK
+    try:
+        with os.fdopen(reading) as pipe:
+            port = pipe.readline()
+        if not port:
+            os._exit(EXIT_BUG)  # the first rank has gone
+        group = Group(rank, count, rank, timeout, _store(int(port)))
+        yield group
+        group.leave()
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except MptrainError as error:  # the first rank says it
+        code = error.exit_code
+    except BaseException as error:
+        code = EXIT_BUG
+        if not is_loss(error):
+            traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _store(port: int | None) -> TCPStore:
+    """Where forked ranks meet: made by the first, on a free port; by the others, found."""
+    from torch.distributed import TCPStore
+
+    try:
+        return TCPStore("127.0.0.1", port or 0, is_master=port is None, wait_for_workers=False)
+    except (RuntimeError, OSError) as error:
+        if port is not None:
+            raise RankLost from error
+        raise EnvironmentRefused(
+            f"ranks cannot meet on this machine: {error}",
+            "they need a TCP port of 127.0.0.1; run without distributed.procs",
+        ) from error
+
+
+def reap(children: list[int], grace: float = GRACE) -> dict[int, int]:
+    """Wait for other ranks to end, and end those that do not.
+
+    Returns:
+        How each ended: its exit code, or minus the number of the signal.
+    """
+    ended: dict[int, int] = {}
+    deadline = time.monotonic() + grace
+    left = list(children)
+    while left:
+        for pid in list(left):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                ended[pid] = os.waitstatus_to_exitcode(status)
+                left.remove(pid)
+        if left and time.monotonic() > deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            deadline = float("inf")
+        if left:
+            time.sleep(0.002)
+    return ended

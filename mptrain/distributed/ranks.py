@@ -1,0 +1,328 @@
+"""The processes of one run, and what they tell each other.
+
+A run on one process is `ALONE`: it answers every question by itself, so nobody has to ask how many there are. What is
+exchanged on the host goes through gloo; what is on devices, through the library of the device (NCCL on CUDA).
+
+Every exchange takes place on every rank and on every step, whatever the values turn out to be: a collective that only some
+ranks enter is how a run hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import random
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from mptrain.errors import EXIT_PREEMPTED, MptrainError, Preempted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup, Store
+
+Value = TypeVar("Value")
+
+#: Under which a rank leaves word, and how many seconds the others look for it.
+_WHY, _WORD = "why", 0.5
+
+_GAMMA = 0x9E3779B97F4A7C15  # of SplitMix64: multiples of it, and of another odd number, are far apart
+
+
+class Ranks:
+    """A run on one process.
+
+    Attributes:
+        rank: Which of the processes this is, from 0.
+        count: How many there are.
+        local: Which of those on this machine this is.
+    """
+
+    rank = 0
+    count = 1
+    local = 0
+    name = ""
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank keeps records and speaks for all."""
+        return self.rank == 0
+
+    def added(self, numbers: Sequence[int]) -> list[int]:
+        """Host numbers, each summed over ranks."""
+        return list(numbers)
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Sum a device tensor over ranks in place."""
+        return tensor
+
+    def side_by_side(self, tensor: Tensor) -> Tensor:
+        """The tensors of all ranks, ``[N, ...]`` in ranks' order, on the device."""
+        return tensor.unsqueeze(0)
+
+    def take_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite device tensors by those of the first rank."""
+
+    def everyones(self, value: Value) -> list[Value]:
+        """Values of all ranks, in their order."""
+        return [value]
+
+    def firsts(self, value: Value) -> Value:
+        """The value of the first rank."""
+        return value
+
+    def together(self) -> AbstractContextManager[None]:
+        """A region that all ranks leave in the same way: an error of one of them is raised by all."""
+        return contextlib.nullcontext()
+
+    def first_goes_ahead(self) -> AbstractContextManager[None]:
+        """A region that the others enter when the first rank has left it: what it downloads or unpacks is there then."""
+        return contextlib.nullcontext()
+
+    def raise_for_all(self, error: Exception | None) -> None:
+        """Raise on every rank what one of them has raised; nothing where none has."""
+        if error is not None:
+            raise error
+
+    def tell_why(self, error: BaseException) -> None:
+        """Leave word for those who notice that this rank has ended."""
+
+    def why(self) -> MptrainError | None:
+        """What a lost rank has left word of."""
+        return None
+
+    def begin_step(self, seed: int, step: int) -> None:
+        """Called before each step: draws of several ranks must differ, and depend on nothing that a lost rank takes along."""
+
+    def in_words(self) -> str:
+        """How many there are, for people; empty for one."""
+        return ""
+
+
+ALONE = Ranks()
+
+
+class RankLost(Preempted):
+    """Another rank does not answer any more; the run can go on from its last checkpoint."""
+
+    def __init__(self, message: str = "another rank of the run has ended", hint: str = "") -> None:
+        super().__init__(message, hint, EXIT_PREEMPTED)
+
+
+class RankFailed(MptrainError):
+    """Another rank has an error that is none of this program's kinds."""
+
+
+class Group(Ranks):
+    """One of several processes.
+
+    Args:
+        rank: Which.
+        count: Of how many.
+        local: Which on this machine.
+        timeout: Seconds after which one that does not answer counts as lost.
+        store: Where they meet.
+
+    Raises:
+        RankLost: They have not all come.
+    """
+
+    def __init__(self, rank: int, count: int, local: int, timeout: float, store: Store) -> None:
+        import torch.distributed as dist
+
+        self.rank, self.count, self.local = rank, count, local
+        self.store = store
+        self._dist = dist
+        self._timeout = timedelta(seconds=timeout)
+        with _noticing_loss():
+            dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=self._timeout)
+        self._host = dist.group.WORLD
+        self.group: ProcessGroup = self._host  # type: ignore[assignment]
+        self.name = "gloo"
+
+    def use(self, device: torch.device) -> None:
+        """From here on, exchange device tensors by the library that suits the device."""
+        if device.type == "cuda" and self.group is self._host:
+            with _noticing_loss():
+                self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)
+            self.name = "nccl"
+
+    def added(self, numbers: Sequence[int]) -> list[int]:
+        """See `Ranks.added`."""
+        table = torch.tensor(list(numbers), dtype=torch.int64)
+        with _noticing_loss():
+            self._dist.all_reduce(table, group=self._host)
+        found: list[int] = table.tolist()
+        return found
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """See `Ranks.sum_`."""
+        with _noticing_loss():
+            self._dist.all_reduce(tensor, group=self.group)
+        return tensor
+
+    def side_by_side(self, tensor: Tensor) -> Tensor:
+        """See `Ranks.side_by_side`."""
+        table = [torch.empty_like(tensor) for _ in range(self.count)]
+        with _noticing_loss():
+            self._dist.all_gather(table, tensor, group=self.group)
+        return torch.stack(table)
+
+    def take_from_first(self, tensors: Sequence[Tensor]) -> None:
+        """See `Ranks.take_from_first`."""
+        with _noticing_loss():
+            for tensor in tensors:
+                self._dist.broadcast(tensor, 0, group=self.group)
+
+    def everyones(self, value: Value) -> list[Value]:
+        """See `Ranks.everyones`."""
+        found: list[Any] = [None] * self.count
+        with _noticing_loss():
+            self._dist.all_gather_object(found, value, group=self._host)
+        return found
+
+    def firsts(self, value: Value) -> Value:
+        """See `Ranks.firsts`."""
+        said: list[Any] = [value]
+        with _noticing_loss():
+            self._dist.broadcast_object_list(said, 0, group=self._host)
+        found: Value = said[0]
+        return found
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """See `Ranks.together`."""
+        error: Exception | None = None
+        try:
+            yield
+        except RankLost:
+            raise
+        except Exception as raised:
+            if is_loss(raised):
+                raise RankLost from raised
+            error = raised
+        self.raise_for_all(error)
+
+    def raise_for_all(self, error: Exception | None) -> None:
+        """Raise on every rank what the first of those in trouble has raised; nothing where none is.
+
+        Raises:
+            MptrainError: Of the kind that the rank has raised, which it names where all others know of none.
+            RankFailed: The rank's error is none of this program's.
+        """
+        said = self.everyones(None if error is None else portable(error, self.rank))
+        troubles = [one for one in said if one is not None]
+        if not troubles:
+            return
+        if error is not None and (len(troubles) == self.count or said.index(troubles[0]) == self.rank):
+            raise error
+        raise troubles[0]
+
+    def tell_why(self, error: BaseException) -> None:
+        """See `Ranks.tell_why`."""
+        if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_loss(error):
+            said = portable(error, self.rank)
+            kind = type(said).__name__
+            with contextlib.suppress(RuntimeError):  # whoever kept the words may have gone as well
+                self.store.set(_WHY, json.dumps([kind, str(said), said.hint, said.exit_code]))
+
+    def why(self) -> MptrainError | None:
+        """See `Ranks.why`."""
+        with contextlib.suppress(RuntimeError):
+            deadline = time.monotonic() + _WORD
+            while time.monotonic() < deadline:
+                if self.store.check([_WHY]):
+                    return _said(*json.loads(self.store.get(_WHY)))
+                time.sleep(0.02)
+        return None
+
+    @contextlib.contextmanager
+    def first_goes_ahead(self) -> Iterator[None]:
+        """See `Ranks.first_goes_ahead`."""
+        if not self.first:
+            self.added([0])
+        try:
+            yield
+        finally:
+            if self.first:
+                self.added([0])
+
+    def begin_step(self, seed: int, step: int) -> None:
+        """Seed the generators by (seed, step, rank)."""
+        word = (seed * 0xD1342543DE82EF95 + (step * self.count + self.rank + 1) * _GAMMA) & ((1 << 63) - 1)
+        random.seed(word)
+        torch.manual_seed(word)
+
+    def in_words(self) -> str:
+        """See `Ranks.in_words`."""
+        return f"{self.count} ranks ({self.name})"
+
+    def leave(self) -> None:
+        """Take leave of the others."""
+        with contextlib.suppress(Exception):  # who has lost one cannot part in order
+            self._dist.destroy_process_group()
+
+
+def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
+    """An error that another rank has left word of."""
+    error = RankFailed(message, hint)
+    if kind != RankFailed.__name__:
+        error.exit_code = code  # type: ignore[misc]
+    return error
+
+
+def portable(error: Exception, rank: int) -> MptrainError:
+    """An error as another rank can raise it: one of ours keeps kind, code and hint, and says whose it is."""
+    if isinstance(error, MptrainError) and not isinstance(error, RankFailed):
+        twin = copy.copy(error)
+        twin.args = (f"rank {rank}: {error}",)
+        twin.__cause__ = twin.__context__ = None
+        twin.__traceback__ = None
+        return twin
+    lines = str(error).splitlines() or ["no message"]
+    return RankFailed(f"rank {rank}: {type(error).__name__}: {lines[0]}")
+
+
+#: What gloo, NCCL and their sockets say where a peer has gone or does not answer.
+_LOSSES = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connection refused",
+    "gloo/transport",
+    "timed out waiting",
+    "nccl communicator was aborted",
+    "remote process exited",
+    "socket timeout",
+    "failed to recv",
+    "failed to send",
+)
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an exception says that another rank has gone, or does not answer."""
+    if isinstance(error, RankLost):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    from torch.distributed import DistError
+
+    text = str(error).lower()
+    return isinstance(error, DistError) or any(words in text for words in _LOSSES)
+
+
+@contextlib.contextmanager
+def _noticing_loss() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if is_loss(error):
+            raise RankLost from error
+        raise

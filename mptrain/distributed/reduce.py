@@ -1,0 +1,88 @@
+"""Sums of gradients over ranks: in DistributedDataParallel's buckets while the backward pass goes on, or all at its end.
+
+What is summed are shares of the gradient of the whole batch's mean loss, so the sum is that gradient and nothing is divided
+afterwards. In FP16, sums of two finite numbers can overflow; they are formed in FP32 unless asked for otherwise, and are
+rounded once, as a product over the whole batch would have been.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+    from mptrain.distributed.ranks import Ranks
+
+#: Bytes that are sent at once, as torch's DistributedDataParallel does.
+BUCKET = 25 << 20
+
+
+def sum_over_ranks(tensors: Sequence[Tensor], ranks: Ranks, *, wide: bool) -> None:
+    """Sum each tensor over ranks in place.
+
+    Args:
+        tensors: The same shapes and dtypes on all ranks.
+        ranks: Who takes part.
+        wide: Form the sums of half-precision tensors in FP32.
+    """
+    for bucket in _buckets(tensors):
+        flat = _flatten_dense_tensors(bucket)
+        sums = ranks.sum_(flat.float() if wide and flat.dtype.itemsize < 4 else flat)
+        torch._foreach_copy_(list(bucket), list(_unflatten_dense_tensors(sums.to(flat.dtype), bucket)))
+
+
+def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Tensors of one dtype each, in their order, of about `BUCKET` bytes."""
+    buckets: list[list[Tensor]] = []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        filled = BUCKET
+        for tensor in tensors:
+            if tensor.dtype != dtype:
+                continue
+            if filled >= BUCKET:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(tensor)
+            filled += tensor.nbytes
+    return buckets
+
+
+def data_parallel(module: nn.Module, ranks: Any, *, wide: bool) -> nn.Module:
+    """Torch's DistributedDataParallel around a module, whose parameters that require gradients get their sums over ranks.
+
+    Args:
+        module: Its forward is what is differentiated.
+        ranks: A `mptrain.distributed.ranks.Group`.
+        wide: Form the sums of half-precision gradients in FP32.
+    """
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrapped = DistributedDataParallel(
+        module,
+        process_group=ranks.group,
+        broadcast_buffers=False,  # `mptrain.engine.spread` does, once for each step
+        init_sync=False,  # all ranks have drawn, or loaded, the same; that was checked
+        find_unused_parameters=True,  # what gets no gradient on one rank may get one on another
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=BUCKET >> 20,
+    )
+
+    def summed(state: None, bucket: Any) -> torch.futures.Future[Tensor]:
+        own = bucket.buffer()
+        flat = own.float() if wide and own.dtype.itemsize < 4 else own
+        future = dist.all_reduce(flat, group=ranks.group, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] if flat is own else own.copy_(done.value()[0]))
+
+    # It compares the annotations with these, and does not take them as text.
+    summed.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    wrapped.register_comm_hook(None, summed)
+    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified", category=UserWarning)
+    return wrapped

@@ -1,0 +1,91 @@
+"""Weights of which every rank has a part: torch's fully_shard, told which modules to gather together.
+
+Gradients come out of the backward pass summed over ranks, as parts again, in the parameters' dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mptrain.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+def shard(
+    root: nn.Module,
+    model: nn.Module,
+    units: Sequence[str] | None,
+    kept: Collection[nn.Module],
+    ranks: Any,
+    *,
+    wide: bool,
+) -> None:
+    """Leave on this rank its part of every parameter.
+
+    Args:
+        root: Its forward is a whole pass; what no unit has is gathered for all of it.
+        model: Within it; the units are named as its modules are.
+        units: Modules that are gathered when they are called; None chooses.
+        kept: Modules with parameters of another dtype than their neighbours', which are gathered by themselves.
+        ranks: A `mptrain.distributed.ranks.Group`.
+        wide: Sum half-precision gradients in FP32.
+
+    Raises:
+        ConfigError: There is no such module.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    device = next(model.parameters()).device
+    mesh = DeviceMesh.from_group(ranks.group, device.type)
+    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if wide else None, cast_forward_inputs=False)
+    chosen = composite_members(model) if units is None else [_named(model, name) for name in units]
+    apart = [module for module in kept if any(True for _ in module.parameters(recurse=False))]
+    order = {id(module): place for place, module in enumerate(model.modules())}
+    for module in sorted(
+        {id(m): m for m in (*chosen, *apart)}.values(), key=lambda m: -order[id(m)]
+    ):  # the inner ones first
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    fully_shard(root, mesh=mesh, mp_policy=policy)
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # shares of the whole are summed
+            module.set_force_sum_reduction_for_comms(True)
+
+
+def composite_members(model: nn.Module) -> list[nn.Module]:
+    """Members of sequences and lists of modules that consist of modules themselves: the blocks of most networks.
+
+    Those that share a parameter with anything outside are left out, since a parameter is gathered in one place.
+    """
+    places: dict[int, set[int]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            places.setdefault(id(parameter), set()).add(id(module))
+    found = []
+    for holder in model.modules():
+        if not isinstance(holder, (nn.Sequential, nn.ModuleList)):
+            continue
+        for member in holder.children():
+            inside = {id(module) for module in member.modules()}
+            own = list(member.parameters())
+            if len(inside) > 1 and own and all(places[id(parameter)] <= inside for parameter in own):
+                found.append(member)
+    return found
+
+
+def _named(model: nn.Module, name: str) -> nn.Module:
+    known = dict(model.named_modules())
+    if name not in known or not name:
+        guess = did_you_mean(name, known)
+        raise ConfigError(
+            f"distributed.units: the model has no module {name!r}",
+            f"did you mean {guess}?" if guess else "name modules as the model does",
+        )
+    return known[name]

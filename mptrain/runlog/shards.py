@@ -1,0 +1,211 @@
+"""Tensors of which every rank holds a part, in files of `torch.distributed.checkpoint` beside a checkpoint's data file.
+
+Each rank writes its own part, so no memory holds the whole. What comes back are whole tensors, at any number of
+ranks. torch describes the parts in a pickled file that its own reader runs as it finds it; here only the classes that
+descriptions consist of are let out of it, and only files that the checkpoint's manifest names are read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import shutil
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+
+from mptrain.errors import CheckpointError
+from mptrain.numerics.shards import is_sharded
+from mptrain.runlog.storage import storing, sync_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+Value = TypeVar("Value")
+
+#: The ending of a folder of parts, and the file in which torch describes them.
+FOLDER, DESCRIPTION = ".parts", ".metadata"
+
+#: What stands in a state where a tensor was taken out.
+_MARK = "__part__"
+
+
+class Everyone(Protocol):
+    """The ranks that write together (`mptrain.distributed.ranks.Ranks`)."""
+
+    rank: int
+
+    def firsts(self, value: Value) -> Value: ...  # noqa: D102
+
+    def everyones(self, value: Value) -> list[Value]: ...  # noqa: D102
+
+    def raise_for_all(self, error: Exception | None) -> None: ...  # noqa: D102
+
+
+def without_parts(state: Any) -> tuple[Any, dict[str, Tensor]]:
+    """A state with marks in the places of tensors of which this rank has a part, and these by their marks."""
+    found: dict[str, Tensor] = {}
+
+    def taken(value: Any, where: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            if not is_sharded(value):
+                return value
+            found[where] = value
+            return {_MARK: where}
+        if isinstance(value, dict):
+            return {key: taken(item, f"{where}/{key}") for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(taken(item, f"{where}/{index}") for index, item in enumerate(value))
+        return value
+
+    return taken(state, ""), found
+
+
+def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> dict[str, str]:
+    """Write this rank's parts; all ranks call it, and all wait for the last.
+
+    Args:
+        folder: Made anew.
+        parts: What `without_parts` has found.
+        ranks: Who writes.
+
+    Returns:
+        SHA-256 of every file of all ranks, by name.
+
+    Raises:
+        StorageError: The disk of one of them refuses.
+    """
+    from torch.distributed import checkpoint
+
+    error: Exception | None = None
+    if ranks.rank == 0:
+        try:
+            with storing(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+        except Exception as raised:
+            error = raised
+    ranks.raise_for_all(error)
+    try:
+        checkpoint.save(dict(parts), storage_writer=checkpoint.FileSystemWriter(folder, overwrite=False))
+    except checkpoint.CheckpointException as raised:  # of any rank, told to all
+        first = next(iter(raised.failures.values()))[0]
+        with storing(folder):
+            raise first if isinstance(first, OSError) else OSError(str(first)) from raised
+    own = {path.name: _digest(path) for path in folder.iterdir() if _is_of(path.name, ranks.rank)}
+    files: dict[str, str] = {}
+    for theirs in ranks.everyones(own):
+        files |= theirs
+    if ranks.rank == 0:
+        sync_folder(folder)
+    return files
+
+
+def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
+    """A state whose marks have become whole tensors again, on the CPU.
+
+    Raises:
+        CheckpointError: A file is missing, damaged or not what torch writes.
+        StorageError: It cannot be read.
+    """
+    for name, digest in files.items():
+        with storing(folder / name, "read"):
+            found = _digest(folder / name)
+        if found != digest:
+            raise CheckpointError(f"{folder / name} is damaged: its SHA-256 is not the one in the manifest")
+    try:
+        tensors = _read(folder, frozenset(files))
+        return _put_back(state, tensors)
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch documents no set of errors for files that it cannot read
+        raise CheckpointError(f"{folder} cannot be loaded safely: {type(error).__name__}: {error}") from error
+
+
+def _read(folder: Path, files: frozenset[str]) -> dict[str, Tensor]:
+    from torch.distributed import checkpoint
+
+    with (folder / DESCRIPTION).open("rb") as file:
+        described = _Description(file).load()
+    for info in described.storage_data.values():
+        if info.relative_path not in files or getattr(info, "transform_descriptors", None):
+            raise CheckpointError(f"{folder} names a file that is none of the checkpoint's")
+    tensors = {
+        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
+        for name, entry in described.state_dict_metadata.items()
+    }
+
+    class Reader(checkpoint.FileSystemReader):
+        def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
+            described.storage_meta = checkpoint.metadata.StorageMeta(load_id=self.load_id)
+            return described
+
+    checkpoint.load(tensors, storage_reader=Reader(folder), no_dist=True)
+    return tensors
+
+
+class _Description(pickle.Unpickler):
+    """Reads torch's description of parts, and nothing that is none."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A class of a description.
+
+        Raises:
+            CheckpointError: It is none.
+        """
+        if (module, name) not in _ALLOWED:
+            raise CheckpointError(f"the description of the parts names {module}.{name}, which no description does")
+        return super().find_class(module, name)
+
+
+_OF_TORCH = "torch.distributed.checkpoint."
+_ALLOWED = {
+    *(
+        (f"{_OF_TORCH}metadata", name)
+        for name in (
+            "Metadata",
+            "MetadataIndex",
+            "TensorStorageMetadata",
+            "TensorProperties",
+            "ChunkStorageMetadata",
+            "StorageMeta",
+        )
+    ),
+    (f"{_OF_TORCH}metadata", "_MEM_FORMAT_ENCODING"),
+    (f"{_OF_TORCH}filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    *(("torch", name) for name in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")),
+    ("torch", "strided"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "PurePosixPath"),
+}
+
+
+def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {_MARK}:
+            return tensors[value[_MARK]]
+        return {key: _put_back(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_put_back(item, tensors) for item in value)
+    return value
+
+
+def _is_of(name: str, rank: int) -> bool:
+    """Whether a rank has written a file of that name; the first one writes the description."""
+    return name.startswith(f"__{rank}_") or (rank == 0 and name == DESCRIPTION)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
