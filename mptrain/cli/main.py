@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Threads that spin while they wait make a step 20 times slower as soon as another process wants the core.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
+    # What torch's C++ warns of outside of Python is for people who mend torch: that ranks try again to meet, and the like.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115

@@ -85,7 +85,7 @@ def build(
     if not is_sharded_by(config, ranks):  # whose parts are cut out of contiguous weights only
         model.to(memory_format=memory_format)
     loaders = build_loaders(config, dataset, device, ranks)
-    spread, blank = spread_model(config, model, kept, ranks, len(task.objectives()))
+    spread, blank = spread_model(config, model, kept, initial, ranks, len(task.objectives()))
     plan = Plan(
         accumulate=-(-max(config.train.accumulate, micro_batches) // ranks.count),
         products=products(policy, device, compiled=config.train.compile),

@@ -10,6 +10,7 @@ from mptrain.distributed.sharding import shard
 from mptrain.engine.evaluate import blank_of
 from mptrain.engine.spread import LossOf, spread_over
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
+from mptrain.precision.apply import DTYPES
 from mptrain.precision.support import resolve_device
 
 if TYPE_CHECKING:
@@ -98,7 +99,12 @@ def require_same_weights(digest: str, ranks: Ranks) -> None:
 
 
 def spread_model(
-    config: Config, model: nn.Module, kept: dict[str, nn.Module], ranks: Ranks, learners: int
+    config: Config,
+    model: nn.Module,
+    kept: dict[str, nn.Module],
+    initial: dict[str, torch.Tensor],
+    ranks: Ranks,
+    learners: int,
 ) -> tuple[Spread, nn.Module | None]:
     """How gradients come about, and where ranks hold parts of the weights, the model without values.
 
@@ -106,6 +112,7 @@ def spread_model(
         config: Of the run.
         model: On its device, in its dtypes; where it is sharded, this rank has its parts from here on.
         kept: Its modules in FP32.
+        initial: Its parameters before they were cast.
         ranks: Who they are.
         learners: How many train it.
 
@@ -122,6 +129,11 @@ def spread_model(
             "choose distributed=ddp",
         )
     blank, root = blank_of(model), LossOf(None, model)
-    half = config.precision.parameters != "float32"
-    shard(root, model, options.units, list(kept.values()) if half else [], ranks, wide=wide)
+    policy, compute = config.precision, None
+    if policy.master_weights:  # which are what is sharded then, and rounded whenever they are gathered
+        compute = DTYPES[policy.parameters]
+        for name, parameter in model.named_parameters():
+            parameter.data = initial[name].to(parameter.device)
+    apart = list(kept.values()) if policy.parameters != "float32" else []
+    shard(root, model, options.units, apart, ranks, compute=compute, wide=wide)
     return spread_over(ranks, root, wide=wide), blank

@@ -54,35 +54,45 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return buckets
 
 
-def data_parallel(module: nn.Module, ranks: Any, *, wide: bool) -> nn.Module:
+def data_parallel(module: nn.Module, ranks: Any, sums: list[tuple[Tensor, Tensor]], *, wide: bool) -> nn.Module:
     """Torch's DistributedDataParallel around a module, whose parameters that require gradients get their sums over ranks.
 
     Args:
         module: Its forward is what is differentiated.
         ranks: A `mptrain.distributed.ranks.Group`.
+        sums: Gets parameters of half precision with their sums in FP32, behind each backward pass; else they would only be had
+            rounded once more.
         wide: Form the sums of half-precision gradients in FP32.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    wrapped = DistributedDataParallel(
-        module,
-        process_group=ranks.group,
-        broadcast_buffers=False,  # `mptrain.engine.spread` does, once for each step
-        init_sync=False,  # all ranks have drawn, or loaded, the same; that was checked
-        find_unused_parameters=True,  # what gets no gradient on one rank may get one on another
-        gradient_as_bucket_view=True,
-        bucket_cap_mb=BUCKET >> 20,
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # newer versions call `broadcast_buffers` otherwise
+        wrapped = DistributedDataParallel(
+            module,
+            process_group=ranks.group,
+            broadcast_buffers=False,  # `mptrain.engine.spread` does, once for each step
+            init_sync=False,  # all ranks have drawn, or loaded, the same; that was checked
+            find_unused_parameters=True,  # what gets no gradient on one rank may get one on another
+            gradient_as_bucket_view=True,
+            bucket_cap_mb=BUCKET >> 20,
+        )
 
     def summed(state: None, bucket: Any) -> torch.futures.Future[Tensor]:
         own = bucket.buffer()
-        flat = own.float() if wide and own.dtype.itemsize < 4 else own
+        if not wide or own.dtype.itemsize >= 4:
+            return (
+                dist.all_reduce(own, group=ranks.group, async_op=True).get_future().then(lambda done: done.value()[0])
+            )
+        flat = own.float()
+        pieces = flat.split([parameter.numel() for parameter in bucket.parameters()])
         future = dist.all_reduce(flat, group=ranks.group, async_op=True).get_future()
-        return future.then(lambda done: done.value()[0] if flat is own else own.copy_(done.value()[0]))
+        for parameter, piece in zip(bucket.parameters(), pieces, strict=True):  # in memory as the parameter is
+            sums.append((parameter, torch.as_strided(piece, parameter.shape, parameter.stride())))
+        return future.then(lambda done: own.copy_(done.value()[0]))
 
     # It compares the annotations with these, and does not take them as text.
     summed.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
     wrapped.register_comm_hook(None, summed)
-    warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified", category=UserWarning)
     return wrapped

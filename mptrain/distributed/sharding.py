@@ -24,6 +24,7 @@ def shard(
     kept: Collection[nn.Module],
     ranks: Any,
     *,
+    compute: torch.dtype | None,
     wide: bool,
 ) -> None:
     """Leave on this rank its part of every parameter.
@@ -32,8 +33,9 @@ def shard(
         root: Its forward is a whole pass; what no unit has is gathered for all of it.
         model: Within it; the units are named as its modules are.
         units: Modules that are gathered when they are called; None chooses.
-        kept: Modules with parameters of another dtype than their neighbours', which are gathered by themselves.
+        kept: Modules with parameters of another dtype than their neighbours', which are gathered by themselves, as they are.
         ranks: A `mptrain.distributed.ranks.Group`.
+        compute: Dtype to which parameters are rounded when they are gathered; None leaves them.
         wide: Sum half-precision gradients in FP32.
 
     Raises:
@@ -44,15 +46,16 @@ def shard(
 
     device = next(model.parameters()).device
     mesh = DeviceMesh.from_group(ranks.group, device.type)
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32 if wide else None, cast_forward_inputs=False)
+    reduce = torch.float32 if wide else None
+    rounded = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce, cast_forward_inputs=False)
+    as_it_is = MixedPrecisionPolicy(reduce_dtype=reduce, cast_forward_inputs=False)
     chosen = composite_members(model) if units is None else [_named(model, name) for name in units]
-    apart = [module for module in kept if any(True for _ in module.parameters(recurse=False))]
+    apart = {id(module): module for module in kept if any(True for _ in module.parameters())}
     order = {id(module): place for place, module in enumerate(model.modules())}
-    for module in sorted(
-        {id(m): m for m in (*chosen, *apart)}.values(), key=lambda m: -order[id(m)]
-    ):  # the inner ones first
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(root, mesh=mesh, mp_policy=policy)
+    gathered = {id(module): module for module in chosen} | apart
+    for key in sorted(gathered, key=order.__getitem__, reverse=True):  # the inner ones first
+        fully_shard(gathered[key], mesh=mesh, mp_policy=as_it_is if key in apart else rounded)
+    fully_shard(root, mesh=mesh, mp_policy=rounded)
     for module in root.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # shares of the whole are summed

@@ -133,7 +133,8 @@ def complete(parts: Parts) -> nn.Module:
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
-    values = {name: whole(value) for name, value in parts.model.named_parameters()}
+    dtypes = {name: p.dtype for name, p in model.named_parameters()}
+    values = {name: saturated(whole(value), dtypes[name]) for name, value in parts.model.named_parameters()}
     return with_values(model, values)
 
 

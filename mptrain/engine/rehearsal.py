@@ -66,7 +66,9 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     finally:
         unguarded = guard.recapture()
         guard.restore(torch.ones(1, device=parts.device))
-    check_step(parts.policy, parts.model, parts.kept, census)
+    model = parts.model if parts.blank is None else parts.blank  # whose dtypes are those of a pass
+    kept = {name: model.get_submodule(name) for name in parts.kept}
+    check_step(parts.policy, model, kept, census)
     return Rehearsal({**untrained(parts), "no_gradient": missing, "unguarded": unguarded}, census.table())
 
 

@@ -133,18 +133,23 @@ class DataParallel(_Several):
     def __init__(self, ranks: Ranks, *, wide: bool) -> None:
         super().__init__(ranks, wide=wide)
         self._wrapped: dict[int, nn.Module] = {}
+        self._sums: list[tuple[Tensor, Tensor]] = []
 
     def loss(self, learner: Learner, model: nn.Module, *, alone: bool) -> Loss:
         """See `Spread`; called where `Learner.alone` holds, which says whose gradients are summed."""
         if not alone:
             return lambda micro: learner.loss(model, micro)
         if id(learner) not in self._wrapped:
-            self._wrapped[id(learner)] = data_parallel(LossOf(learner, model), self.ranks, wide=self._wide)
+            root = LossOf(learner, model)
+            self._wrapped[id(learner)] = data_parallel(root, self.ranks, self._sums, wide=self._wide)
+        self._sums.clear()
         return self._wrapped[id(learner)]
 
     def settle(self, weights: Weights, *, alone: bool) -> None:
         """See `Spread`: a gradient that this rank does not have counts as zeros where another has one."""
         if alone:
+            weights.take_sums(self._sums)
+            self._sums.clear()
             return
         missing = set(weights.without_gradient())
         there = self.ranks.added([name not in missing for name in weights.names])

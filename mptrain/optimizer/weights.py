@@ -162,6 +162,21 @@ class Weights:
                 wide.zero_()
                 self._filled[index] = True
 
+    def take_sums(self, sums: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Go on with other FP32 sums of gradients than `gather` has found, where there are such sums at all.
+
+        Args:
+            sums: Parameters and their sums, float32; those of parameters that have no gradient count nothing.
+        """
+        places = {id(parameter): index for index, parameter in enumerate(self._params)}
+        for parameter, total in sums:
+            index = places[id(parameter)]
+            wide = self._wide_grads[index]
+            if wide is not None and (self._filled[index] or parameter.grad is not None):
+                wide.copy_(total)
+                parameter.grad = None
+                self._filled[index] = True
+
     def gradients_in_place(self) -> dict[str, Tensor]:
         """The gathered gradients, or their FP32 sums, by name; scaled, of this rank, for changing them in place."""
         return {name: grad for name, grad in zip(self.names, self._grads(), strict=True) if grad is not None}
