@@ -149,7 +149,7 @@ def _launch(config: Config, show: Show, ranks: Ranks) -> Outcome:
     with ranks.together():
         built = build(config, ranks=ranks)
     directory = create_run(root, label, name)
-    remember_run(str(directory.root.absolute()))
+    remember_run(str(directory.root))
     with directory.lock():
         directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, None, show, built[0].notes)
@@ -274,7 +274,7 @@ def _continue(directory: RunDirectory, config: Config, show: Show, ranks: Ranks,
         manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
         forgive = state is not None and state.status == "failed"
         ranks.firsts(Beginning(manifest and manifest.absolute(), forgive))
-        remember_run(str(directory.root.absolute()))
+        remember_run(str(directory.root))
         with ranks.together():
             built = build(config, weights=loaded is None, ranks=ranks, micro_batches=_micro_batches(config, loaded))
         if loaded is not None:

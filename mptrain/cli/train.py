@@ -86,7 +86,7 @@ def _open(opening: Opening) -> Sequence[Sink]:
         mode=config.precision.name,
         precision=config.precision.in_words(),
         scaler=_scalers(parts),
-        device=str(parts.device),
+        device=f"{parts.device}{f', {spread}' if (spread := parts.ranks.in_words()) else ''}",
         support=opening.support.reason,
         run=opening.root,
         planned=opening.planned,

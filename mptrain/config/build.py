@@ -135,6 +135,7 @@ def _ready(config: Config, ranks: Ranks) -> torch.device:
         torch.set_num_threads(config.threads)
     policy, device = config.precision, device_of(config.device, ranks)
     require_support(policy, device)
+    ranks.use(device)
     if config.train.compile and widens(policy, device):
         raise EnvironmentRefused(
             f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and products "

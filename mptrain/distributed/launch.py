@@ -21,7 +21,7 @@ from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Env
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.distributed import Store, TCPStore
+    from torch._C._distributed_c10d import Store, TCPStore
 
     from mptrain.distributed.options import DistributedOptions
 
@@ -51,7 +51,7 @@ def gathered(options: DistributedOptions) -> Iterator[Ranks]:
     """
     rank = rank_of_environment()
     if rank is not None:
-        from torch.distributed import PrefixStore
+        from torch._C._distributed_c10d import PrefixStore
 
         count = int(os.environ["WORLD_SIZE"])
         if options.procs not in (None, count):
@@ -82,7 +82,7 @@ def _store_of_torchrun() -> Store:
     Raises:
         RankLost: Nobody keeps it.
     """
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     theirs = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -135,6 +135,7 @@ def _forked(count: int, timeout: float) -> Iterator[Ranks]:
     group = None
     try:
         group = Group(0, count, 0, timeout, store)
+        group.children = {pid: rank for rank, (pid, _) in enumerate(children, start=1)}
         yield group
     finally:
         if group is not None:
@@ -186,7 +187,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: int) -> It
 
 def _store(port: int | None) -> TCPStore:
     """Where forked ranks meet: made by the first, on a free port; by the others, found."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     try:
         return TCPStore("127.0.0.1", port or 0, is_master=port is None, wait_for_workers=False)

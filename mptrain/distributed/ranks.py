@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import random
+import signal
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch import Tensor
-    from torch.distributed import ProcessGroup, Store
+    from torch._C._distributed_c10d import ProcessGroup, Store
 
 Value = TypeVar("Value")
 
@@ -54,6 +56,9 @@ class Ranks:
     def first(self) -> bool:
         """Whether this rank keeps records and speaks for all."""
         return self.rank == 0
+
+    def use(self, device: torch.device) -> None:
+        """From here on, exchange device tensors by the library that suits the device."""
 
     def added(self, numbers: Sequence[int]) -> list[int]:
         """Host numbers, each summed over ranks."""
@@ -98,6 +103,10 @@ class Ranks:
         """What a lost rank has left word of."""
         return None
 
+    def who_ended(self) -> str:
+        """Which rank has ended and how, as far as it can be told."""
+        return "another rank of the run has ended"
+
     def begin_step(self, seed: int, step: int) -> None:
         """Called before each step: draws of several ranks must differ, and depend on nothing that a lost rank takes along."""
 
@@ -130,6 +139,9 @@ class Group(Ranks):
         timeout: Seconds after which one that does not answer counts as lost.
         store: Where they meet.
 
+    Attributes:
+        children: Process numbers of the ranks that this one has forked, with their numbers as ranks.
+
     Raises:
         RankLost: They have not all come.
     """
@@ -139,6 +151,7 @@ class Group(Ranks):
 
         self.rank, self.count, self.local = rank, count, local
         self.store = store
+        self.children: dict[int, int] = {}
         self._dist = dist
         self._timeout = timedelta(seconds=timeout)
         with _noticing_loss():
@@ -148,10 +161,10 @@ class Group(Ranks):
         self.name = "gloo"
 
     def use(self, device: torch.device) -> None:
-        """From here on, exchange device tensors by the library that suits the device."""
+        """See `Ranks.use`."""
         if device.type == "cuda" and self.group is self._host:
             with _noticing_loss():
-                self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)
+                self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)  # type: ignore[assignment]
             self.name = "nccl"
 
     def added(self, numbers: Sequence[int]) -> list[int]:
@@ -242,6 +255,19 @@ class Group(Ranks):
                     return _said(*json.loads(self.store.get(_WHY)))
                 time.sleep(0.02)
         return None
+
+    def who_ended(self) -> str:
+        """See `Ranks.who_ended`."""
+        deadline = time.monotonic() + _WORD
+        while self.children and time.monotonic() < deadline:
+            for pid, rank in self.children.items():
+                found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is not None and found.si_code != os.CLD_EXITED:
+                    return f"rank {rank} was ended by {signal.Signals(found.si_status).name}"
+                if found is not None:
+                    return f"rank {rank} has ended with exit code {found.si_status}"
+            time.sleep(0.02)
+        return super().who_ended()
 
     @contextlib.contextmanager
     def first_goes_ahead(self) -> Iterator[None]:

@@ -93,6 +93,9 @@ def data_parallel(module: nn.Module, ranks: Any, sums: list[tuple[Tensor, Tensor
         return future.then(lambda done: own.copy_(done.value()[0]))
 
     # It compares the annotations with these, and does not take them as text.
-    summed.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    summed.__annotations__ = {
+        "bucket": torch._C._distributed_c10d.GradBucket,
+        "return": torch.futures.Future[torch.Tensor],
+    }
     wrapped.register_comm_hook(None, summed)
     return wrapped

@@ -91,4 +91,5 @@ def _named(model: nn.Module, name: str) -> nn.Module:
             f"distributed.units: the model has no module {name!r}",
             f"did you mean {guess}?" if guess else "name modules as the model does",
         )
-    return known[name]
+    found: nn.Module = known[name]
+    return found

@@ -59,7 +59,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         if not self.training and self.running_mean is not None:
             return super().forward(input)
         answer: Tensor
-        answer, mean, var, count = _Synchronised.apply(input, self.weight, self.bias, self.eps, self.ranks)  # type: ignore[no-untyped-call]
+        answer, mean, var, count = _Synchronised.apply(input, self.weight, self.bias, self.eps, self.ranks)
         if self.training and self.running_mean is not None:
             with torch.no_grad():
                 assert self.num_batches_tracked is not None

@@ -459,7 +459,7 @@ class Loop:
         if why is not None:
             raise why from error
         raise Preempted(
-            f"another rank of the run has ended; {saved}",
+            f"{self._ranks.who_ended()}; {saved}",
             f"continue with: mptrain resume {self.storage.paths.root}",
             EXIT_PREEMPTED,
         ) from error

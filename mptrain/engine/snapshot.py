@@ -47,6 +47,7 @@ def take_snapshot(
         "batch_size": parts.loaders["train"].batch_size,
         "micro_batches": parts.plan.accumulate * parts.ranks.count,
         "accumulate": parts.plan.asked,
+        "ranks": parts.ranks.count,
         "progress": progress.state_dict(),
         "model": model,
         "tied": tied,
@@ -171,6 +172,10 @@ def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> 
     for name, buffer in parts.carried().items():
         buffer.copy_(saved["carried"][name])
     notes = [note for learner in parts.learners for note in learner.load_state_dict(saved["learners"][learner.name])]
+    before, now = saved.get("ranks", 1), parts.ranks.count
+    if before != now:
+        each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} on each"
+        notes.append(f"{before} rank{'s' if before > 1 else ''} before, {now} now: the same batches, {each}")
     for account in ledger.accounts:
         account.load_state_dict(saved["accounts"][account.name])
     set_random_state(saved["random"], parts.device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import shutil
+import warnings
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -78,7 +79,9 @@ def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> d
     Raises:
         StorageError: The disk of one of them refuses.
     """
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     error: Exception | None = None
     if ranks.rank == 0:
@@ -90,8 +93,8 @@ def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> d
             error = raised
     ranks.raise_for_all(error)
     try:
-        checkpoint.save(dict(parts), storage_writer=checkpoint.FileSystemWriter(folder, overwrite=False))
-    except checkpoint.CheckpointException as raised:  # of any rank, told to all
+        save(dict(parts), storage_writer=FileSystemWriter(folder, overwrite=False))
+    except CheckpointException as raised:  # of any rank, told to all
         first = next(iter(raised.failures.values()))[0]
         with storing(folder):
             raise first if isinstance(first, OSError) else OSError(str(first)) from raised
@@ -126,7 +129,9 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
 
 
 def _read(folder: Path, files: frozenset[str]) -> dict[str, Tensor]:
-    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import StorageMeta
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     with (folder / DESCRIPTION).open("rb") as file:
         described = _Description(file).load()
@@ -138,12 +143,14 @@ def _read(folder: Path, files: frozenset[str]) -> dict[str, Tensor]:
         for name, entry in described.state_dict_metadata.items()
     }
 
-    class Reader(checkpoint.FileSystemReader):
+    class Reader(FileSystemReader):
         def read_metadata(self, *args: Any, **kwargs: Any) -> Any:
-            described.storage_meta = checkpoint.metadata.StorageMeta(load_id=self.load_id)
+            described.storage_meta = StorageMeta(load_id=self.load_id)
             return described
 
-    checkpoint.load(tensors, storage_reader=Reader(folder), no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that there is one process, which is meant
+        load(tensors, storage_reader=Reader(folder), no_dist=True)
     return tensors
 
 
