@@ -1,0 +1,119 @@
+"""A run on several ranks is the run on one: same losses, scales and decisions; and all ranks have the same of each."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from several_ranks import trained_alone, trained_by
+
+BASE = [
+    "model=mlp",
+    "dataset.image_size=8",
+    "dataset.train_samples=100",  # the last batch has 4 samples, so parts are unequal, and on 5 ranks one is empty
+    "train.batch_size=16",
+    "train.epochs=3",
+    "checkpoint.every_epochs=null",
+    "schedule=constant",
+]
+MODES = ("fp32", "amp_dynamic", "fp16_dynamic")
+KINDS = ("ddp", "fsdp2")
+#: Of sums in another order, after some 20 updates.
+FP32_ROUNDING = 2e-6
+
+
+def difference(one, other, field):
+    pairs = [(a[field], b[field]) for a, b in zip(one["steps"], other["steps"], strict=True)]
+    assert all(math.isfinite(a) == math.isfinite(b) for a, b in pairs)
+    return max(abs(a - b) / abs(a) for a, b in pairs if math.isfinite(a) and a)
+
+
+def decisions(answer):
+    return [{k: v for k, v in step.items() if k not in ("loss", "grad_norm")} for step in answer["steps"]]
+
+
+def require_same(alone, answers, tolerance=FP32_ROUNDING):
+    first = answers[0]
+    assert first["steps"]
+    assert decisions(first) == decisions(alone)
+    assert difference(alone, first, "loss") <= tolerance
+    assert difference(alone, first, "grad_norm") <= tolerance
+    for answer in answers[1:]:
+        assert str(answer["steps"]) == str(first["steps"])  # NaN included
+        assert answer["weights"] == first["weights"]
+        assert answer["averages"] == first["averages"]
+        assert answer["evaluations"] == first["evaluations"]
+    for one, several in zip(alone["evaluations"], first["evaluations"], strict=True):
+        assert several["data"] == one["data"]
+        assert several["samples"] == one["samples"]
+        assert several["metrics"]["loss"] == pytest.approx(one["metrics"]["loss"], rel=max(1e-4, tolerance))
+        assert several["metrics"]["top1"] == pytest.approx(one["metrics"]["top1"], abs=2.5 / one["samples"])
+
+
+@pytest.fixture(scope="module")
+def on_two():
+    cases = {
+        (mode, kind): [*BASE, f"precision={mode}", f"distributed={kind}", "train.clip_norm=1.0"]
+        for mode in MODES
+        for kind in KINDS
+    }
+    return dict(zip(cases, trained_by(2, *cases.values()), strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_equal_one_with_two_micro_batches(on_two, mode, kind):
+    alone = trained_alone(*BASE, f"precision={mode}", "train.accumulate=2", "train.clip_norm=1.0")
+    require_same(alone, on_two[mode, kind])
+
+
+def test_fp32_is_the_same_without_micro_batches_as_well(on_two):
+    alone = trained_alone(*BASE, "precision=fp32", "train.clip_norm=1.0")
+    require_same(alone, on_two["fp32", "ddp"])
+    require_same(alone, on_two["fp32", "fsdp2"])
+
+
+def test_other_shapes_of_training_on_two_ranks():
+    cases = [
+        [*BASE, "precision=amp_dynamic", "train.accumulate=4", "optimizer=adamw", "train.ema_decay=0.9"],
+        [*BASE, "precision=fp16_dynamic", "train.accumulate=4", "distributed=fsdp2", "train.ema_decay=0.9"],
+        [*BASE, "precision=fp16_dynamic", "scaler=logmax", "distributed=fsdp2"],
+        [*BASE, "precision=fp16_dynamic", "scaler=als"],
+        [*BASE, "model=cnn", "precision=fp16_dynamic"],
+        [*BASE, "model=cnn", "precision=fp32", "distributed=fsdp2"],
+        [*BASE, "model=mlp", "precision=fp16_noscale", "distributed=fsdp2"],
+        [*BASE, "model=mlp", "precision=fp16_dynamic", "distributed.reduce=gradients"],
+    ]
+    answers = trained_by(2, *cases)
+    for case, answer in zip(cases, answers, strict=True):
+        words = [word for word in case if not word.startswith("distributed")]
+        alone = trained_alone(*words, *([] if "train.accumulate=4" in case else ["train.accumulate=2"]))
+        if "model=cnn" in case:  # whose running statistics are those of the first rank's parts
+            alone["evaluations"] = answer[0]["evaluations"] = []
+            answer[1]["evaluations"] = []
+        rounded_again = "distributed.reduce=gradients" in case or "scaler=logmax" in case
+        require_same(alone, answer, tolerance=1e-2 if rounded_again else 1e-4 if "model=cnn" in case else FP32_ROUNDING)
+
+
+def test_statistics_of_batch_normalisation_over_all_ranks():
+    words = [*BASE, "model=cnn", "precision=fp32", "distributed.sync_batchnorm=true", "dataset.train_samples=96"]
+    (answers,) = trained_by(2, words)
+    require_same(trained_alone(*words), answers, tolerance=2e-4)
+
+
+def test_five_ranks_of_which_one_has_nothing_to_do_in_the_last_batch():
+    words = [*BASE, "precision=fp16_dynamic"]
+    for answers in trained_by(5, words, [*words, "distributed=fsdp2", "train.accumulate=7"]):
+        assert len(answers[0]["steps"]) == 21
+        require_same(trained_alone(*words), answers, tolerance=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_every_mode_on_several_ranks(ranks):
+    modes = (*MODES, "amp_static", "fp16_static", "bf16", "amp_bf16", "fp16_pure", "bf16_pure")
+    cases = [[*BASE, f"precision={mode}", f"distributed={kind}"] for mode in modes for kind in KINDS]
+    for case, answers in zip(cases, trained_by(ranks, *cases, timeout=280), strict=True):
+        alone = trained_alone(*case[:-1], f"train.accumulate={ranks}")
+        pure = "pure" in case[-2]  # sums in half precision on one rank, in FP32 over ranks
+        require_same(alone, answers, tolerance=5e-2 if pure else 5e-6)

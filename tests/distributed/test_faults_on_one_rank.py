@@ -1,0 +1,46 @@
+"""An overflow on any one rank, wherever it begins, is an overflow on all: same records, same weights."""
+
+from __future__ import annotations
+
+import pytest
+from several_ranks import trained_by
+
+BASE = [
+    "model=mlp",
+    "dataset.image_size=8",
+    "dataset.train_samples=96",
+    "train.batch_size=16",
+    "train.epochs=2",
+    "checkpoint.every_epochs=null",
+    "precision=fp16_dynamic",
+    "inject.step=4",
+    "inject.count=2",
+]
+TENSORS = ("input", "activation:3", "activation_gradient:3", "gradient:3.weight", "reduced_gradient:3.weight")
+KINDS = ("ddp", "fsdp2")
+
+
+@pytest.fixture(scope="module")
+def poisoned():
+    """On three ranks, so that shares are no powers of two, the fault on each rank in turn."""
+    cases = {
+        (kind, tensor, rank): [*BASE, f"distributed={kind}", f"inject.tensor={tensor}", f"inject.rank={rank}"]
+        for kind in KINDS
+        for tensor in TENSORS
+        for rank in (0, 2)
+    }
+    return dict(zip(cases, trained_by(3, *cases.values()), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tensor", TENSORS)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_trap_28_all_ranks_agree_on_every_step(poisoned, kind, tensor, rank):
+    answers = poisoned[kind, tensor, rank]
+    first = answers[0]
+    assert [step["step"] for step in first["steps"] if step["overflow"]] == [4, 5]
+    assert [step["step"] for step in first["steps"] if step["skipped"]] == [4, 5]
+    for answer in answers[1:]:
+        assert str(answer["steps"]) == str(first["steps"])
+        assert answer["weights"] == first["weights"]
+    assert first["steps"][-1]["updates"] == len(first["steps"]) - 2

@@ -1,0 +1,81 @@
+"""Runs on several ranks for tests: ``python tests/several_ranks.py RANKS < cases.json``, answers on standard output.
+
+Each case is a list of overrides, trained one after the other by the same ranks, forked as ``distributed.procs`` forks them.
+Of each come the records of every rank, and digests of the whole weights that each has at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from small_runs import Kept, command, environment
+
+from mptrain.config.build import build
+from mptrain.config.compose import compose
+from mptrain.distributed.launch import gathered
+from mptrain.distributed.options import DistributedOptions
+from mptrain.engine.evaluate import complete
+from mptrain.engine.loop import Loop, NoStorage
+from mptrain.engine.origin import digest_of_weights
+from mptrain.numerics.shards import whole
+from mptrain.records import EvalRecord, StepRecord
+from mptrain.runlog.layout import RunPaths
+
+
+def trained_by(ranks: int, *cases: list[str], timeout: float = 200) -> list[list[dict]]:
+    """For each case what each rank says of it."""
+    here = str(Path(__file__).resolve())
+    variables = environment(TORCH_CPP_LOG_LEVEL="ERROR")
+    variables["PYTHONPATH"] += f":{Path(here).parent}"
+    finished = subprocess.run(
+        [command()[0], here, str(ranks)],
+        input=json.dumps(cases),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=variables,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return json.loads(finished.stdout)
+
+
+def trained_alone(*overrides: str) -> dict:
+    return _train(list(overrides), None)
+
+
+def _train(overrides: list[str], ranks) -> dict:
+    parts, options = build(compose(overrides), **({"ranks": ranks} if ranks else {}))
+    kept = Kept()
+    with tempfile.TemporaryDirectory() as folder:
+        loop = Loop(parts, options, NoStorage(RunPaths(Path(folder))), [kept])
+        loop.run()
+    averages = {name: digest(value) for name, value in parts.averages().items()}
+    return {
+        "steps": [asdict(record) for record in kept.of(StepRecord)],
+        "evaluations": [asdict(record) for record in kept.of(EvalRecord)],
+        "events": [[record.kind, record.step] for record in kept.records if hasattr(record, "kind")],
+        "weights": digest_of_weights(complete(parts).float()),
+        "averages": averages,
+    }
+
+
+def digest(value) -> float:
+    return whole(value).double().sum().item()
+
+
+def main() -> None:
+    cases = json.load(sys.stdin)
+    with gathered(DistributedOptions(procs=int(sys.argv[1]))) as ranks:
+        answers = [ranks.everyones(_train(case, ranks)) for case in cases]
+        if ranks.first:
+            json.dump(answers, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
