@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from mptrain.campaign.worker import Ended, Program, ended_by, one_line, print_to, print_traceback
-from mptrain.errors import EXIT_OK, EXIT_PREEMPTED, Preempted, StorageError
+from mptrain.errors import EXIT_OK, EXIT_PREEMPTED, StorageError
 from mptrain.extras import load_extra
 from mptrain.masking import masked
 from mptrain.runlog.directory import RunDirectory
@@ -117,13 +117,19 @@ def _train(errand: Errand) -> Ended:
         report = errand.program.report
         config = Composer(errand.config_dirs, errand.config_name).compose(errand.words)
         errand.program.train(config, _Nobody())
+    except _Stopped as stopped:
+        return Ended("preempted", EXIT_PREEMPTED, f"{stopped}: stopped before it trained")
     except BaseException as error:
         return ended_by(error, report)
     return Ended("done", EXIT_OK)
 
 
+class _Stopped(BaseException):
+    """A signal came before the run listened; no error, so that nothing on the way takes it for one of its own."""
+
+
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise Preempted(f"{signal.Signals(number).name}: stopped before it trained", "", EXIT_PREEMPTED)
+    raise _Stopped(signal.Signals(number).name)
 
 
 def _got_on(run: Path) -> bool:

@@ -128,8 +128,8 @@ def _executor(launcher: Launcher, folder: Path) -> Any:
     Raises:
         EnvironmentRefused: It is not installed, or there is no Slurm.
     """
-    os.environ["SUBMITIT_PREEMPT_SIGNAL"] = TIME_IS_UP.name.removeprefix("SIG")  # read once, when it is imported
     submitit = load_extra("submitit", "slurm", f"--launcher with executor {launcher.executor}")
+    submitit.JobEnvironment.USR_SIG = TIME_IS_UP.name.removeprefix("SIG")  # what Slurm is asked to send
     if launcher.executor == "local":
         local = submitit.LocalExecutor(folder)
         local.update_parameters(

@@ -22,7 +22,7 @@ Executor = Literal["slurm", "local"]
 
 Word = Annotated[
     str,
-    StringConstraints(pattern=r"\A[A-Za-z0-9_][A-Za-z0-9_.,:=+@&|*()\[\]-]*\Z", max_length=200),
+    StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,:=+@&|*()\[\]-]*$", max_length=200),
     Says("letters, digits and _.,:=+@&|*()[]-, without blanks"),
 ]
 
