@@ -34,6 +34,7 @@ from mptrain.errors import (
     EnvironmentRefused,
     FirstBatchError,
     MptrainError,
+    NumericsError,
     Preempted,
     Problem,
     StorageError,
@@ -184,7 +185,8 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
                 + [
                     Problem(
                         "a run goes on with the configuration it began with",
-                        f"choose another run.name, or change it on purpose: mptrain resume {directory.root} KEY=VALUE",
+                        f"choose another run.name, or change it on purpose: mptrain resume {directory.root} KEY=VALUE"
+                        f"{retyped(config.extensions.allow)}",
                     )
                 ]
             )
@@ -316,6 +318,9 @@ def _attempt(
 def _for_the_user(error: BaseException, config: Config, directory: RunDirectory) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
     trust = retyped(config.extensions.allow)
+    if isinstance(error, NumericsError) and trust:
+        line = f"mptrain diagnose {directory.root}"
+        return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))
     if isinstance(error, Preempted) and trust:
         return Preempted(str(error), f"{error.hint}{trust}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):

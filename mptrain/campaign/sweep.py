@@ -18,6 +18,7 @@ from mptrain.campaign.errand import Errand
 from mptrain.campaign.points import NOT_SWEPT, Point
 from mptrain.campaign.pool import Slots, Task, run_tasks
 from mptrain.campaign.submitted import fresh_folder, require_none_queued, run_submitted
+from mptrain.config.trust import retyped_for
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
 from mptrain.runlog.directory import RunDirectory
@@ -89,7 +90,8 @@ def _named_folder(root: Path, name: str, resume: str) -> Path:
             raise StorageError(f"{place} is a run, and no place for a sweep", "choose another run.name")
     if is_sweep(folder):
         if resume == "never":
-            hint = f"go on with it: mptrain resume {folder} (or add run.resume=auto), or choose another run.name"
+            trust = retyped_for(read_sweep(folder))
+            hint = f"go on with it: mptrain resume {folder}{trust} (or add run.resume=auto), or choose another run.name"
             raise StorageError(f"there is a sweep in {folder}", hint)
         return folder
     if resume == "must":

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import io
 import multiprocessing
 import os
 import pickle
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, Preempted
-from mptrain.masking import masked
+from mptrain.masking import MaskedText
 from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -242,15 +241,8 @@ def print_to(log: Path) -> None:
     os.close(descriptor)
     for name, number in (("stdout", 1), ("stderr", 2)):
         opened = open(number, "wb", closefd=False)  # noqa: SIM115
-        setattr(sys, name, _Log(opened, encoding="utf-8", errors="backslashreplace", line_buffering=True))
+        setattr(sys, name, MaskedText(opened, encoding="utf-8", errors="backslashreplace", line_buffering=True))
     faulthandler.enable()  # a crash of a library leaves the place where it happened
-
-
-class _Log(io.TextIOWrapper):
-    """What Python prints, without the secrets of the environment."""
-
-    def write(self, text: str) -> int:
-        return super().write(masked(text))
 
 
 def _tell(pipe: Connection, ended: Ended) -> None:

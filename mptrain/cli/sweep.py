@@ -16,7 +16,7 @@ from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
-from mptrain.config.trust import confirm, let_in, retyped
+from mptrain.config.trust import confirm, let_in, retyped_for
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog import require_no_links
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
@@ -91,12 +91,13 @@ def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: 
             if value is not None:
                 raise UsageError(f"{flag} is about the points of a sweep, and {path} is none", "leave it out")
         return None
+    found = read_sweep(folder)
     if overrides:
         raise UsageError(
             f"{folder} is a sweep, and goes on as it was started: {overrides[0]} cannot change",
-            f"change one run: mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}; or start a sweep with -m",
+            f"change one run: mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}{retyped_for(found)}; or start a sweep with -m",
         )
-    return read_sweep(folder)
+    return found
 
 
 def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), launcher: str | None = None) -> int:
@@ -160,9 +161,8 @@ def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
     if done.kind == "sweep" or code != EXIT_OK:  # what came of a comparison is said by its verdicts
         print_outcome(done)
     if code != EXIT_OK:
-        packages = let_in(word for job in done.jobs for word in job.overrides)
         where = f" --launcher {shlex.quote(launcher.word)}" if launcher is not None else ""
-        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{where}{retyped(packages)}")
+        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{where}{retyped_for(done)}")
     return code
 
 
