@@ -25,7 +25,7 @@ from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.ranges import show
 from mptrain.config.trust import retyped
 from mptrain.engine.loop import Loop, Storage
-from mptrain.engine.snapshot import require_fit
+from mptrain.engine.snapshot import require_fit, require_same_schema
 from mptrain.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -220,6 +220,7 @@ def _require_work(
         ConfigError: There is nothing left to do.
     """
     parts, options = built
+    require_same_schema(loaded.state)
     step, planned = loaded.manifest.step, options.train.planned(parts.loaders["train"].steps_per_epoch)
     trained, minutes = loaded.state["progress"]["seconds"] / 60, options.train.max_minutes
     if step > planned or (done and step >= planned):
