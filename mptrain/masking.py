@@ -6,6 +6,8 @@ run goes on wherever that variable is set, and whoever is given its folder is gi
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import os
 import re
@@ -28,7 +30,7 @@ def masker() -> Callable[[Any], Any]:
     secrets: dict[str, str] = {}
     for name, value in os.environ.items():
         if _NAMES.search(name) and len(value.strip()) >= SHORTEST:
-            for form in (value.strip(), json.dumps(value.strip())[1:-1], repr(value.strip())[1:-1]):
+            for form in _forms(value.strip()):
                 secrets.setdefault(form, f"${{oc.env:{name}}}")
     if not secrets:
         return lambda value: value
@@ -45,6 +47,26 @@ def masker() -> Callable[[Any], Any]:
         return value
 
     return mask
+
+
+def _forms(secret: str) -> tuple[str, ...]:
+    """A secret as it stands in text, in JSON, in a message, and in pages (by Python's escaping, and by Jinja's)."""
+    page = html.escape(secret)
+    return (
+        secret,
+        json.dumps(secret)[1:-1],
+        repr(secret)[1:-1],
+        page,
+        page.replace("&#x27;", "&#39;").replace("&quot;", "&#34;"),
+    )
+
+
+class MaskedText(io.TextIOWrapper):
+    """A stream of text without the secrets of the environment, as far as each is written at once."""
+
+    def write(self, text: str) -> int:
+        """Writes it without them."""
+        return super().write(masked(text))
 
 
 def masked(value: Any) -> Any:

@@ -60,6 +60,26 @@ def finish_at_once(config, sink):
     finish(config)
 
 
+def takes_two_goes(config, sink):
+    """Is told that its time is up once, after a step."""
+    print("goes on")
+    paths = RunPaths(Path(config.run.root) / config.run.name)
+    if paths.root.exists():
+        return finish(config)
+    return run_out_of_time(paths, 5)
+
+
+def gets_nowhere(config, sink):
+    """Its time is up before its first step."""
+    run_out_of_time(RunPaths(Path(config.run.root) / config.run.name), 0)
+
+
+def run_out_of_time(paths, step):
+    paths.root.mkdir()
+    RunDirectory(paths).write_state(RunState("x", (), "").begin(0).end("preempted", "", 75, step))
+    raise Preempted(f"SIGUSR1: stopped and saved after step {step} of 9", "", 75)
+
+
 def say(sink, count=3):
     """So many records of progress, and an evaluation."""
     sink.take(StepRecord("main", 7, 5, 0, 1.0, 4096.0, False, False, 1.0, 0.1))

@@ -25,8 +25,14 @@ if TYPE_CHECKING:
     from mptrain.dataset.source import Dataset
 
 
-def check(points: Sequence[Point], composer: Composer, program: Program) -> list[Point]:
+def check(points: Sequence[Point], composer: Composer, program: Program, *, elsewhere: bool = False) -> list[Point]:
     """Checks all that can be known of points before any of them is run.
+
+    Args:
+        points: As they were expanded.
+        composer: Over the folders that hold groups and options.
+        program: What jobs will run.
+        elsewhere: They run on other machines, whose devices are not known.
 
     Returns:
         The same points with their warnings and configurations.
@@ -36,7 +42,8 @@ def check(points: Sequence[Point], composer: Composer, program: Program) -> list
     """
     warm_up(program)  # imports what it will need while this process looks at words
     checked = validate(points, composer)
-    require_devices(checked)
+    if not elsewhere:
+        require_devices(checked)
     require_agreement(checked, program)
     return checked
 

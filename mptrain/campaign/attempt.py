@@ -27,7 +27,7 @@ from mptrain.config.spreading import device_of
 from mptrain.config.trust import retyped
 from mptrain.distributed.launch import gathered, remember_run, run_before_restart
 from mptrain.engine.loop import Loop, NoStorage, Storage
-from mptrain.engine.snapshot import require_fit
+from mptrain.engine.snapshot import require_fit, require_same_schema
 from mptrain.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
@@ -38,6 +38,7 @@ from mptrain.errors import (
     EnvironmentRefused,
     FirstBatchError,
     MptrainError,
+    NumericsError,
     Preempted,
     Problem,
     StorageError,
@@ -209,7 +210,8 @@ def _micro_batches(config: Config, loaded: Loaded | None) -> int:
     Where ``train.accumulate`` was changed on purpose, that is what counts.
     """
     saved = loaded.state if loaded is not None else {}
-    return int(saved.get("micro_batches", 1)) if saved.get("accumulate") == config.train.accumulate else 1
+    found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
+    return found if isinstance(found, int) and 1 <= found <= config.train.batch_size else 1
 
 
 def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
@@ -259,7 +261,8 @@ def _continue(directory: RunDirectory, config: Config, show: Show, ranks: Ranks,
                 + [
                     Problem(
                         "a run goes on with the configuration it began with",
-                        f"choose another run.name, or change it on purpose: mptrain resume {directory.root} KEY=VALUE",
+                        f"choose another run.name, or change it on purpose: mptrain resume {directory.root} KEY=VALUE"
+                        f"{retyped(config.extensions.allow)}",
                     )
                 ]
             )
@@ -300,6 +303,7 @@ def _require_work(
         ConfigError: There is nothing left to do.
     """
     parts, options = built
+    require_same_schema(loaded.state)
     step, planned = loaded.manifest.step, options.train.planned(parts.loaders["train"].steps_per_epoch)
     trained, minutes = loaded.state["progress"]["seconds"] / 60, options.train.max_minutes
     if step > planned or (done and step >= planned):
@@ -399,6 +403,9 @@ def _attempt(
 def _for_the_user(error: BaseException, config: Config, directory: RunDirectory) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
     trust = retyped(config.extensions.allow)
+    if isinstance(error, NumericsError) and trust:
+        line = f"mptrain diagnose {directory.root}"
+        return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))
     if isinstance(error, Preempted) and trust:
         return Preempted(str(error), f"{error.hint}{trust}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):

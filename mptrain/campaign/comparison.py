@@ -19,6 +19,7 @@ from mptrain.compare.results import Objection
 from mptrain.compare.settings import differing, settings
 from mptrain.config.overrides import parse
 from mptrain.config.ranges import UnfitError, fit, show
+from mptrain.config.trust import retyped_for
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
 from mptrain.runlog import last_run, read_run
@@ -178,7 +179,7 @@ def _require_reference(question: Question, arms: Sequence[str], lost: Sequence[S
     if question.reference not in arms and gone:
         raise UsageError(
             f"the reference {question.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
-            f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder} runs what is missing",
+            f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder}{retyped_for(sweep)} runs what is missing",
         )
 
 
@@ -268,7 +269,8 @@ def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
 def _notes(sweep: Sweep) -> list[str]:
     unfinished = [job for job in sweep.jobs if job.status not in ("done", "failed")]
     if unfinished:
-        return [f"{len(unfinished)} of {len(sweep.jobs)} runs have not ended: mptrain resume {sweep.folder} runs them"]
+        line = f"mptrain resume {sweep.folder}{retyped_for(sweep)}"
+        return [f"{len(unfinished)} of {len(sweep.jobs)} runs have not ended: {line} runs them"]
     return []
 
 

@@ -14,7 +14,7 @@ from mptrain.campaign.ending import read_ending
 from mptrain.campaign.examining import OnRecord, Place, examine
 from mptrain.config.build import build
 from mptrain.config.compose import reload
-from mptrain.config.trust import is_trust
+from mptrain.config.trust import is_trust, retyped
 from mptrain.engine.revisit import Moment, moment_at, stand_at
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
@@ -117,7 +117,8 @@ def _failed(directory: RunDirectory, config: Config) -> Place | None:
     state = directory.read_state()
     if not paths.failure.exists() or (state is not None and state.status == "done"):
         return None
-    ending = read_ending(directory)
+    trust = retyped(config.extensions.allow)
+    ending = read_ending(directory, trust)
     store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)
     saved = manifests_in(store.folder)
     if saved and step_of(saved[0]) > ending.step:
@@ -127,7 +128,7 @@ def _failed(directory: RunDirectory, config: Config) -> Place | None:
     if loaded is None:
         raise CheckpointError(
             f"{directory.root} has no checkpoint: its weights were not finite when it ended, and none was kept before",
-            f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, ending.step - 1)}",
+            f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, ending.step - 1)}{trust}",
         )
     parts, _ = build(config, weights=False)
     _require_fit(parts, loaded.state)

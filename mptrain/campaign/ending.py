@@ -38,8 +38,12 @@ class Ending:
     random: Mapping[str, Any] | None
 
 
-def read_ending(directory: RunDirectory) -> Ending:
+def read_ending(directory: RunDirectory, trust: str = "") -> Ending:
     """The step that ended a run.
+
+    Args:
+        directory: Of the run.
+        trust: What a line that names it needs behind it (see `mptrain.config.trust.retyped`).
 
     Raises:
         StorageError: A file of it is missing or damaged; names the command that does without.
@@ -62,7 +66,7 @@ def read_ending(directory: RunDirectory) -> Ending:
         why, cause = f"cannot be read: {error.strerror or error}", error
     except Exception as error:  # torch documents no set of errors for a file that it cannot read
         cause = error
-    hint = f"look at a step by number: mptrain diagnose {directory.root} --step N"
+    hint = f"look at a step by number: mptrain diagnose {directory.root} --step N{trust}"
     raise StorageError(f"{path} {why}", hint) from cause
 
 

@@ -17,7 +17,7 @@ import torch
 from mptrain.campaign.attempt import find_run
 from mptrain.campaign.trace import Basis, Trace, read_traces
 from mptrain.config.compose import reload
-from mptrain.config.trust import is_trust
+from mptrain.config.trust import is_trust, retyped
 from mptrain.errors import DataError, UsageError
 from mptrain.numerics.verdict import Verdict
 from mptrain.report.replay_page import Course, Replay, ReplayedLearner
@@ -78,7 +78,7 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     notes = _notes(own, recorded, dead=directory.holder() is None)
     untold = sum(one.replayed.unknown for one in learners)
     if untold:
-        notes.append(_nothing_tells(directory.root, untold))
+        notes.append(_nothing_tells(directory.root, untold, retyped(config.extensions.allow)))
     elif any(one.estimated for one in learners) and not any(one.tells_gradients() for one in traces.values()):
         notes.append(_NO_HISTOGRAMS)
     if any(one.stuck for one in learners):
@@ -98,10 +98,10 @@ _NO_HISTOGRAMS = (
 )
 
 
-def _nothing_tells(root: Path, steps: int) -> str:
+def _nothing_tells(root: Path, steps: int, trust: str) -> str:
     return (
         f"nothing on record tells what {counted(steps, 'step')} would have done at another scale: they count as unknown, and "
-        f"the rule goes on as if they had ended as recorded; mptrain diagnose {shlex.quote(str(root))} does one of them again at "
+        f"the rule goes on as if they had ended as recorded; mptrain diagnose {shlex.quote(str(root))}{trust} does one of them again at "
         "other scales, and a run with diagnostics=histograms, at a scale at which most steps are clean, tells of all"
     )
 

@@ -1,7 +1,8 @@
 """Runs the points of a sweep and keeps ``sweep.json`` current; goes on with one that was broken off.
 
 A sweep is what its file says: what is planned is written first, and running it means running every job whose run
-directory does not say that it is done. How processes are had is the business of `mptrain.campaign.pool`.
+directory does not say that it is done. How processes are had is the business of `mptrain.campaign.pool`, or of a
+scheduler that `mptrain.campaign.submitted` hands jobs to.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mptrain.campaign.errand import Errand
 from mptrain.campaign.points import NOT_SWEPT, Point
 from mptrain.campaign.pool import Slots, Task, run_tasks
+from mptrain.campaign.submitted import fresh_folder, require_none_queued, run_submitted
+from mptrain.config.trust import retyped_for
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
 from mptrain.runlog.directory import RunDirectory
@@ -27,6 +31,7 @@ from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, r
 if TYPE_CHECKING:
     from mptrain.campaign.worker import Ended, Program, Progress
     from mptrain.config.compose import Composer
+    from mptrain.config.launcher import Launcher
     from mptrain.config.schema import RunOptions
 
 #: Seconds that the runs of a killed sweep have to save themselves before somebody else goes on with them.
@@ -85,7 +90,8 @@ def _named_folder(root: Path, name: str, resume: str) -> Path:
             raise StorageError(f"{place} is a run, and no place for a sweep", "choose another run.name")
     if is_sweep(folder):
         if resume == "never":
-            hint = f"go on with it: mptrain resume {folder} (or add run.resume=auto), or choose another run.name"
+            trust = retyped_for(read_sweep(folder))
+            hint = f"go on with it: mptrain resume {folder}{trust} (or add run.resume=auto), or choose another run.name"
             raise StorageError(f"there is a sweep in {folder}", hint)
         return folder
     if resume == "must":
@@ -171,7 +177,12 @@ def missing_points(sweep: Sweep) -> list[Point]:
 
 
 def run_sweep(
-    sweep: Sweep, composer: Composer, program: Program, watch: Watcher, numbers: Container[int] | None = None
+    sweep: Sweep,
+    composer: Composer,
+    program: Program,
+    watch: Watcher,
+    numbers: Container[int] | None = None,
+    launcher: Launcher | None = None,
 ) -> tuple[Sweep, int]:
     """Runs the jobs that have not ended, each in its own process; ``sweep.json`` follows every change.
 
@@ -181,6 +192,7 @@ def run_sweep(
         program: What jobs run.
         watch: Shows what happens.
         numbers: Of the jobs that this is about; None for all.
+        launcher: What a scheduler is asked for; None runs them on this machine.
 
     Returns:
         The sweep as it is now, and the exit code: 0, 7 where a job failed (by its numerics only where arms are not judged), or that of
@@ -188,21 +200,28 @@ def run_sweep(
 
     Raises:
         StorageError: Another process runs this sweep or one of its runs, or the disk refuses.
+        EnvironmentRefused: The scheduler that the launcher wants is not there.
     """
     with hold(sweep.paths.lock):
+        require_none_queued(sweep.folder)
         sweep = take_stock(sweep, numbers)
         about = [job for job in sweep.jobs if numbers is None or job.number in numbers]
         wanted = [_waiting(job) for job in _interleaved(about) if not sweep.has_ended(job)]
         for job in wanted:
             sweep = sweep.with_job(job)
         write_sweep(sweep)
-        tasks = [_task(sweep, job, composer) for job in wanted]
         record = _Record(sweep, watch)
         stopped = None
-        if tasks:
-            _wait_for_orphans(sweep, tasks)
-            slots = Slots.of_this_machine(min(sweep.parallel, len(sweep.jobs)))
-            stopped = run_tasks(tasks, slots, program, record)
+        if wanted:
+            _wait_for_orphans(sweep, wanted)
+            if launcher is None:
+                tasks = [_task(sweep, job, composer) for job in wanted]
+                slots = Slots.of_this_machine(min(sweep.parallel, len(sweep.jobs)))
+                stopped = run_tasks(tasks, slots, program, record)
+            else:
+                folder = fresh_folder(sweep.folder)
+                errands = [_errand(sweep, job, program, folder) for job in wanted]
+                stopped = run_submitted(errands, launcher, folder, record)
     if all(map(record.sweep.has_ended, record.sweep.jobs)):
         return record.sweep, EXIT_OK
     return record.sweep, EXIT_SWEEP if stopped is None else stopped
@@ -259,9 +278,19 @@ class _Record:
 
 
 def _task(sweep: Sweep, job: SweepJob, composer: Composer) -> Task:
-    """The job with a run directory of its own, where it goes on if it was broken off."""
+    return Task(job.number, composer.compose(_words(sweep, job)), sweep.paths.log(job.name))
+
+
+def _errand(sweep: Sweep, job: SweepJob, program: Program, folder: Path) -> Errand:
+    run, log = sweep.paths.run(job.name).absolute(), sweep.paths.log(job.name).absolute()
+    told, words = folder / f"{job.number:03d}.json", _words(sweep, job)
+    return Errand(job.number, words, sweep.config_dirs, sweep.config_name, run, log, told, program)
+
+
+def _words(sweep: Sweep, job: SweepJob) -> tuple[str, ...]:
+    """The job's command line with a run directory of its own, where it goes on if it was broken off."""
     places = (f"run.root={quoted(str(sweep.folder))}", f"run.name={quoted(job.name)}", "run.resume=auto")
-    return Task(job.number, composer.compose((*job.overrides, *places)), sweep.paths.log(job.name))
+    return (*job.overrides, *places)
 
 
 def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
@@ -280,15 +309,15 @@ def _waiting(job: SweepJob) -> SweepJob:
     return replace(job, status="waiting", code=None, reason="", seconds=None)
 
 
-def _wait_for_orphans(sweep: Sweep, tasks: Sequence[Task]) -> None:
+def _wait_for_orphans(sweep: Sweep, jobs: Sequence[SweepJob]) -> None:
     """Wait until the jobs of a killed sweep have saved themselves.
 
     Raises:
         StorageError: Somebody else goes on with a run.
     """
     deadline = time.monotonic() + _PATIENCE
-    for task in tasks:
-        run = RunDirectory(RunPaths(sweep.paths.run(sweep.jobs[task.number].name)))
+    for job in jobs:
+        run = RunDirectory(RunPaths(sweep.paths.run(job.name)))
         while (holder := run.holder()) is not None:
             if time.monotonic() > deadline:
                 raise StorageError(f"{run.root} is being written by {holder}", "wait until it ends, or stop it")

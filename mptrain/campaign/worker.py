@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import io
 import multiprocessing
 import os
 import pickle
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, Preempted
-from mptrain.masking import masked
+from mptrain.masking import MaskedText
 from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, StepRecord
 
 if TYPE_CHECKING:
@@ -192,9 +191,9 @@ def _be_the_first_to_go() -> None:
 
 
 def _work(assignment: Assignment, pipe: Connection) -> Ended:
-    report: Callable[[BaseException], int] = _print_traceback
+    report: Callable[[BaseException], int] = print_traceback
     try:
-        _print_to(assignment.log)
+        print_to(assignment.log)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
         program, config = pickle.loads(assignment.work)
         report = program.report
@@ -203,30 +202,36 @@ def _work(assignment: Assignment, pipe: Connection) -> Ended:
 
             torch.set_num_threads(min(assignment.threads, torch.get_num_threads()))
         program.train(config, _ToParent(pipe))
-    except Preempted as error:
-        report(error)
-        return Ended(
-            "interrupted" if error.exit_code == EXIT_INTERRUPTED else "preempted", error.exit_code, one_line(error)
-        )
-    except KeyboardInterrupt:
-        return Ended("interrupted", EXIT_INTERRUPTED, "interrupted before it began to train")
-    except SystemExit as error:
-        _print_traceback(error)
-        return Ended("failed", error.code if isinstance(error.code, int) and error.code else EXIT_BUG, one_line(error))
-    except MptrainError as error:
-        return Ended("failed", report(error), one_line(error))
     except BaseException as error:
-        _print_traceback(error)
-        return Ended("failed", report(error), one_line(error))
+        return ended_by(error, report)
     return Ended("done", EXIT_OK)
 
 
-def _print_traceback(error: BaseException) -> int:
+def ended_by(error: BaseException, report: Callable[[BaseException], int]) -> Ended:
+    """How a job ended whose training raised this, which is printed."""
+    if isinstance(error, Preempted):
+        report(error)
+        status: Literal["interrupted", "preempted"] = "preempted"
+        if error.exit_code == EXIT_INTERRUPTED:
+            status = "interrupted"
+        return Ended(status, error.exit_code, one_line(error))
+    if isinstance(error, KeyboardInterrupt):
+        return Ended("interrupted", EXIT_INTERRUPTED, "interrupted before it began to train")
+    if isinstance(error, SystemExit):
+        print_traceback(error)
+        return Ended("failed", error.code if isinstance(error.code, int) and error.code else EXIT_BUG, one_line(error))
+    if not isinstance(error, MptrainError):
+        print_traceback(error)
+    return Ended("failed", report(error), one_line(error))
+
+
+def print_traceback(error: BaseException) -> int:
+    """Print where an error came from; returns the exit code of a bug."""
     traceback.print_exception(error)
     return EXIT_BUG
 
 
-def _print_to(log: Path) -> None:
+def print_to(log: Path) -> None:
     """Send everything that is printed from here on, by any library, to a file."""
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     for stream in (sys.stdout, sys.stderr):
@@ -236,15 +241,8 @@ def _print_to(log: Path) -> None:
     os.close(descriptor)
     for name, number in (("stdout", 1), ("stderr", 2)):
         opened = open(number, "wb", closefd=False)  # noqa: SIM115
-        setattr(sys, name, _Log(opened, encoding="utf-8", errors="backslashreplace", line_buffering=True))
+        setattr(sys, name, MaskedText(opened, encoding="utf-8", errors="backslashreplace", line_buffering=True))
     faulthandler.enable()  # a crash of a library leaves the place where it happened
-
-
-class _Log(io.TextIOWrapper):
-    """What Python prints, without the secrets of the environment."""
-
-    def write(self, text: str) -> int:
-        return super().write(masked(text))
 
 
 def _tell(pipe: Connection, ended: Ended) -> None:

@@ -17,9 +17,10 @@ from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.flags import read_flags
 from mptrain.cli.job import PROGRAM
 from mptrain.cli.messages import each_warning_once, say, warn
-from mptrain.cli.sweep import finish
+from mptrain.cli.sweep import finish, launcher_of
 from mptrain.compare.keeping import write_comparisons
 from mptrain.config.compose import Composer
+from mptrain.config.launcher import is_elsewhere
 from mptrain.config.schema import RunOptions
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError, did_you_mean
 from mptrain.runlog.sweeps import SweepPaths, read_sweep
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _WITH_VALUE = ("--reference", "--margin", "--metric", "--by")
 
 #: Flags with a value that mean the same as without ``compare``.
-_PASSED_ON = ("--config-dir", "-cd", "--config-name", "-cn", "--jobs")
+_PASSED_ON = ("--config-dir", "-cd", "--config-name", "-cn", "--jobs", "--launcher")
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ def _compare_arms(asked: _Asked) -> int:
     flags = read_flags(["-m", *asked.words])
     with each_warning_once():
         composer = Composer(flags.config_dirs, flags.config_name)
-        points = check(name_arms(expand(flags.overrides, composer.catalogue)), composer, PROGRAM)
+        launcher = launcher_of(flags.launcher, flags.jobs)
+        points = name_arms(expand(flags.overrides, composer.catalogue))
+        points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
         arms = list(dict.fromkeys(point.arm for point in points))
         seeds = len(points) // len(arms)
         say(f"{len(points)}/{len(points)} points valid: {len(arms)} arms ({', '.join(arms)}) x {seeds} seeds")
@@ -108,11 +111,11 @@ def _compare_arms(asked: _Asked) -> int:
             words=flags.overrides,
             config_dirs=flags.config_dirs,
             config_name=flags.config_name,
-            parallel=flags.jobs,
+            parallel=flags.jobs or 1,
             kind="comparison",
             plan=question.as_plan(),
         )
-        code = finish(planned, composer)
+        code = finish(planned, composer, launcher)
     if code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         conclude(planned)
     return code

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mptrain.cli import wording
-from mptrain.cli.messages import colourful, printable, writing
+from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
 from mptrain.runlog import readable_bytes
 
@@ -40,8 +40,7 @@ def print_comparison(comparison: Comparison, title: str = "") -> None:
     width = width_of(sys.stdout)
     lines = [line.rstrip() for line in drawn.get().splitlines()]
     lines += ["", *_paragraphs(comparison, width)]
-    with writing():
-        print("\n".join([*([title] if title else []), *lines]), flush=True)
+    say("\n".join([*([title] if title else []), *lines]), styled=True)
 
 
 def _table(comparison: Comparison) -> Table:

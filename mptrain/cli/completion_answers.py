@@ -30,6 +30,7 @@ _TAKE = {
     "--output": "PATH",
     "--sweep": "SWEEP",
     "--jobs": "",
+    "--launcher": "PATH",
     "--step": "",
     "--learner": "",
     "--package": "",

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mptrain.cli.messages import colourful, printable, writing
+from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.report.diagnosis_page import FINITE, cells, verdict_on
@@ -66,8 +66,7 @@ def diagnose(words: Sequence[str]) -> int:
         done = diagnose_config(compose(rest, config_dirs=folders), step or 1, learner)
     _print(done.found, "--all" in values)
     if done.page is not None:
-        with writing():
-            print(f"\n{done.page}", flush=True)
+        say(f"\n{done.page}")
     return EXIT_OK
 
 
@@ -136,8 +135,7 @@ def _print(found: Examination, everything: bool) -> None:
     lines += ["", *(line.rstrip() for line in drawn.get().splitlines())]
     if found.cause == "none":
         lines += ["", *_wrapped(f"{FINITE}.", width)]
-    with writing():
-        print("\n".join(lines), flush=True)
+    say("\n".join(lines), styled=True)
 
 
 def _wrapped(text: str, width: int) -> list[str]:

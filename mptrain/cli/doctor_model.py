@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from mptrain.campaign.scaling import ScalingReport, check_scaling
-from mptrain.cli.messages import colourful, printable, writing
+from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
 from mptrain.diagnostics.scaling import Scales, scales_of
 from mptrain.diagnostics.trail import LOSS
@@ -53,8 +53,7 @@ def doctor_model(config: Config) -> int:
         lines += _wrapped("note: ", sentence, width)
     for finding in report.findings:
         lines += ["", *_wrapped("found: ", _said(finding), width), *_wrapped("hint: ", finding.hint, width)]
-    with writing():
-        print("\n".join(lines), flush=True)
+    say("\n".join(lines), styled=True)
     return EXIT_NUMERICS if report.findings else EXIT_OK
 
 

@@ -25,6 +25,7 @@ _SUGGESTED = (
     "--config-dir",
     "--config-name",
     "--jobs",
+    "--launcher",
     "--cfg",
     "--resolve",
     "--package",
@@ -33,7 +34,7 @@ _SUGGESTED = (
     "--traceback",
 )
 
-_WITH_VALUE = ("--config-dir", "--config-name", "--jobs", "--cfg", "--package")
+_WITH_VALUE = ("--config-dir", "--config-name", "--jobs", "--launcher", "--cfg", "--package")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Flags:
         multirun: Sweep over words with several values.
         config_dirs: Further folders of groups and options.
         config_name: The file at the top.
-        jobs: How many points of a sweep run at a time.
+        jobs: How many points of a sweep run at a time; None where nothing is said.
+        launcher: Where they run instead of here: a file, or the name of an executor; None for here.
         show: Hydra is asked to show something.
         completion: The shell whose script is asked for in Hydra's way; empty where none is.
         given: The flags with their values, as they were written.
@@ -55,7 +57,8 @@ class Flags:
     multirun: bool
     config_dirs: tuple[str, ...]
     config_name: str
-    jobs: int
+    jobs: int | None
+    launcher: str | None
     show: bool
     completion: str
     given: tuple[str, ...]
@@ -72,6 +75,7 @@ def read_flags(words: Sequence[str]) -> Flags:
     folders: list[str] = []
     name, multirun, show = "train", False, False
     jobs: int | None = None
+    launcher: str | None = None
     rest = list(words)
     while rest:
         here = len(words) - len(rest)
@@ -93,6 +97,9 @@ def read_flags(words: Sequence[str]) -> Flags:
         elif flag == "--jobs":
             jobs = read_jobs(value if equals else _value(flag, rest))
             continue  # Hydra knows no such flag
+        elif flag == "--launcher":
+            launcher = value if equals else _value(flag, rest)
+            continue
         elif flag in _SHOWING:
             show = True
             value = value if equals else _value(flag, rest)
@@ -107,25 +114,29 @@ def read_flags(words: Sequence[str]) -> Flags:
         given += words[here : len(words) - len(rest)]
     if jobs is not None and not multirun:
         raise UsageError("--jobs is about the points of a sweep", "add -m, or leave it out")
+    if launcher is not None and not multirun:
+        raise UsageError("--launcher is about the points of a sweep", "add -m, or leave it out")
     shell = _shell(overrides) if any(flag in _COMPLETION for flag in given) else ""
-    return Flags(tuple(overrides), multirun, tuple(folders), name, jobs or 1, show, shell, tuple(given))
+    return Flags(tuple(overrides), multirun, tuple(folders), name, jobs, launcher, show, shell, tuple(given))
 
 
-def take_jobs(words: Sequence[str]) -> tuple[list[str], int | None]:
-    """The words without ``--jobs N``, and that number where there is one.
+def take_jobs(words: Sequence[str]) -> tuple[list[str], int | None, str | None]:
+    """The words without ``--jobs N`` and ``--launcher FILE``, and their values where they are there.
 
     Raises:
-        UsageError: It is no number.
+        UsageError: One lacks its value, or the first is no number.
     """
-    rest, kept, jobs = list(words), [], None
+    rest, kept, jobs, launcher = list(words), [], None, None
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
         if flag == "--jobs":
             jobs = read_jobs(value if equals else _value(flag, rest))
+        elif flag == "--launcher":
+            launcher = value if equals else _value(flag, rest)
         else:
             kept.append(word)
-    return kept, jobs
+    return kept, jobs, launcher
 
 
 def read_jobs(text: str) -> int:

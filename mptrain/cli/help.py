@@ -18,9 +18,9 @@ from mptrain.errors import EXIT_OK, UsageError, did_you_mean
 #: How each command is written, and what it does; shell completion takes from here which words a command takes.
 USAGE = (
     ("mptrain [train] KEY=VALUE ...", "train (the default command)"),
-    ("mptrain -m KEY=A,B ... [--jobs N]", "train every combination, each in a process of its own"),
+    ("mptrain -m KEY=A,B ... [--jobs N] [--launcher FILE]", "train every combination, each in a process of its own"),
     (
-        "mptrain compare KEY=A,B seed=0,1,2 ... [--margin X] [--jobs N]",
+        "mptrain compare KEY=A,B seed=0,1,2 ... [--margin X] [--jobs N] [--launcher FILE]",
         "train arms and compare them, with intervals and verdicts",
     ),
     ("mptrain compare RUN RUN ...", "compare runs that exist"),
@@ -58,6 +58,7 @@ _EXAMPLES = (
 OPTIONS = (
     ("-m, --multirun", "sweep: KEY=A,B, KEY=range(1,4), GROUP=glob(fp16*)"),
     ("--jobs N", "points of a sweep that run at a time, sharing CPU cores and GPUs; 1 if not given"),
+    ("--launcher slurm|local|FILE", "hand points of a sweep to Slurm through submitit; FILE says with what (YAML)"),
     ("--config-dir DIR", "a folder with groups and options of your own"),
     ("--config-name NAME", "another file at the top than train"),
     ("--cfg job|hydra|all", "show the composed configuration (--resolve, --package P)"),
@@ -90,7 +91,7 @@ DESCRIPTIONS = {
     "resume": "Continues a run from its last checkpoint. RUN is its directory, or the word last. "
     "Any key may change on the way (train.epochs or train.max_steps to go on for longer; precision, scaler, optimizer, "
     "schedule and logger may be chosen anew), except what the run is about: model, dataset, task, and train.batch_size. SWEEP is the folder of a sweep: its points "
-    "that are missing, failed or interrupted are run, --jobs N at a time, by what its sweep.json says, without KEY=VALUE. "
+    "that are missing, failed or interrupted are run, --jobs N at a time, by what its sweep.json says, without KEY=VALUE, here or with --launcher. "
     "The word last always means a run.",
     "eval": "Evaluates the last checkpoint of a run, or with --best the best. RUN is its directory, or the "
     "word last. Keys such as device or precision.eval can be changed for it. --raw measures the weights themselves where "

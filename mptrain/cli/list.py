@@ -67,12 +67,12 @@ def _print_all(catalogue: Catalogue) -> None:
     width = max(len(name) for options in catalogue.groups.values() for name in options) + 2
     for group, options in catalogue.groups.items():
         comment = catalogue.comment(group)
-        print(_bold(group) + (f"   {harmless(comment)}" if comment else ""))
+        print(_bold(harmless(group)) + (f"   {harmless(comment)}" if comment else ""))
         for name, option in options.items():
             mark = "*" if catalogue.defaults.get(group) == name else " "
             print(harmless(f"  {mark} {name.ljust(width)}{option.summary}".rstrip()))
             if known := "; ".join(_known(option)):
-                print(" " * (width + 4) + known)
+                print(" " * (width + 4) + harmless(known))
         print()
     print(
         "* chosen where nothing else is said. mptrain list GROUP shows the keys of its options; mptrain list recipes, recipes."
@@ -85,11 +85,11 @@ def _print_group(catalogue: Catalogue, group: str) -> None:
         if position:
             print()
         chosen = "  (default)" if catalogue.defaults.get(group) == option.name else ""
-        print(_bold(f"{group}={option.name}") + chosen)
+        print(_bold(harmless(f"{group}={option.name}")) + chosen)
         if option.summary:
             print(f"  {harmless(option.summary)}")
         for words in _known(option):
-            print(f"  {words}")
+            print(f"  {harmless(words)}")
         _print_entries(option)
 
 

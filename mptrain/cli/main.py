@@ -137,7 +137,7 @@ def _refuse_blanks(words: list[str]) -> None:
 
 #: Flags that may stand before a command, and whether a value follows.
 _BEFORE = {
-    "--config-dir": True, "-cd": True, "--config-name": True, "-cn": True, "--jobs": True, "-m": False, "--multirun": False
+    "--config-dir": True, "-cd": True, "--config-name": True, "-cn": True, "--jobs": True, "--launcher": True, "-m": False, "--multirun": False
 }  # fmt: skip
 
 
@@ -180,16 +180,16 @@ def _train(words: list[str]) -> int:
 def _resume(words: list[str]) -> int:
     from mptrain.cli.flags import take_jobs
 
-    words, jobs = take_jobs(words)
+    words, jobs, launcher = take_jobs(words)
     run, overrides = _run_and_overrides("resume", words)
     from mptrain.config.trust import is_trust, let_in
 
     trusted = [word for word in overrides if is_trust(word)]
     from mptrain.cli.sweep import find_sweep, resume_sweep
 
-    sweep = find_sweep(run, [word for word in overrides if word not in trusted], jobs)
+    sweep = find_sweep(run, [word for word in overrides if word not in trusted], jobs, launcher)
     if sweep is not None:
-        return resume_sweep(sweep, jobs, let_in(trusted))
+        return resume_sweep(sweep, jobs, let_in(trusted), launcher)
     from mptrain.cli.train import resume
 
     return resume(run, overrides)

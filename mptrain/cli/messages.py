@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -115,14 +116,27 @@ def printable(text: str) -> str:
     return clean if len(clean) <= LONGEST else clean[:LONGEST] + "..."
 
 
-def say(text: str) -> None:
+#: Beginnings and ends of the colours and of the bold and dim text that are ours; no other sequence reaches a terminal.
+_STYLES = re.compile(r"(\x1b\[(?:[0-3]|[39][0-7])(?:;(?:[0-3]|[39][0-7]))*m)")
+
+
+def say(text: str, *, styled: bool = False) -> None:
     """Print lines in which nothing controls a terminal.
+
+    Args:
+        text: Lines; words out of files may stand in it.
+        styled: Where colours are shown, it may have such sequences as ours: whoever has others in a file gives at most colours.
 
     Raises:
         StorageError: Standard output takes no more.
     """
+    styled = styled and colourful(sys.stdout)
+    lines = []
+    for line in text.split("\n"):
+        parts = _STYLES.split(line) if styled else [line]
+        lines.append("".join(part if place % 2 else harmless(part) for place, part in enumerate(parts)))
     with writing():
-        print("\n".join(map(harmless, text.split("\n"))), flush=True)
+        print("\n".join(lines), flush=True)
 
 
 def harmless(text: str) -> str:

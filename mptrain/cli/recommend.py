@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from mptrain.cli.messages import colourful, printable, writing
+from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.report import place
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK, UsageError
@@ -65,8 +65,7 @@ def recommend_scale(words: Sequence[str]) -> int:
         for reason in (*found.reasons(learner), *found.notes):
             lines += textwrap.wrap(printable(reason), width, initial_indent="- ", subsequent_indent="  ")
     written = write_forecast(found)
-    with writing():
-        print("\n".join([*lines, "", str(written.html), str(written.md)]), flush=True)
+    say("\n".join([*lines, "", str(written.html), str(written.md)]), styled=True)
     return EXIT_OK
 
 

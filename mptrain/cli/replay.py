@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mptrain.campaign.replaying import replay_run
-from mptrain.cli.messages import colourful, printable, writing
+from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK
 from mptrain.report import write_replay
@@ -35,8 +35,7 @@ def replay(run: str, overrides: Sequence[str]) -> int:
     """
     found = replay_run(run, overrides)
     written = write_replay(found)
-    with writing():
-        print("\n".join([*_lines(found), "", str(written.html), str(written.md)]), flush=True)
+    say("\n".join([*_lines(found), "", str(written.html), str(written.md)]), styled=True)
     return EXIT_OK
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from mptrain.cli.messages import say
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.runlog.directory import last_run
 
@@ -37,6 +38,5 @@ def report_folders(words: Sequence[str]) -> int:
     for word in words:
         path = last_run(Path("outputs")).root if word == "last" else place(word)
         written = write_report(path)
-        print(written.html)
-        print(written.md, flush=True)
+        say(f"{written.html}\n{written.md}")
     return EXIT_OK

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.campaign.recipes import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
 from mptrain.cli.flags import read_jobs
-from mptrain.cli.messages import colourful, each_warning_once, warn, writing
+from mptrain.cli.messages import colourful, each_warning_once, say, warn
 from mptrain.cli.rows import print_rows, width_of
 from mptrain.config import location
 from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, did_you_mean
@@ -265,5 +265,4 @@ def _coloured(word: str, width: int = 0) -> str:
 
 
 def _say(text: str) -> None:
-    with writing():
-        print(text, flush=True)
+    say(text, styled=True)

@@ -53,8 +53,9 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str]) -> 
         StorageError: The stream takes no more.
     """
     bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if colourful(stream) else ("", "", "")
+    rows = [(harmless(name), text) for name, text in rows]
     left = max((len(name) for name, text in rows if text), default=0) + 2
-    lines = [f"{bold}{title}{plain}"]
+    lines = [f"{bold}{harmless(title)}{plain}"]
     for name, raw in rows:
         if raw:
             text = harmless(re.sub(r"\s", " ", raw))

@@ -11,10 +11,11 @@ from mptrain.campaign.points import NOT_SWEPT
 from mptrain.campaign.sweep import plan_sweep, run_sweep, sweep_folder
 from mptrain.cli.job import PROGRAM
 from mptrain.cli.messages import each_warning_once, say, warn
-from mptrain.cli.sweep import show_end
+from mptrain.cli.sweep import launcher_of, show_end
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer
+from mptrain.config.launcher import is_elsewhere
 from mptrain.config.overrides import read
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweep_csv import summary_of
@@ -69,7 +70,7 @@ def search(flags: Flags) -> int:
             if batches.code != EXIT_OK:
                 return batches.code
             raise ConfigError("the sweeper asked for no point", "look at its own keys, hydra.sweeper.KEY")
-        return show_end(batches.sweep, batches.code)
+        return show_end(batches.sweep, batches.code, batches.launcher)
 
 
 class _Batches:
@@ -79,13 +80,14 @@ class _Batches:
         self.folder = folder
         self.sweep: Sweep | None = None
         self.code = EXIT_OK
+        self.launcher = launcher_of(flags.launcher, flags.jobs)
         self._flags, self._composer = flags, composer
         self._points: list[Point] = []
         self._direction = False  # whether it was said
 
     def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
         """A `mptrain.campaign.hydra_launcher.RunBatch`."""
-        checked = check(batch, self._composer, PROGRAM)
+        checked = check(batch, self._composer, PROGRAM, elsewhere=is_elsewhere(self.launcher))
         say(f"{len(checked)}/{len(checked)} points valid")
         warn(sentence for point in checked for sentence in point.warnings)
         self._points += checked
@@ -95,7 +97,7 @@ class _Batches:
             words=self._flags.overrides,
             config_dirs=self._flags.config_dirs,
             config_name=self._flags.config_name,
-            parallel=self._flags.jobs,
+            parallel=self._flags.jobs or 1,
             grows=True,
         )
         if self.sweep is None:
@@ -103,7 +105,7 @@ class _Batches:
         self.sweep = planned
         with watching(planned) as watch:
             numbers = {point.number for point in batch}
-            self.sweep, self.code = run_sweep(planned, self._composer, PROGRAM, watch, numbers)
+            self.sweep, self.code = run_sweep(planned, self._composer, PROGRAM, watch, numbers, self.launcher)
         self._direction = self._direction or _say_direction(self.sweep)
         return self.sweep, self.code
 

@@ -15,7 +15,8 @@ from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer
-from mptrain.config.trust import confirm, let_in, retyped
+from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
+from mptrain.config.trust import confirm, let_in, retyped_for
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog import require_no_links
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
@@ -43,7 +44,8 @@ def sweep(flags: Flags) -> int:
     with each_warning_once():
         composer = Composer(flags.config_dirs, flags.config_name)
         points = expand(flags.overrides, composer.catalogue)
-        points = check(points, composer, PROGRAM)
+        launcher = launcher_of(flags.launcher, flags.jobs)
+        points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
         say(f"{len(points)}/{len(points)} points valid")
         warn(sentence for point in points for sentence in point.warnings)
         planned = plan_sweep(
@@ -52,44 +54,60 @@ def sweep(flags: Flags) -> int:
             words=flags.overrides,
             config_dirs=flags.config_dirs,
             config_name=flags.config_name,
-            parallel=flags.jobs,
+            parallel=flags.jobs or 1,
         )
-        return finish(planned, composer)
+        return finish(planned, composer, launcher)
 
 
-def find_sweep(path: str, overrides: Sequence[str], jobs: int | None) -> Sweep | None:
+def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
+    """What ``--launcher`` means, with as many jobs in the queue as ``--jobs`` says; None for this machine.
+
+    Raises:
+        ConfigError: With everything that is wrong with the file.
+    """
+    if word is None:
+        return None
+    found = read_launcher(word)
+    return replace(found, at_once=jobs or found.at_once, word=word)
+
+
+def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: str | None = None) -> Sweep | None:
     """The sweep that ``mptrain resume PATH`` means; None where it means a run.
 
     Args:
         path: A folder, a name below ``outputs``, or ``last``, which is a run always.
         overrides: Must be empty for a sweep.
         jobs: Of ``--jobs``; must be None for a run.
+        launcher: Of ``--launcher``; must be None for a run.
 
     Raises:
-        UsageError: ``KEY=VALUE`` for a sweep, or ``--jobs`` for a run.
+        UsageError: ``KEY=VALUE`` for a sweep, or one of these flags for a run.
         StorageError: ``sweep.json`` is damaged.
     """
     places = (Path(path), Path("outputs") / path)
     folder = None if path == "last" else next((place for place in places if is_sweep(place)), None)
     if folder is None:
-        if jobs is not None:
-            raise UsageError(f"--jobs is about the points of a sweep, and {path} is none", "leave it out")
+        for flag, value in (("--jobs", jobs), ("--launcher", launcher)):
+            if value is not None:
+                raise UsageError(f"{flag} is about the points of a sweep, and {path} is none", "leave it out")
         return None
+    found = read_sweep(folder)
     if overrides:
         raise UsageError(
             f"{folder} is a sweep, and goes on as it was started: {overrides[0]} cannot change",
-            f"change one run: mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}; or start a sweep with -m",
+            f"change one run: mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}{retyped_for(found)}; or start a sweep with -m",
         )
-    return read_sweep(folder)
+    return found
 
 
-def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = ()) -> int:
+def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), launcher: str | None = None) -> int:
     """Runs what is missing, failed or interrupted of a sweep, by what ``sweep.json`` says alone.
 
     Args:
         found: As it was read.
         jobs: Jobs at a time; None takes as many as before.
         allow: Packages whose code was let in with the command.
+        launcher: Of ``--launcher``: what ran before says nothing of where the rest runs.
 
     Returns:
         As `sweep`.
@@ -101,18 +119,19 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = ()) -> i
         require_no_links(found.folder)
         require_free(found)
         found = take_stock(replace(found, parallel=jobs or found.parallel))
+        asked = launcher_of(launcher, jobs)
         composer = Composer(found.config_dirs, found.config_name)
         missing = missing_points(found)
         if missing:
             _require_trust(found, allow)
             warn(f"{found.paths.json} brings its own files along: --config-dir {one}" for one in found.config_dirs)
-            points = check(missing, composer, PROGRAM)
+            points = check(missing, composer, PROGRAM, elsewhere=is_elsewhere(asked))
             say(f"{len(points)}/{len(points)} missing points valid, {len(found.jobs) - len(points)} done before")
         else:
             say(f"{found.folder} is already done")
         if has_sweeper(found.words):
             say("these are the points that its sweeper asked for; it is not asked for more")
-        code = finish(found, composer)
+        code = finish(found, composer, asked)
     if found.kind == "comparison" and code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         from mptrain.cli.compare import conclude
 
@@ -122,7 +141,7 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = ()) -> i
     return code
 
 
-def finish(planned: Sweep, composer: Composer) -> int:
+def finish(planned: Sweep, composer: Composer, launcher: Launcher | None = None) -> int:
     """Runs what is not done of a sweep whose points were checked, and shows it.
 
     Returns:
@@ -133,17 +152,17 @@ def finish(planned: Sweep, composer: Composer) -> int:
     """
     say(f"{planned.kind}={planned.folder}")
     with watching(planned) as watch:
-        done, code = run_sweep(planned, composer, PROGRAM, watch)
-    return show_end(done, code)
+        done, code = run_sweep(planned, composer, PROGRAM, watch, launcher=launcher)
+    return show_end(done, code, launcher)
 
 
-def show_end(done: Sweep, code: int) -> int:
+def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
     """Prints what came of a sweep, and how to run the rest of it where there is one; returns the code."""
     if done.kind == "sweep" or code != EXIT_OK:  # what came of a comparison is said by its verdicts
         print_outcome(done)
     if code != EXIT_OK:
-        packages = let_in(word for job in done.jobs for word in job.overrides)
-        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{retyped(packages)}")
+        where = f" --launcher {shlex.quote(launcher.word)}" if launcher is not None else ""
+        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{where}{retyped_for(done)}")
     return code
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mptrain.cli.messages import colourful, printable, writing
+from mptrain.cli.messages import colourful, printable, say
 from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:
@@ -47,8 +47,12 @@ def print_outcome(sweep: Sweep) -> None:
         summary = summary_of(sweep.paths.run(job.name)) if job.status == "done" else {}
         status = f"[{COLOURS[job.status]}]{job.status}[/]"
         code = "" if job.code is None else str(job.code)
-        cells = [*([escape(job.arm)] if arms else []), escape(printable(job.label)), status, code]
-        cells += [escape(metric_in_words(summary)), skipped_in_words(summary), *([escape(job.name)] if runs else [])]
+        cells = [*([escape(printable(job.arm))] if arms else []), escape(printable(job.label)), status, code]
+        cells += [
+            escape(printable(metric_in_words(summary))),
+            skipped_in_words(summary),
+            *([escape(printable(job.name))] if runs else []),
+        ]
         table.add_row(str(job.number), *cells)
     _print(table)
     failed = [job for job in sweep.jobs if job.status == "failed"]
@@ -85,5 +89,4 @@ def _print(table: Table) -> None:
     console = Console(width=width, no_color=not terminal, force_terminal=terminal or None)
     with console.capture() as drawn:
         console.print(table)
-    with writing():
-        print("\n" + "\n".join(line.rstrip() for line in drawn.get().splitlines()), flush=True)
+    say("\n" + "\n".join(line.rstrip() for line in drawn.get().splitlines()), styled=True)

@@ -181,7 +181,7 @@ class LiveTable:
             metric = metric_in_words(summary).partition(" ")[0].replace("=", " ")
             cells: list[RenderableType] = [
                 took,
-                escape(metric),
+                escape(printable(metric)),
                 _scales(scales),
                 overflows,
                 skipped_in_words(summary),
@@ -192,7 +192,7 @@ class LiveTable:
             metric = f"{progress.metric_name} {progress.metric:.4f}" if progress.metric_name else ""
             cells = [
                 _bar(progress, done) if wide else done,
-                escape(metric),
+                escape(printable(metric)),
                 _scales(progress.scales),
                 str(progress.overflows),
                 str(progress.skipped),

@@ -65,7 +65,7 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
     """
     evaluation = evaluate_run(run, overrides, which, average=average)
     weights = "averaged" if evaluation.averaged else "raw"
-    print(f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}")
+    print(harmless(f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}"))
     for note in evaluation.notes:
         print(harmless(f"note={note}"))
     for record in evaluation.records:
@@ -123,7 +123,7 @@ class _Warnings:
 
 def _close(outcome: Outcome, packages: Sequence[str]) -> int:
     if outcome.already_done:
-        print(f"{outcome.root} is already done")
+        print(harmless(f"{outcome.root} is already done"))
     closing = replace(Closing.from_summary(outcome.root, outcome.summary), trust=retyped(packages))
     print_closing(closing, sys.stdout)
     return EXIT_OK

@@ -27,6 +27,7 @@ from mptrain.engine.memory import keep_freed_memory, memory_in_use
 from mptrain.engine.origin import Origin, digest_of_weights
 from mptrain.engine.portable import has_averages, plain_weights, read_weights, take_over
 from mptrain.engine.randomness import seed_everything
+from mptrain.engine.snapshot import require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.weights import Weights
@@ -180,6 +181,7 @@ def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
         loaded = store.load_latest()
         if loaded is None:
             raise CheckpointError(f"model.weights={path} is a run without a checkpoint", "choose another run")
+        require_same_schema(loaded.state)
         found = plain_weights(loaded.state, average=True)
         averaged = ", averaged" if has_averages(loaded.state) else ""
         source = f"{path} (step {loaded.manifest.step:,}{averaged})"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from hydra.core.override_parser.types import Override
 
+    from mptrain.runlog.sweeps import Sweep
+
 _SECTION, _NAME = "extensions", "allow"
 _KEY = f"{_SECTION}.{_NAME}"
 
@@ -55,6 +57,11 @@ def confirm(where: str, packages: Sequence[str], line: str = "") -> Problem:
 def retyped(packages: Sequence[str]) -> str:
     """What a line that names a run needs behind it, with a blank before; empty where the run has no code of others."""
     return f" '{_KEY}=[{','.join(packages)}]'" if packages else ""
+
+
+def retyped_for(sweep: Sweep) -> str:
+    """What a line that names a sweep, or a run of it, needs behind it (see `retyped`)."""
+    return retyped(let_in(word for job in sweep.jobs for word in job.overrides))
 
 
 def is_trust(word: str) -> bool:

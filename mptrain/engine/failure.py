@@ -14,6 +14,7 @@ import torch
 
 from mptrain.diagnostics.overflow import offenders
 from mptrain.errors import NumericsError
+from mptrain.masking import masked
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.shards import part
 from mptrain.runlog.storage import storing, write_atomically
@@ -179,7 +180,7 @@ def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mappi
             "random": random,
         }
         torch.save(saved, folder / "step.pt")
-    write_atomically(folder / "diagnosis.json", json.dumps(asdict(diagnosis), indent=2) + "\n")
+    write_atomically(folder / "diagnosis.json", json.dumps(masked(asdict(diagnosis)), indent=2) + "\n")
 
 
 def _non_finite(tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[tuple[str, str], ...]]:

@@ -6,6 +6,7 @@ checkpoint can be continued, or evaluated, in another mode.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,7 @@ from mptrain.errors import CheckpointError
 from mptrain.numerics.shards import part, part_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
 
@@ -77,6 +78,86 @@ def require_same_schema(saved: Mapping[str, Any]) -> None:
             f"the checkpoint has schema {saved.get('schema')}, this mptrain reads {SCHEMA}",
             "use the mptrain that wrote it",
         )
+    if not isinstance(saved.get("labels"), str | None) or not isinstance(saved.get("batch_size"), int):
+        raise _damaged("labels or batch_size")
+    for name in ("progress", "model", "tied", "carried", "learners", "accounts", "random"):
+        if not isinstance(saved.get(name), dict):
+            raise _damaged(name)
+    for name in ("learners", "accounts"):
+        if not all(isinstance(key, str) and isinstance(value, dict) for key, value in saved[name].items()):
+            raise _damaged(name)
+    for name in ("model", "carried"):
+        if not all(isinstance(key, str) for key in saved[name]):
+            raise _damaged(name)
+    if not all(isinstance(saved["model"].get(first), torch.Tensor) for first in map(str, saved["tied"].values())):
+        raise _damaged("tied")
+    for name, learner in saved["learners"].items():
+        average = learner.get("average") or {}
+        fine = isinstance(average, dict) and all(isinstance(value, torch.Tensor) for value in average.values())
+        if "average" not in learner or not fine:
+            raise _damaged(f"learners.{name}.average")
+    if lost := {"step", "epoch", "batch", "seconds"} - saved["progress"].keys():
+        raise _damaged(f"progress.{min(lost)}")
+    _require_alike(Progress().state_dict(), saved["progress"], "progress")
+
+
+def _damaged(place: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint's state is damaged: {place} is missing or of another kind",
+        "restore the folder from a copy, or name another run",
+    )
+
+
+def _require_alike(own: Any, saved: Any, place: str) -> None:
+    """Refuse a value of another kind than one of our own; what is missing is the business of whoever reads it.
+
+    Raises:
+        CheckpointError: Names the first.
+    """
+    fine = True
+    if isinstance(own, dict):
+        fine = isinstance(saved, dict)
+        for key in own.keys() & saved.keys() if fine else ():
+            _require_alike(own[key], saved[key], f"{place}.{key}")
+    elif isinstance(own, torch.Tensor):
+        fine = isinstance(saved, torch.Tensor) and saved.shape == own.shape
+    elif own is None:  # there is none yet
+        fine = saved is None or isinstance(saved, dict) or type(saved) in (int, float)
+    elif isinstance(own, float):
+        fine = type(saved) in (int, float)
+    elif isinstance(own, bool | str):
+        fine = type(saved) is type(own)
+    elif isinstance(own, int):
+        fine = type(saved) is int and abs(saved) < 2**63
+    if not fine:
+        raise _damaged(place)
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Turns what a state of another shape makes of our code into an error for the user; a state is a file of somebody's.
+
+    Raises:
+        CheckpointError: Names the error.
+    """
+    try:
+        yield
+    except (
+        AssertionError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise CheckpointError(
+            f"the checkpoint's state is damaged: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
+            "restore the folder from a copy, or name another run",
+        ) from error
 
 
 def require_fit(parts: Parts, saved: Mapping[str, Any]) -> None:
@@ -113,7 +194,14 @@ def _require_same_tensors(
     wrong += [
         f"{name} is {tuple(saved[name].shape)}, the model's {tuple(value.shape)}"
         for name, value in own.items()
-        if isinstance(value, torch.Tensor) and name in saved and saved[name].shape != value.shape
+        if isinstance(value, torch.Tensor)
+        and isinstance(saved.get(name), torch.Tensor)
+        and saved[name].shape != value.shape
+    ]
+    wrong += [
+        f"its {name} is no tensor"
+        for name, value in own.items()
+        if isinstance(value, torch.Tensor) and name in saved and not isinstance(saved[name], torch.Tensor)
     ]
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -142,20 +230,21 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: They do not fit the model.
     """
-    _require_same_tensors(parts.model.state_dict(), saved["model"])
-    if parts.blank is None:
-        parts.model.load_state_dict(saved["model"])
-    else:
-        with torch.no_grad():
-            for name, value in parts.model.state_dict(keep_vars=True).items():
-                part(value).copy_(part_for(saved["model"][name], value))
-    for learner in parts.learners:
-        learner.weights.load_full_precision(saved["model"])
-        average = saved["learners"].get(learner.name, {}).get("average")
-        if learner.average is not None and average:
-            learner.average.load(average)
-        elif learner.average is not None:
-            learner.average.restart()
+    with _reading():
+        _require_same_tensors(parts.model.state_dict(), saved["model"])
+        if parts.blank is None:
+            parts.model.load_state_dict(saved["model"])
+        else:
+            with torch.no_grad():
+                for name, value in parts.model.state_dict(keep_vars=True).items():
+                    part(value).copy_(part_for(saved["model"][name], value))
+        for learner in parts.learners:
+            learner.weights.load_full_precision(saved["model"])
+            average = saved["learners"].get(learner.name, {}).get("average")
+            if learner.average is not None and average:
+                learner.average.load(average)
+            elif learner.average is not None:
+                learner.average.restart()
 
 
 def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
@@ -167,16 +256,20 @@ def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> 
     Raises:
         CheckpointError: The snapshot does not fit the model or the task.
     """
-    require_fit(parts, saved)
-    load_weights(parts, saved)
-    for name, buffer in parts.carried().items():
-        buffer.copy_(saved["carried"][name])
-    notes = [note for learner in parts.learners for note in learner.load_state_dict(saved["learners"][learner.name])]
-    before, now = saved.get("ranks", 1), parts.ranks.count
-    if before != now:
-        each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} on each"
-        notes.append(f"{before} rank{'s' if before > 1 else ''} before, {now} now: the same batches, {each}")
-    for account in ledger.accounts:
-        account.load_state_dict(saved["accounts"][account.name])
-    set_random_state(saved["random"], parts.device)
-    return Progress.from_state(saved["progress"]), notes
+    with _reading():
+        require_fit(parts, saved)
+        load_weights(parts, saved)
+        for name, buffer in parts.carried().items():
+            buffer.copy_(saved["carried"][name])
+        notes = [
+            note for learner in parts.learners for note in learner.load_state_dict(saved["learners"][learner.name])
+        ]
+        before, now = saved.get("ranks", 1), parts.ranks.count
+        if before != now:
+            each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} on each"
+            notes.append(f"{before} rank{'s' if before != 1 else ''} before, {now} now: the same batches, {each}")
+        for account in ledger.accounts:
+            _require_alike(account.state_dict(), saved["accounts"][account.name], f"accounts.{account.name}")
+            account.load_state_dict(saved["accounts"][account.name])
+        set_random_state(saved["random"], parts.device)
+        return Progress.from_state(saved["progress"]), notes

@@ -13,6 +13,8 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, BinaryIO
 
+from mptrain.masking import MaskedText
+
 if TYPE_CHECKING:
     from mptrain.logger.base import Logger
     from mptrain.records import Record
@@ -25,6 +27,9 @@ def main() -> None:
     """Open the tracker that the pipe names, hand it every record, close it; exit code 1 if it raises."""
     for number in _NOT_FOR_US:
         signal.signal(number, signal.SIG_IGN)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        opened = open(descriptor, "wb", closefd=False)  # noqa: SIM115
+        setattr(sys, name, MaskedText(opened, encoding="utf-8", errors="backslashreplace", line_buffering=True))
     stream = os.fdopen(os.dup(0), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what reads the standard input must not read records
     try:

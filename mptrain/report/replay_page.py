@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from mptrain.masking import masked
 from mptrain.report.curves import Curve
 from mptrain.report.history import MOST_MARKS
 from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Plots, Table, Text, facts, section, table
@@ -233,7 +234,7 @@ def _plot(replay: Replay) -> Plot:
 def file_name(replay: Replay) -> str:
     """``replay-NAME-KEY-VALUE``, of letters, digits and hyphens: another one for other words; long ones end with a digest."""
     words = [_SCALER.sub(r"\1", word) for word in replay.words if not _RULE.match(word)]
-    whole = " ".join([replay.scaler, *words])
+    whole = " ".join([replay.scaler, *masked(words)])
     plain = re.sub("[^A-Za-z0-9]", "-", whole)
     if len(plain) > _LONGEST:
         plain = f"{plain[:_LONGEST]}-{hashlib.sha256(whole.encode(errors='surrogatepass')).hexdigest()[:8]}"

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.errors import StorageError
+from mptrain.masking import masked
 from mptrain.records import as_json
 from mptrain.runlog.kinds import is_built_as
 from mptrain.runlog.state import check_schema, parse_object
@@ -142,6 +143,7 @@ def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
         found: The step: its number, and its learner where that has a name.
         words: Those that differ from the run's; long ones are cut off, and told apart by a checksum.
     """
+    words = masked(tuple(words))
     whose = "" if found.learner == "main" else f"-{found.learner}"
     under = re.sub(r"[^\w.=-]+", "-", "-".join(words))
     if under != "-".join(words) or len(under) > _LONGEST:
@@ -156,7 +158,7 @@ def write_examination(path: Path, found: Examination) -> None:
         StorageError: The file cannot be written.
     """
     line = as_json({"schema": SCHEMA, **asdict(found)})
-    write_atomically(path, json.dumps(json.loads(line), indent=2, allow_nan=False) + "\n", durable=False)
+    write_atomically(path, json.dumps(masked(json.loads(line)), indent=2, allow_nan=False) + "\n", durable=False)
 
 
 def read_examination(path: Path) -> Examination:

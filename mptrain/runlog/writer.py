@@ -179,7 +179,7 @@ def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
     for name, path in files.items():
         with storing(path, "truncate"):
             if path.exists():
-                descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     os.ftruncate(descriptor, kept[name])
                     os.fsync(descriptor)
@@ -196,7 +196,9 @@ class _AppendFile:
         self._pending = bytearray()
         self._closed = False
         with storing(path):
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._descriptor = os.open(
+                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
+            )
 
     def add(self, line: str) -> None:
         self._pending += line.encode()

@@ -51,7 +51,10 @@ def test_an_unknown_or_incomplete_flag_is_refused(words, message, hint):
 @pytest.mark.parametrize("words", [["-m", "--jobs", "3"], ["--jobs=3", "-m"]])
 def test_the_number_of_jobs_belongs_to_sweeps(words):
     assert read_flags(words).jobs == 3
-    assert read_flags(["-m"]).jobs == 1
+    assert read_flags(["-m"]).jobs is None
+    assert read_flags(["-m", "--launcher", "slurm.yaml"]).launcher == "slurm.yaml"
+    with pytest.raises(UsageError, match="--launcher is about the points of a sweep"):
+        read_flags(["--launcher=local"])
     with pytest.raises(UsageError, match="--jobs is about the points of a sweep"):
         read_flags([word for word in words if word != "-m"])
 

@@ -187,8 +187,9 @@ def test_a_record_file_that_nobody_knows_is_refused(paths):
         truncate_records(paths, {"../secret": 0})
 
 
-def test_a_full_disk_is_a_storage_error_with_needed_and_free_bytes(step_record, paths):
+def test_a_full_disk_is_a_storage_error_with_needed_and_free_bytes(step_record, paths, monkeypatch):
     paths.steps.symlink_to("/dev/full")
+    monkeypatch.setattr(os, "O_NOFOLLOW", 0)  # which refuses it before
     writer = RecordWriter(paths)
     writer.take(step_record(1))
     writer.take(EventRecord("start", 1, {}))
@@ -222,3 +223,15 @@ def test_a_write_that_the_disk_cut_short_goes_on_where_it_stopped(step_record, p
 def test_a_directory_that_cannot_be_written_is_noticed_before_training(paths):
     with pytest.raises(StorageError, match="cannot write"):
         RecordWriter(RunPaths(paths.root / "gone"))
+
+
+def test_records_are_not_written_through_a_link(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    paths = RunPaths(tmp_path / "run")
+    paths.root.mkdir()
+    paths.steps.symlink_to(tmp_path / "mine")
+    with pytest.raises(StorageError, match="cannot write"):
+        RecordWriter(paths)
+    with pytest.raises(StorageError):
+        truncate_records(paths, {"steps.jsonl": 0})
+    assert (tmp_path / "mine").read_text() == "mine"

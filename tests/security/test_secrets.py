@@ -9,9 +9,12 @@ import pytest
 from small_runs import TINY, run_command
 
 from mptrain.cli.main import main
+from mptrain.compare.keeping import write_comparisons
 from mptrain.config.compose import compose, reload
 from mptrain.config.differences import diff
-from mptrain.masking import masked
+from mptrain.masking import MaskedText, masked
+from mptrain.report.page import Cell, Page
+from mptrain.report.writing import Written, write_page
 
 SECRET = "s3cret-Value'\"\\x"
 PLAIN = "s3cretValue0123"
@@ -51,6 +54,23 @@ def test_a_saved_configuration_means_the_same_without_the_secret(secret):
     assert diff(config.yaml, again.yaml, ignoring=()) == []
     asked = compose([*TINY, *word[:2], "logger.project=${oc.env:TRACKER_API_KEY}"])
     assert asked.yaml == config.yaml
+
+
+def test_pages_comparisons_diagnoses_and_what_trackers_print_hold_none(secret, tmp_path, monkeypatch):
+    monkeypatch.setenv("ODD_SECRET", '<it\'s & "odd">')
+    page = Page("Run", PLAIN, Cell("done"), f'{PLAIN} <it\'s & "odd">', ())
+    written = write_page(page, tmp_path, Written(tmp_path / "p.html", tmp_path / "p.md"))
+    assert "odd" not in written.html.read_text()
+    for path in (written.html, written.md):
+        assert PLAIN not in path.read_text()
+        assert "TRACKER_API_KEY" in path.read_text().replace("\\", "")
+    monkeypatch.setattr("mptrain.compare.keeping.to_json", lambda comparison: {"arm": comparison})
+    write_comparisons(tmp_path / "comparison.json", {"": PLAIN})
+    assert PLAIN not in (tmp_path / "comparison.json").read_text()
+    stream = MaskedText((tmp_path / "log").open("wb"), encoding="utf-8")
+    print(f"logged in with {PLAIN}", file=stream)
+    stream.close()
+    assert (tmp_path / "log").read_text() == f"logged in with {secret}\n"
 
 
 def records(folder):

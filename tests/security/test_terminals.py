@@ -1,0 +1,115 @@
+"""Nothing out of a file controls a terminal: words are shown, escape sequences in them are written out."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from contextlib import redirect_stdout
+from dataclasses import replace
+
+import pytest
+
+from mptrain.campaign.points import expand
+from mptrain.campaign.sweep import plan_sweep
+from mptrain.cli.messages import say
+from mptrain.cli.reproduce import print_recipe
+from mptrain.cli.rows import print_rows
+from mptrain.cli.sweep_outcome import print_outcome
+from mptrain.cli.sweep_watch import Lines, LiveTable
+from mptrain.config.compose import Composer
+from mptrain.runlog.sweeps import read_sweep
+
+EVIL = "a\x1b]0;title\x07b\x1b[2Jc\x9b1md\x1b[8me\r\x00f\x1b[?1049h"
+
+
+class Screen(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return Screen()
+
+
+def harmful(text):
+    """What is left of it without line ends and sequences that mptrain and rich write themselves: colours, bold, dim."""
+    return [
+        letter
+        for letter in re.sub(r"\x1b\[(?:[0-3]|[39][0-7])(?:;(?:[0-3]|[39][0-7]))*m|\n", "", text)
+        if not letter.isprintable()
+    ]
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    """One whose file says evil things."""
+    composer = Composer()
+    words = ("seed=0,2",)
+    planned = plan_sweep(expand(words, composer.catalogue), tmp_path, words=words)
+    folder = planned.folder
+    fields = json.loads((folder / "sweep.json").read_text())
+    for job, status in zip(fields["jobs"], ("done", "failed"), strict=True):
+        job |= {
+            "name": EVIL.replace("\0", ""),
+            "varied": [EVIL],
+            "arm": EVIL,
+            "reason": EVIL,
+            "status": status,
+            "code": 4,
+        }
+    (folder / "sweep.json").write_text(json.dumps(fields))
+    run = folder / EVIL.replace("\0", "")
+    run.mkdir()
+    numbers = {"schema": 1, "metric": 0.5, "metric_name": EVIL, "metric_split": EVIL}
+    (run / "summary.json").write_text(json.dumps(numbers))
+    return read_sweep(folder)
+
+
+def test_tables_of_sweeps(sweep, screen):
+    with redirect_stdout(screen):
+        print_outcome(sweep)
+    assert "title" in screen.getvalue()
+    assert not harmful(screen.getvalue())
+
+
+def test_lines_of_sweeps(sweep, screen):
+    for job in sweep.jobs:
+        Lines(screen).changed(sweep, job)
+    assert not harmful(screen.getvalue())
+
+
+def test_live_tables_of_sweeps(sweep):
+    table = LiveTable(sweep, Screen())
+    for width in (80, 160):
+        with table._console.capture() as drawn:
+            table._console.print(table.render(width, 40))
+        assert not harmful(drawn.get())
+
+
+def test_recipes(screen):
+    from mptrain.campaign.recipes import find_recipe
+
+    recipe = replace(find_recipe("two_cliffs"), name=EVIL, title=EVIL, claim=EVIL, source=EVIL)
+    with redirect_stdout(screen):
+        print_recipe(recipe, remark=EVIL)
+    print_rows(EVIL, [(EVIL, EVIL)], screen)
+    assert not harmful(screen.getvalue())
+
+
+def test_styles_of_ours_pass_and_no_others(screen):
+    with redirect_stdout(screen):
+        say(f"\x1b[1;32mmet\x1b[0m {EVIL}", styled=True)
+    assert screen.getvalue().startswith("\x1b[1;32mmet\x1b[0m a\\x1b]0;title")
+    assert "\\x1b[8me" in screen.getvalue()
+    assert not harmful(screen.getvalue())
+
+
+def test_not_even_those_reach_what_is_no_terminal(capsys):
+    say("\x1b[1mx\x1b[0m", styled=True)
+    assert capsys.readouterr().out == "\\x1b[1mx\\x1b[0m\n"
