@@ -154,11 +154,11 @@ class Injection:
             learner = next(learner for learner in self._learners if self._name in learner.weights.names)
             judge = learner.judge
 
-            def poison_and_judge() -> Verdict:
+            def poison_and_judge(loss: Tensor | None = None) -> Verdict:
                 gradient = learner.weights.gradients_in_place().get(self._name)
                 if gradient is not None and gradient.numel():
                     gradient.copy_(self._poisoned(gradient))
-                return judge()
+                return judge(loss)
 
             learner.judge = poison_and_judge  # type: ignore[method-assign]
             hooks.callback(lambda: delattr(learner, "judge"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -138,10 +139,15 @@ class Learner:
         """The learning rate of the next update, float32 of shape (1,): a lookup, no host read."""
         return self.rates.index_select(0, self.updates)
 
-    def judge(self) -> Verdict:
-        """Whether the gathered gradients may move the weights; all ranks ask, and get the same answer."""
-        spread = self.spread
-        across = (spread.agreed_norms, spread.agreed_measure) if spread.ranks.count > 1 else None
+    def judge(self, loss: Tensor | None = None) -> Verdict:
+        """Whether the gathered gradients may move the weights; all ranks ask, and get the same answer.
+
+        Args:
+            loss: This rank's share of it, float32 scalar; becomes the whole, in place.
+        """
+        across = None
+        if self.spread.ranks.count > 1:
+            across = (functools.partial(self.spread.agreed_norms, loss=loss), self.spread.agreed_measure)
         return self.weights.judge(self.scale, refuses=self._refuses, measure=self._measure, across=across)
 
     def advance(self, verdict: Verdict) -> None:

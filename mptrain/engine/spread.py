@@ -53,14 +53,14 @@ class Spread(Protocol):
     def settle(self, weights: Weights, *, alone: bool) -> None:
         """Have the sums over ranks, where the backward passes have not formed them."""
 
-    def agreed_norms(self, norms: Tensor) -> Tensor:
-        """Norms of the gradients that all ranks agree on: float64 ``[P]``, -1 where there is none."""
+    def agreed_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
+        """Norms of the gradients that all ranks agree on: float64 ``[P]``, -1 where there is none.
+
+        A loss becomes, in place, that of the whole batch, of the shares that the ranks have: the same exchange does for both.
+        """
 
     def agreed_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
         """What a scaler asks to know, as all ranks agree on it; float64 ``[1]``."""
-
-    def total(self, loss: Tensor) -> Tensor:
-        """The loss of the whole batch, of the shares that the ranks have."""
 
     def align(self, guard: BufferGuard) -> None:
         """Have the lasting buffers of the first rank."""
@@ -82,17 +82,13 @@ class Alone:
     def settle(self, weights: Weights, *, alone: bool) -> None:
         """See `Spread`."""
 
-    def agreed_norms(self, norms: Tensor) -> Tensor:
+    def agreed_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
         """See `Spread`."""
         return norms
 
     def agreed_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
         """See `Spread`."""
         return measure(grads)
-
-    def total(self, loss: Tensor) -> Tensor:
-        """See `Spread`."""
-        return loss
 
     def align(self, guard: BufferGuard) -> None:
         """See `Spread`."""
@@ -118,9 +114,15 @@ class _Several:
         missing = (replace(parts[0], stand_in=True),) * (wanted - len(parts))
         return (*parts, *missing)
 
-    def total(self, loss: Tensor) -> Tensor:
-        """See `Spread`."""
-        return self.ranks.sum_(loss.clone())
+    def _agreed(self, squares: Tensor, norms: Tensor, loss: Tensor | None) -> Tensor:
+        """The roots of sums over ranks, and a loss summed in place."""
+        if loss is None:
+            sums = self.ranks.sum_(squares)
+        else:
+            both = self.ranks.sum_(torch.cat([squares, loss.view(1).double()]))
+            sums, total = both[:-1], both[-1]
+            loss.copy_(total)
+        return torch.where(norms < 0, norms, sums.sqrt())
 
     def align(self, guard: BufferGuard) -> None:
         """See `Spread`."""
@@ -156,9 +158,9 @@ class DataParallel(_Several):
         weights.fill([name for name, ranks in zip(weights.names, there, strict=True) if ranks and name in missing])
         sum_over_ranks(list(weights.gradients_in_place().values()), self.ranks, wide=self._wide)
 
-    def agreed_norms(self, norms: Tensor) -> Tensor:
+    def agreed_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
         """See `Spread`: the root mean square over ranks, which are equal but for faults."""
-        return _root(self.ranks.sum_(_squares(norms) / self.ranks.count), norms)
+        return self._agreed(_squares(norms) / self.ranks.count, norms, loss)
 
     def agreed_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
         """See `Spread`: that of the first rank; all have the same gradients, or refuse the step."""
@@ -186,9 +188,9 @@ class Sharded(_Several):
     def settle(self, weights: Weights, *, alone: bool) -> None:
         """See `Spread`."""
 
-    def agreed_norms(self, norms: Tensor) -> Tensor:
+    def agreed_norms(self, norms: Tensor, loss: Tensor | None) -> Tensor:
         """See `Spread`: of the parts that the ranks hold."""
-        return _root(self.ranks.sum_(_squares(norms)), norms)
+        return self._agreed(_squares(norms), norms, loss)
 
     def agreed_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
         """See `Spread`."""
@@ -233,7 +235,3 @@ def spread_over(ranks: Ranks, root: LossOf | None, *, wide: bool) -> Spread:
 
 def _squares(norms: Tensor) -> Tensor:
     return norms.clamp(min=0.0).square()  # clamp keeps NaN
-
-
-def _root(squares: Tensor, norms: Tensor) -> Tensor:
-    return torch.where(norms < 0, norms, squares.sqrt())

@@ -40,7 +40,7 @@ def train_step(
         total = accumulate_gradients(learner, model, batch, plan)
 
     learner.spread.align(plan.guard)
-    verdict = learner.judge()
+    verdict = learner.judge(total)
     lr, scale = learner.rate(), learner.scale  # the scale that multiplied this loss unscales these gradients
     watch.judged(learner.weights, verdict, scale)
     learner.weights.update(verdict, lr, scale)  # unscale, clip, update, publish
@@ -66,7 +66,7 @@ def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan:
     """Forward and backward passes over the micro-batches of an update.
 
     Returns:
-        The unscaled loss of the whole batch over all ranks, a float32 scalar.
+        The unscaled loss of the batch, a float32 scalar; of several ranks each has its share of it.
     """
     total: Tensor | None = None
     scale, spread = learner.scale.squeeze(0), learner.spread
@@ -86,4 +86,4 @@ def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan:
             total = part if total is None else total + part
         spread.settle(learner.weights, alone=alone)
     assert total is not None
-    return spread.total(total)
+    return total

@@ -16,8 +16,9 @@ BASE = [
     "inject.step=4",
     "inject.count=2",
 ]
-TENSORS = ("input", "activation:3", "activation_gradient:3", "gradient:3.weight", "reduced_gradient:3.weight")
+TENSORS = ("activation:3", "gradient:3.weight", "reduced_gradient:3.weight")
 KINDS = ("ddp", "fsdp2")
+RANKS = (2,)
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +28,14 @@ def poisoned():
         (kind, tensor, rank): [*BASE, f"distributed={kind}", f"inject.tensor={tensor}", f"inject.rank={rank}"]
         for kind in KINDS
         for tensor in TENSORS
-        for rank in (0, 2)
+        for rank in RANKS
     }
     return dict(zip(cases, trained_by(3, *cases.values()), strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tensor", TENSORS)
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank", RANKS)
 def test_trap_28_all_ranks_agree_on_every_step(poisoned, kind, tensor, rank):
     answers = poisoned[kind, tensor, rank]
     first = answers[0]

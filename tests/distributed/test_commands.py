@@ -1,0 +1,176 @@
+"""Ranks as a user begins, interrupts and loses them: exit codes, what is saved, and records that end up the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from small_runs import command, environment, run_command
+
+WORDS = (
+    "model=mlp",
+    "precision=fp16_dynamic",
+    "schedule=constant",
+    "train.epochs=40",
+    "checkpoint.every_epochs=2",
+    "log.seconds=0.05",
+)
+TWO = "distributed.procs=2"
+
+
+def begin(folder, *words):
+    return subprocess.Popen(
+        command(*words), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_steps(run, count):
+    steps, until = run / "steps.jsonl", time.monotonic() + 120
+    while not steps.exists() or len(steps.read_bytes().splitlines()) < count:
+        assert time.monotonic() < until, "no steps"
+        time.sleep(0.01)
+
+
+def ranks_of(process):
+    """The processes that the first rank has forked."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def status_of(run):
+    return json.loads((run / "run.json").read_text())["status"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    finished = run_command(*WORDS, TWO, "run.name=r", cwd=folder)
+    assert finished.returncode == 0, finished.stderr
+    assert "cpu, 2 ranks (gloo)" in finished.stdout
+    assert finished.stdout.count("done") == 1  # the others are silent
+    return folder / "outputs/r"
+
+
+@pytest.mark.parametrize("how", ["a killed rank", "the first rank killed", "a signal to one rank"])
+def test_nothing_is_lost_with_a_rank(tmp_path, undisturbed, how):
+    process = begin(tmp_path, *WORDS, TWO, "run.name=r")
+    run = tmp_path / "outputs/r"
+    wait_for_steps(run, 200)
+    (other,) = ranks_of(process)
+    if how == "the first rank killed":
+        process.kill()
+    else:
+        os.kill(other, signal.SIGKILL if how == "a killed rank" else signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    if how == "the first rank killed":
+        assert status_of(run) == "running"
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline and os.path.exists(f"/proc/{other}/exe"):  # noqa: PTH110
+            time.sleep(0.05)
+    else:
+        assert process.returncode == 75, said
+        assert status_of(run) == "preempted"
+        saved = len((run / "steps.jsonl").read_bytes().splitlines())
+        assert f"saved after step {saved} of" in said
+        assert f"hint: continue with: mptrain resume {run.relative_to(tmp_path)}" in said
+        if how == "a killed rank":
+            assert "rank 1 was ended by SIGKILL" in said
+    finished = run_command("resume", "r", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert (run / "steps.jsonl").read_bytes() == (undisturbed / "steps.jsonl").read_bytes()
+
+
+def test_parts_are_gone_on_with_at_any_number_of_ranks(tmp_path):
+    words = ("model=mlp", "precision=fp16_dynamic", "optimizer=adamw", "schedule=constant", "train.accumulate=4")
+    words = (*words, "distributed=fsdp2", "checkpoint.every_epochs=null", "train.epochs=3")
+    ends = {"distributed.procs=2": 20, "distributed.procs=1": 40, "distributed.procs=3": 60}
+    finished = run_command(*words, TWO, "train.max_steps=60", "run.name=whole", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    first = True
+    for ranks, end in ends.items():
+        way = [*words, "run.name=r"] if first else ["resume", "r"]
+        finished = run_command(*way, ranks, f"train.max_steps={end}", cwd=tmp_path)
+        assert finished.returncode == 0, finished.stderr
+        if not first:
+            assert "the same batches" in finished.stdout
+        first = False
+    steps = [
+        [json.loads(line) for line in (tmp_path / "outputs" / name / "steps.jsonl").read_text().splitlines()]
+        for name in ("whole", "r")
+    ]
+    assert len(steps[0]) == len(steps[1]) == 60
+    for one, other in zip(*steps, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        assert {**other, "loss": 0, "grad_norm": 0} == {**one, "loss": 0, "grad_norm": 0}
+    measured = run_command("eval", "whole", cwd=tmp_path)
+    assert measured.returncode == 0, measured.stderr
+    assert "warning" not in measured.stderr.replace("warning: this CPU", "")
+    damaged = next((tmp_path / "outputs/whole/checkpoints").glob("*.parts/__1_0.distcp"))
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    refused = run_command("eval", "whole", cwd=tmp_path)
+    assert refused.returncode == 6
+    assert "SHA-256" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train.batch_size=2", "distributed.procs=3"), "train.batch_size=2 for 3 ranks"),
+        (("inject.rank=2", "inject.step=1", "inject.tensor=input", TWO), "there are 2 ranks"),
+        (("distributed=fsdp2", TWO, "diagnostics=histograms"), "choose distributed=ddp"),
+        (("distributed=fsdp2", TWO, "distributed.units=[1,nothing]"), "no module 'nothing'"),
+        (("distributed=fsdp2", TWO, "model=dcgan64", "dataset=digits"), "2 learners"),
+        (("distributed.procs=0",), "distributed.procs=0"),
+        (("distributed=ddp", "distributed.units=[a]"), "only fsdp2"),
+        (("distributed=dpp",), "ddp"),
+        ((TWO, "dataset=text", "dataset.path=nowhere", "model=word_lstm"), "nowhere"),
+    ],
+)
+def test_what_ranks_cannot_do_is_said_once(tmp_path, words, said):
+    finished = run_command("model=mlp", *words, cwd=tmp_path)
+    assert finished.returncode in (2, 6), finished.stderr
+    assert finished.stderr.count(said) == 1, finished.stderr
+    assert "Traceback" not in finished.stderr
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_sample_that_only_one_rank_meets_ends_the_run_with_its_message(tmp_path):
+    from PIL import Image
+
+    for kind in ("cats", "dogs"):
+        (tmp_path / "pictures/train" / kind).mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (12, 12), (number * 20, 0, 99)).save(tmp_path / f"pictures/train/{kind}/{number}.png")
+    (tmp_path / "pictures/train/dogs/5.png").write_bytes(b"no picture")
+    words = ("model=mlp", "dataset=image_folder", "dataset.path=pictures", "dataset.image_size=8", "train.batch_size=8")
+    finished = run_command(*words, TWO, "train.epochs=3", "run.name=r", cwd=tmp_path)
+    assert finished.returncode == 6, finished.stdout + finished.stderr
+    assert finished.stderr.count("5.png") == 1
+    assert "Traceback" not in finished.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_torchrun_begins_again_where_the_last_checkpoint_is(tmp_path, undisturbed, victim):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=2", "--nproc-per-node=2"]
+    process = subprocess.Popen([*torchrun, "-m", "mptrain", *WORDS], cwd=tmp_path, env=environment())
+    until = time.monotonic() + 120
+    while not (found := list(tmp_path.glob("outputs/*/*/steps.jsonl"))):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    run = found[0].parent
+    wait_for_steps(run, 300)
+    for pid in ranks_of(process):
+        if f"\0RANK={victim}\0" in open(f"/proc/{pid}/environ").read():  # noqa: PTH123, SIM115
+            os.kill(pid, signal.SIGKILL)
+    assert process.wait(timeout=240) == 0
+    assert list(tmp_path.glob("outputs/*/*/steps.jsonl")) == found
+    assert (run / "steps.jsonl").read_bytes() == (undisturbed / "steps.jsonl").read_bytes()

@@ -1,0 +1,198 @@
+"""The pieces of a run on several ranks, each by itself."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from pretended_ranks import Pretended, each_rank
+
+from mptrain.dataset.batch import Batch
+from mptrain.dataset.digits import load_digits
+from mptrain.dataset.loader import Loader
+from mptrain.distributed.ranks import ALONE, RankFailed, is_loss, portable
+from mptrain.engine.gathered import Gathered
+from mptrain.engine.interrupt import Interrupts
+from mptrain.engine.origin import digest_of_samples, sample_digests
+from mptrain.engine.turns import AgreedTurns
+from mptrain.errors import CheckpointError, DataError
+from mptrain.numerics.measures import LargestMagnitude, ShareAbove
+from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
+from mptrain.runlog.shards import _Description
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_the_parts_of_a_batch_are_the_batch_in_its_order(ranks):
+    split = load_digits(image_size=8, train_samples=50).train
+    whole = list(Loader(split, 16, 3, shuffle=True).batches(1))
+    parts = [list(Loader(split, 16, 3, shuffle=True, rank=rank, ranks=ranks).batches(1)) for rank in range(ranks)]
+    for batch, *own in zip(whole, *parts, strict=True):
+        real = [part for part in own if not part.stand_in]
+        assert torch.equal(torch.cat([part.targets for part in real]), batch.targets)
+        assert max(part.samples for part in real) - min(part.samples for part in real) <= 1
+        assert all(part.samples == 1 for part in own if part.stand_in)
+        assert len(own) == ranks
+
+
+def test_shares_of_parts_add_up_to_one_and_a_stand_in_has_none():
+    tokens = torch.zeros(5, 2)
+    one, other = (Batch(tokens, tokens, counts, whole=20) for counts in ((1, 2, 3, 4, 5), (1, 1, 1, 1, 1)))
+    assert one.share(one) + other.share(other) == 1.0
+    assert sum(one.share(part) for part in one.split(2)) + other.share(other) == pytest.approx(1.0)
+    assert one.share(replace(one, stand_in=True)) == 0.0
+
+
+def test_a_sample_has_one_digest_whatever_pads_it():
+    row = torch.tensor([[5, 0, 7, 0]])
+    assert sample_digests(Batch(row, row)) == sample_digests(Batch(row[:, :3], row[:, :3]))
+    wide = torch.rand(1, 2000)
+    padded = torch.cat([wide, torch.zeros(1, 800)], 1)
+    assert sample_digests(Batch(wide, row)) == sample_digests(Batch(padded, row))
+    assert sample_digests(Batch(wide, row)) != sample_digests(Batch(wide, row + 1))
+
+
+def test_what_ranks_have_gathered_is_put_in_the_order_of_one():
+    def batch(first, count):
+        values = torch.arange(first, first + count, dtype=torch.float64)
+        return Batch(values, values)
+
+    alone = Gathered()
+    for one in (batch(0, 5), batch(5, 2)):
+        alone.add(one, {"loss": one.inputs}, one.inputs.tolist(), sample_digests(one))
+
+    def gather(ranks):
+        own = Gathered()
+        for first, counts in ((0, (2, 2, 1)), (5, (1, 1, 0))):
+            begin, count = first + sum(counts[: ranks.rank]), counts[ranks.rank]
+            if count:
+                part = batch(begin, count)
+                own.add(part, {"loss": part.inputs}, part.inputs.tolist(), sample_digests(part))
+            else:
+                own.skip()
+        return own.over(ranks)
+
+    for whole in each_rank(3, gather):
+        assert whole._answers == alone._answers == list(range(7))
+        assert whole.samples == 7
+        assert whole.digest == alone.digest == digest_of_samples(sample_digests(batch(0, 7)))
+        assert torch.equal(whole._on_host()["loss"], alone._on_host()["loss"])
+
+
+def turns_of(ranks, batches, heard=None, late=False):
+    interrupts = Interrupts()
+    interrupts.received = heard
+    turns = AgreedTurns(interrupts, lambda: late, ranks)
+    return turns, turns.next(iter(batches))
+
+
+def a_batch(samples):
+    return Batch(torch.zeros(samples, 1), torch.zeros(samples))
+
+
+def test_turns_are_of_all_ranks():
+    answers = each_rank(3, lambda ranks: turns_of(ranks, [replace(a_batch(2), stand_in=ranks.rank == 2)])[1])
+    assert [(turn.samples, turn.terms, turn.batch.whole) for turn in answers] == [(4, 4, 4)] * 3
+
+
+def test_who_has_no_batch_ends_the_epoch_of_all():
+    assert each_rank(2, lambda ranks: turns_of(ranks, [a_batch(2)] if ranks.first else [])[1]) == [None, None]
+
+
+@pytest.mark.parametrize(("heard", "expected"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGUSR1", "SIGTERM")])
+def test_a_signal_to_one_rank_is_heard_by_all(heard, expected):
+    found = each_rank(2, lambda ranks: turns_of(ranks, [a_batch(1)], None if ranks.first else heard)[0].asked)
+    assert found[0] == expected
+    assert found[1] == heard
+
+
+def test_the_clock_of_the_first_rank_counts():
+    assert each_rank(2, lambda ranks: turns_of(ranks, [a_batch(1)], late=not ranks.first)[0].late) == [False, False]
+    assert each_rank(2, lambda ranks: turns_of(ranks, [a_batch(1)], late=ranks.first)[0].late) == [True, True]
+
+
+def test_an_error_of_one_rank_is_raised_by_all_and_says_whose_it_is():
+    def fail(ranks):
+        def batches():
+            if ranks.rank == 1:
+                raise DataError("a picture is damaged", "mend it")
+            yield a_batch(1)
+
+        with pytest.raises(DataError) as raised:
+            turns_of(ranks, batches())
+        return str(raised.value), raised.value.hint, raised.value.exit_code
+
+    first, second = each_rank(2, fail)
+    assert first == ("rank 1: a picture is damaged", "mend it", 6)
+    assert second == ("a picture is damaged", "mend it", 6)
+
+
+def test_an_error_of_no_kind_of_ours_is_told_in_a_line():
+    error = portable(ZeroDivisionError("division by zero"), 3)
+    assert isinstance(error, RankFailed)
+    assert str(error) == "rank 3: ZeroDivisionError: division by zero"
+    assert pickle.loads(pickle.dumps(error)).exit_code == error.exit_code
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:2345"), True),
+        (RuntimeError("Timed out waiting 1800000ms for recv operation to complete"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("Connection closed by peer"), False),
+    ],
+)
+def test_a_lost_rank_is_told_from_other_trouble(error, expected):
+    assert is_loss(error) == expected
+
+
+def test_measures_of_parts_are_those_of_the_whole():
+    grads = [torch.randn(7), torch.randn(4)]
+    elements = torch.tensor([7.0, 4.0], dtype=torch.float64)
+    for measure in (LargestMagnitude(), ShareAbove(0.5)):
+        parts = torch.cat([measure([grad]) for grad in grads])
+        assert measure.of_parts(parts, elements).item() == pytest.approx(measure(grads).item())
+    assert LargestMagnitude().of_parts(torch.tensor([1.0, torch.nan]), elements).isnan()
+
+
+def test_alone_every_question_is_answered_by_oneself():
+    assert (ALONE.added([1, 2]), ALONE.everyones(3), ALONE.firsts(4), ALONE.first) == ([1, 2], [3], 4, True)
+    with ALONE.together(), ALONE.first_goes_ahead():
+        pass
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch evil",)
+
+
+def test_a_description_of_parts_lets_no_code_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match=r"names (posix|os)\.system"):
+        _Description(io.BytesIO(pickle.dumps(Evil()))).load()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_manifest_names_parts_in_its_own_folder_only(tmp_path):
+    digest = "0" * 64
+    manifest = Manifest(
+        3, "step-00000003.pt", digest, 1, {}, None, "", parts="step-00000003.parts", part_files={"a": digest}
+    )
+    path = tmp_path / manifest_name(3)
+    path.write_text(manifest.to_json())
+    assert read_manifest(path) == manifest
+    for wrong in ({"parts": "../x"}, {"parts": ".."}, {"part_files": {"../../a": digest}}):
+        path.write_text(replace(manifest, **wrong).to_json())
+        with pytest.raises(CheckpointError, match="do not fit together"):
+            read_manifest(path)
+    assert "parts" not in replace(manifest, parts="", part_files={}).to_json()
+
+
+def test_pretended_ranks_exchange_as_real_ones():
+    assert each_rank(3, lambda ranks: ranks.added([ranks.rank, 1])) == [[3, 3]] * 3
+    assert each_rank(2, lambda ranks: ranks.firsts(f"rank {ranks.rank}")) == ["rank 0"] * 2
+    assert isinstance(each_rank(1, lambda ranks: ranks)[0], Pretended)
