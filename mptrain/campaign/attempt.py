@@ -24,11 +24,13 @@ from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.ranges import show
 from mptrain.config.trust import retyped
+from mptrain.engine.interrupt import AskedToEnd
 from mptrain.engine.loop import Loop, Storage
 from mptrain.engine.snapshot import require_fit
 from mptrain.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
+    EXIT_PREEMPTED,
     CheckpointError,
     ConfigError,
     EnvironmentRefused,
@@ -241,7 +243,9 @@ def _require_never_saved(directory: RunDirectory, state: RunState | None) -> Non
         CheckpointError: The run was saved once: it finished, was stopped in order, or went on from a checkpoint.
     """
     attempts = state.attempts if state else ()
-    if (state and state.status in ("done", "preempted")) or any(attempt.from_step for attempt in attempts):
+    in_order = bool(attempts) and attempts[-1].to_step is not None  # not at once, which saves nothing
+    saved = state is not None and (state.status == "done" or (state.status == "preempted" and in_order))
+    if saved or any(attempt.from_step for attempt in attempts):
         raise CheckpointError(
             f"{directory.paths.checkpoints} holds no checkpoint, but the run was saved there",
             "restore the folder from a copy, or start another run",
@@ -305,9 +309,10 @@ def _attempt(
     except BaseException as error:
         _close_quietly(writer, sinks)
         shown = _for_the_user(error, config, directory)
-        step = loop.progress.step if loop else from_step
+        reached = loop.progress.step if loop else from_step
+        to_step = None if isinstance(error, KeyboardInterrupt) else reached  # what ends at once does not save itself
         with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
-            directory.write_state(state.end(*how_it_failed(shown, directory), step))
+            directory.write_state(state.end(*how_it_failed(shown, directory), to_step))
         if shown is error:
             raise
         raise shown from error
@@ -319,10 +324,15 @@ def _for_the_user(error: BaseException, config: Config, directory: RunDirectory)
     if isinstance(error, Preempted) and trust:
         return Preempted(str(error), f"{error.hint}{trust}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
+        by, code = (
+            (f"{error.name}: ended", EXIT_PREEMPTED)
+            if isinstance(error, AskedToEnd)
+            else ("interrupted", EXIT_INTERRUPTED)
+        )
         return Preempted(
-            "interrupted at once; what came after the last checkpoint will be done again",
+            f"{by} at once; what came after the last checkpoint will be done again",
             f"continue with: mptrain resume {directory.root}{trust}",
-            EXIT_INTERRUPTED,
+            code,
         )
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or _is_from_allocator(error):
         return EnvironmentRefused(

@@ -1,14 +1,16 @@
 """The fault campaign: whatever breaks a run, nothing is lost or wrong.
 
-    python -m tests.faults --n 200 --seed 0
-    python -m tests.faults --seed 0 --only 17       # one case again, with everything that its attempts print
+python -m tests.faults --n 200 --seed 0
+python -m tests.faults --seed 0 --only 17       # one case again, with everything that its attempts print
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive")  # before anything imports torch
+os.environ.update(
+    OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive"
+)  # before anything imports torch
 os.environ.pop("MPTRAIN_TRACEBACK", None)
 
 import argparse
@@ -54,7 +56,9 @@ def main():
     failed = [report.case.number for report in reports if report.failures]
     for number in failed:
         print(f"failed: python -m tests.faults --seed {asked.seed} --only {number}")
-    print(f"{len(reports)} cases with {len({one.case.setting.number for one in reports})} configurations in {time.monotonic() - began:.0f} s")
+    print(
+        f"{len(reports)} cases with {len({one.case.setting.number for one in reports})} configurations in {time.monotonic() - began:.0f} s"
+    )
     return bool(failed)
 
 

@@ -44,7 +44,9 @@ class Attempt:
     ended: float
 
     def in_words(self):
-        return f"$ mptrain {' '.join(self.words)}\n{self.output.rstrip()}\n-> {self.code}{' (hung)' if self.hung else ''}"
+        return (
+            f"$ mptrain {' '.join(self.words)}\n{self.output.rstrip()}\n-> {self.code}{' (hung)' if self.hung else ''}"
+        )
 
 
 def warm_up():

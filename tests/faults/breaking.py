@@ -176,7 +176,9 @@ def _spoil(folder, fault):
     path = _picture(folder, fault)
     whole = path.read_bytes()
     (folder / "picture").write_bytes(whole)
-    path.write_bytes({"cut": whole[: len(whole) // 2], "garbage": b"\x89PNG" + whole[::-1], "empty": b""}[fault.extra["how"]])
+    path.write_bytes(
+        {"cut": whole[: len(whole) // 2], "garbage": b"\x89PNG" + whole[::-1], "empty": b""}[fault.extra["how"]]
+    )
 
 
 def _mount(place, size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.faults import breaking, pictures
 from tests.faults.attempts import attempt
@@ -28,8 +29,8 @@ class Report:
         failures: What was wrong, one sentence each.
         kept: A flipped bit is still in the records.
         restored: A damaged file had to be restored from a copy.
-        steps_lost: At most, by one kill; None if nothing was measured.
-        records_lost: Steps that were trained and not in the file when the process was killed, at most.
+        steps_lost: By kind of fault, what one cost at most: steps, and the same in intervals between two checkpoints.
+        records_lost: Of kills, how many steps were trained and not in the file, at most.
         log: What the attempts printed.
     """
 
@@ -38,8 +39,8 @@ class Report:
     failures: list = field(default_factory=list)
     kept: bool = False
     restored: bool = False
-    steps_lost: int | None = None
-    records_lost: int | None = None
+    steps_lost: dict = field(default_factory=dict)
+    records_lost: dict = field(default_factory=dict)
     log: list = field(default_factory=list)
 
 
@@ -54,7 +55,7 @@ class _Course:
         self._run = folder / "outputs" / NAME
         self._report = Report(case)
         self._lawful = any(fault.kind == "read_only" for fault in case.faults)
-        self._before = None  # the attempt before this one, if it told how far it came
+        self._before = None, ""  # the attempt before this one, if it told how far it came, and what befell it
 
     def run(self):
         self._folder.mkdir()
@@ -81,7 +82,7 @@ class _Course:
         words = self._begun_again(self._words())
         done = breaking.break_an_attempt(words, self._folder, fault, self._reference, lawful=self._lawful)
         kind = fault.extra["after"] if fault.kind in DAMAGES else fault.kind
-        self._take(done, objections(done, kind))
+        self._take(done, objections(done, kind), fault.kind)
         breaking.repair(self._folder, fault)
 
     def _begun_again(self, words):
@@ -121,28 +122,29 @@ class _Course:
         if done.code:
             self._report.codes.append(done.code)
 
-    def _take(self, done, wrong, *, measured=True):
+    def _take(self, done, wrong, kind="", *, measured=True):
         self._note(done, wrong)
-        setting, report, before = self._case.setting, self._report, self._before
+        setting, report, (before, struck_by) = self._case.setting, self._report, self._before
         if measured and before is not None and done.trace.first:
             lost = before.trace.last - (done.trace.first - 1)
             allowed = steps_bound(setting) if before.code not in (75, 0) else 0
             if lost > allowed or lost < 0:
                 report.failures.append(f"{lost} steps had to be done again, at most {allowed} may")
-            report.steps_lost = max(report.steps_lost or 0, lost)
-        self._before = done if done.trace.last else None
+            most = report.steps_lost.get(struck_by, (0, 0.0))
+            report.steps_lost[struck_by] = max(most, (lost, lost / setting.interval))
+        self._before = (done, kind) if done.trace.last else (None, "")
         if done.code == -9 and done.trace.last:
-            self._count_records(done)
+            self._count_records(done, kind)
 
-    def _count_records(self, done):
+    def _count_records(self, done, kind):
         steps, trace = self._run / "steps.jsonl", done.trace
         written = steps.read_bytes().count(b"\n")
         lost = trace.last - written
-        self._report.records_lost = max(self._report.records_lost or 0, lost)
+        self._report.records_lost[kind] = max(self._report.records_lost.get(kind, 0), lost)
         if lost > 0:
             first = max(written + 1, trace.first)
             times = [trace.finished(step) for step in range(trace.first, trace.last + 1)]
-            longest = max((later - earlier for earlier, later in zip(times, times[1:], strict=False)), default=0.0)
+            longest = max((later - earlier for earlier, later in pairwise(times)), default=0.0)
             waited = (trace.struck or done.ended) - trace.finished(first)
             if waited > self._case.setting.seconds + longest + SLACK:
                 self._report.failures.append(

@@ -88,7 +88,16 @@ class Case:
 
 #: Files of a run that are damaged between two attempts.
 FILES = (
-    *("steps.jsonl", "events.jsonl", "epochs.csv", "run.json", "config.yaml", "overrides.yaml", "data.json", "run.lock"),
+    *(
+        "steps.jsonl",
+        "events.jsonl",
+        "epochs.csv",
+        "run.json",
+        "config.yaml",
+        "overrides.yaml",
+        "data.json",
+        "run.lock",
+    ),
     *("checkpoints/newest.pt", "checkpoints/newest.json", "checkpoints/all.pt", "checkpoints/all.json"),
     *("checkpoints/last", "checkpoints/best"),
 )
@@ -193,5 +202,7 @@ def _fault(chance, kind, setting):
             if kind == "bad_picture":
                 fault = replace(fault, extra={"how": chance.choice(("cut", "garbage", "empty"))})
     if setting.ranks > 1 and fault.place not in ("tmpfs", "seconds"):  # whose calls count is the ranks' own business
-        fault = replace(fault, place="seconds", extra={key: value for key, value in fault.extra.items() if key != "operation"})
+        fault = replace(
+            fault, place="seconds", extra={key: value for key, value in fault.extra.items() if key != "operation"}
+        )
     return fault
