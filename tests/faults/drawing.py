@@ -165,7 +165,7 @@ def _setting(seed, number):
     an_epoch = samples // batch
     every = chance.choice((None, 1, 5, 7, 13))
     interval, background = every or an_epoch, chance.random() < 0.5
-    seconds = chance.choice((0.0, 0.02, 0.1, 1.0))
+    seconds = chance.choice((0.0, 0.02, 0.05, 0.15, 1.0))
     words += [f"checkpoint.every_steps={every or 'null'}", f"checkpoint.background={str(background).lower()}"]
     words += [f"log.ring={chance.choice((1, 4, 32))}", f"log.seconds={seconds}"]
     ranks = RANKS[number % len(RANKS)]
