@@ -23,7 +23,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.ranges import show
-from mptrain.config.trust import retyped
+from mptrain.config.trust import is_trust, retyped
 from mptrain.engine.interrupt import AskedToEnd
 from mptrain.engine.loop import Loop, Storage
 from mptrain.engine.snapshot import require_fit
@@ -57,6 +57,7 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.manifest import Manifest
 from mptrain.runlog.sink import Sink
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     changed = {word.partition("=")[0] for word in overrides}
     before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
     config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
-    return _continue(directory, config, show, explicit=True)
+    return _continue(directory, config, show, explicit=True, changing=any(not is_trust(word) for word in overrides))
 
 
 def find_run(run: str) -> RunDirectory:
@@ -174,7 +175,9 @@ def find_run(run: str) -> RunDirectory:
     return directory
 
 
-def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: bool) -> Outcome:
+def _continue(
+    directory: RunDirectory, config: Config, show: Show, *, explicit: bool, changing: bool = False
+) -> Outcome:
     require_no_links(directory.root)
     with directory.lock():
         path = directory.paths.config
@@ -197,18 +200,36 @@ def _continue(directory: RunDirectory, config: Config, show: Show, *, explicit: 
         store = _store(directory, config, higher_is_better=True)
         loaded = store.load_latest()
         built = build(config, weights=loaded is None)
+        strange = _strange_config(directory, old, state, loaded.manifest) if loaded is not None else ""
+        if strange and not changing:
+            raise StorageError(
+                strange,
+                "restore the file from a copy, or say what is to be another: "
+                f"mptrain resume {directory.root} KEY=VALUE",
+            )
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
             _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
         changed = tuple(change_in_words(*change) for change in changes)
         notes = [f"changed: {sentence}" for sentence in changed]
         warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
+        warnings += [strange] if strange else []
         if loaded is None:
             _require_never_saved(directory, state)
             notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed)
+
+
+def _strange_config(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
+    """A sentence where ``config.yaml`` is another than the checkpoint was made with, and no command has changed it."""
+    attempts = state.attempts if state else ()
+    if manifest.config_digest == config_digest(written) or any(
+        attempt.changes and attempt.from_step >= manifest.step for attempt in attempts
+    ):
+        return ""
+    return f"{directory.paths.config} is damaged or was edited: step {manifest.step:,} was trained with another"
 
 
 def _require_work(
@@ -267,7 +288,8 @@ def _attempt(
     changed: tuple[str, ...] = (),
 ) -> Outcome:
     parts, options = built
-    lost = truncate_records(directory.paths, loaded.manifest.records if loaded else {})
+    manifest = loaded.manifest if loaded else None
+    lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
     warnings = (*warnings, *lost)
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0

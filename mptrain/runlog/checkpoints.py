@@ -86,6 +86,7 @@ class CheckpointStore:
         records: Mapping[str, int],
         metric: float | None,
         config_digest: str,
+        digests: Mapping[str, str] | None = None,
     ) -> Path:
         """Save a state durably; a checkpoint of the same step is replaced, those of later steps are dropped.
 
@@ -95,6 +96,7 @@ class CheckpointStore:
             records: What `RecordWriter.flush` returned, forced to the disk since.
             metric: The validation metric of exactly these weights; None, inf and nan if unknown.
             config_digest: Digest of the configuration.
+            digests: What `RecordWriter.digests` returned at the same moment.
 
         Returns:
             The manifest's path.
@@ -113,7 +115,7 @@ class CheckpointStore:
         data = self._free_data_name(step)
         digest, size = _write_state(state, tensors, data, good)
         path = self.folder / manifest_name(step)
-        manifest = Manifest(step, data.name, digest, size, dict(records), metric, config_digest)
+        manifest = Manifest(step, data.name, digest, size, dict(records), metric, config_digest, dict(digests or {}))
         write_atomically(path, manifest.to_json(), good=good)  # the commit point
         self.drop_after(step)
         return path

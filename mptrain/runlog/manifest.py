@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("step", "bytes"), is_count),
     **dict.fromkeys(("file", "sha256", "config_digest"), is_text),
     "records": mapping(is_count),
+    "digests": mapping(is_text),
     "metric": optional(is_number),
 }
 _NAME = re.compile(r"step-(\d{8,})\.json")
@@ -46,6 +47,7 @@ class Manifest:
         records: Byte length of each record file at that moment, by name.
         metric: The metric of exactly these weights on validation data; None if they were not evaluated.
         config_digest: Digest of the configuration that made it.
+        digests: SHA-256 of so many bytes of each record file; empty where an older version wrote it.
         schema: Version of this layout.
     """
 
@@ -56,6 +58,7 @@ class Manifest:
     records: dict[str, int]
     metric: float | None
     config_digest: str
+    digests: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def to_json(self) -> str:
@@ -66,7 +69,10 @@ class Manifest:
 
     def digest(self) -> str:
         """SHA-256 of all fields: it betrays a bit flipped in a length or a metric, still valid JSON."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        fields = asdict(self)
+        if not self.digests:  # as they were written before there were any
+            del fields["digests"]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def manifest_name(step: int) -> str:
@@ -99,7 +105,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     with storing(path, "read"):
         text = path.read_bytes().decode("utf-8", "replace")
-    fields = parse_object(text, path)
+    fields = {"digests": {}, **parse_object(text, path)}
     check_schema(fields, SCHEMA, path)
     try:
         known = {name: fields[name] for name in Manifest.__dataclass_fields__}

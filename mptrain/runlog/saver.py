@@ -60,7 +60,7 @@ class Saver:
             StorageError: The disk refuses, or has refused the save before.
         """
         self.wait()
-        records = self._writer.flush()
+        records, digests = self._writer.flush(), self._writer.digests()
         background = self._background
         try:
             state = self._copy.take(state)
@@ -70,7 +70,9 @@ class Saver:
         def write() -> None:
             self._copy.wait()
             self._writer.force(records)
-            self._store.save(state, step=step, records=records, metric=metric, config_digest=config_digest)
+            self._store.save(
+                state, step=step, records=records, digests=digests, metric=metric, config_digest=config_digest
+            )
 
         if background:
             self._saving = self._thread.submit(write)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import os
 from dataclasses import asdict
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from mptrain.runlog.layout import RunPaths
 
 BUFFER_BYTES: Final = 1 << 16
+_PIECE: Final = 1 << 20
 EPOCHS_BEFORE: Final = ("learner", "epoch", "step", "updates", "skipped", "train_loss", "loss_scale", "lr")
 EPOCHS_AFTER: Final = ("seconds", "terms_per_second")
 VAL_PREFIX: Final = "val_"
@@ -96,6 +98,10 @@ class RecordWriter:
         """
         return {name: file.flush() for name, file in self._files.items()}
 
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of what is in each file after `flush`, by name: it tells later whether those bytes are still the same."""
+        return {name: file.digest() for name, file in self._files.items()}
+
     def force(self, names: Iterable[str]) -> None:
         """Force what was flushed to these files to the disk: it survives a power failure.
 
@@ -145,7 +151,9 @@ def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord
             return {"event": record.kind, "step": record.step, **record.fields}
 
 
-def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
+def truncate_records(
+    paths: RunPaths, lengths: Mapping[str, int], digests: Mapping[str, str] | None = None
+) -> list[str]:
     """Cut every record file back to a length that `RecordWriter.flush` returned, after checking all of them.
 
     Histograms are no part of what a run goes on with: where their file is gone, or is no longer the one that the checkpoint knew,
@@ -155,9 +163,11 @@ def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
         paths: The run directory.
         lengths: Byte length by file name. A file without a length becomes empty; a missing file of length 0
             stays missing.
+        digests: SHA-256 of those bytes by file name, where known. What has changed in them is told, and stays as it is:
+            nothing that is computed depends on it.
 
     Returns:
-        What was lost, one sentence each.
+        What was lost or damaged, one sentence each.
 
     Raises:
         StorageError: A file is a link that may lead out of the run; another than the histograms is shorter than its length or has no line end there (the record is damaged), or
@@ -176,6 +186,10 @@ def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
         if fault:
             notes.append(f"{fault}: histograms of the steps so far are lost")
             kept[name] = 0
+        elif (digest := (digests or {}).get(name)) and _digest_of(path, kept[name]).hexdigest() != digest:
+            notes.append(
+                f"{path} is damaged: its first {kept[name]} bytes are not those that were written; they stay as they are"
+            )
     for name, path in files.items():
         with storing(path, "truncate"):
             if path.exists():
@@ -195,6 +209,7 @@ class _AppendFile:
         self._path = path
         self._pending = bytearray()
         self._closed = False
+        self._digest = _digest_of(path)
         with storing(path):
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
@@ -206,7 +221,11 @@ class _AppendFile:
     def flush(self) -> int:
         with storing(self._path, needed=len(self._pending)):
             if self._pending:
-                write_all(self._descriptor, self._pending)
+                whole = bytes(self._pending)
+                try:
+                    write_all(self._descriptor, self._pending)
+                finally:  # what was accepted, where the disk refused the rest
+                    self._digest.update(whole[: len(whole) - len(self._pending)])
             found = os.fstat(self._descriptor)
         if not found.st_nlink:  # a file without a name takes everything, and nobody will ever read it
             raise StorageError(
@@ -214,6 +233,9 @@ class _AppendFile:
                 "start the run again, and leave its folder alone",
             )
         return found.st_size
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
 
     def force(self) -> None:
         with storing(self._path):
@@ -242,6 +264,19 @@ def _fault(path: Path, length: int) -> str:
                 if file.read(1) != b"\n":
                     return f"{path} has no line end at byte {length}, where the checkpoint knew one"
     return ""
+
+
+def _digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
+    """SHA-256 of the first bytes of a file, or of all; of nothing where there is no file."""
+    digest = hashlib.sha256()
+    with storing(path, "read"):
+        if path.exists():
+            with path.open("rb") as file:
+                left = path.stat().st_size if length is None else length
+                while left > 0 and (piece := file.read(min(left, _PIECE))):
+                    digest.update(piece)
+                    left -= len(piece)
+    return digest
 
 
 def _header_of(path: Path) -> tuple[str, ...]:

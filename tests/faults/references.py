@@ -71,10 +71,17 @@ class References:
 
 def result_of(run):
     """The result of a finished run."""
-    with (run / "epochs.csv").open(newline="") as file:
+    with (run / "epochs.csv").open(newline="", errors="backslashreplace") as file:
         epochs = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
-    events = [line for line in (run / "events.jsonl").read_text().splitlines() if json.loads(line)["event"] in EVENTS]
+    events = [line for line in (run / "events.jsonl").read_bytes().splitlines() if _kind_of(line) in EVENTS]
     return Result((run / "steps.jsonl").read_bytes(), epochs, events, computed(_state_of, run))
+
+
+def _kind_of(line):
+    try:
+        return json.loads(line)["event"]
+    except (ValueError, KeyError, TypeError):  # damaged: it counts as a difference
+        return EVENTS[0]
 
 
 def _state_of(run):

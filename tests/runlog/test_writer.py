@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -222,3 +223,35 @@ def test_a_write_that_the_disk_cut_short_goes_on_where_it_stopped(step_record, p
 def test_a_directory_that_cannot_be_written_is_noticed_before_training(paths):
     with pytest.raises(StorageError, match="cannot write"):
         RecordWriter(RunPaths(paths.root / "gone"))
+
+
+def test_a_digest_is_that_of_the_bytes_in_the_file_also_where_one_is_continued_or_cut_short(
+    step_record, paths, monkeypatch
+):
+    first = RecordWriter(paths)
+    first.take(step_record(1))
+    first.close()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data)[:7]))
+    second = RecordWriter(paths)
+    second.take(step_record(2))
+    second.flush()
+    assert second.digests() == {
+        name: hashlib.sha256(content).hexdigest() for name, content in contents(paths).items() if content is not None
+    }
+    second.close()
+
+
+def test_bytes_that_changed_before_the_cut_are_told_and_stay_and_those_behind_it_are_gone(step_record, paths):
+    writer = RecordWriter(paths)
+    writer.take(step_record(1))
+    lengths, digests = writer.flush(), writer.digests()
+    writer.take(step_record(1))
+    writer.close()
+    assert truncate_records(paths, lengths, digests) == []
+    damaged = paths.steps.read_bytes().replace(b'"step"', b'"stop"')
+    paths.steps.write_bytes(damaged + b"more\n")
+    (note,) = truncate_records(paths, lengths, digests)
+    assert note.startswith(f"{paths.steps} is damaged: its first {len(damaged)} bytes are not those that were written")
+    assert paths.steps.read_bytes() == damaged
+    assert truncate_records(paths, lengths) == []  # of a checkpoint that knew no digests
