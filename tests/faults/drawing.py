@@ -139,7 +139,7 @@ def _suits(kind, setting):
 
 def _setting(seed, number):
     chance = random.Random(f"{seed}:setting:{number}")
-    pictures = number >= POOL - 2
+    pictures, ranks = number >= POOL - 2, RANKS[(number // 4) % len(RANKS)]
     precision = PRECISIONS[number % 4]
     words = [chance.choice(("model=mlp", "model=mlp", "model=cnn")), f"precision={precision}", f"seed={number}"]
     if words[0] == "model=cnn":
@@ -151,7 +151,9 @@ def _setting(seed, number):
     epochs = chance.choice((2, 3))
     if pictures:
         words += ["dataset=image_folder", "dataset.root=data", "dataset.image_size=16", "dataset.augment=true"]
-        words += [f"dataset.workers={number % 2}"]
+        words += [
+            f"dataset.workers={number % 2 if ranks == 1 else 0}"
+        ]  # so that the children of several ranks are ranks
     else:
         words += [f"dataset.train_samples={samples}"]
     words += [f"train.batch_size={batch}", f"train.epochs={epochs}"]
@@ -168,7 +170,6 @@ def _setting(seed, number):
     seconds = chance.choice((0.0, 0.02, 0.05, 0.15, 1.0))
     words += [f"checkpoint.every_steps={every or 'null'}", f"checkpoint.background={str(background).lower()}"]
     words += [f"log.ring={chance.choice((1, 4, 32))}", f"log.seconds={seconds}"]
-    ranks = RANKS[number % len(RANKS)]
     if ranks > 1:
         words += [f"distributed.procs={ranks}"]
     return Setting(number, tuple(words), pictures, min(interval, an_epoch), background, seconds, ranks)

@@ -73,7 +73,8 @@ def result_of(run):
     """The result of a finished run."""
     with (run / "epochs.csv").open(newline="", errors="backslashreplace") as file:
         epochs = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
-    events = [line for line in (run / "events.jsonl").read_bytes().splitlines() if _kind_of(line) in EVENTS]
+    # Sorted: when overflows are read off the device, between two other events, is the clock's business.
+    events = sorted(line for line in (run / "events.jsonl").read_bytes().splitlines() if _kind_of(line) in EVENTS)
     return Result((run / "steps.jsonl").read_bytes(), epochs, events, computed(_state_of, run))
 
 

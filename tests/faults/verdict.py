@@ -7,7 +7,7 @@ import re
 #: The exit codes with which an attempt that was struck may end. 0: the fault came too late, or did no harm.
 CODES = {
     "kill": {-9, 0}, "kill_saving": {-9, 0}, "sigterm": {75, 0}, "sigint": {130, 0}, "pause": {0}, "clock": {0},
-    "disk_full": {6, 0}, "read_only": {6, 0}, "data_gone": {6, 0}, "bad_picture": {6, 0}, "kill_rank": {75, 0},
+    "disk_full": {6, 0}, "read_only": {6, 0}, "data_gone": {6, 0}, "bad_picture": {6, 0}, "kill_rank": {75, -9, 0},
 }  # fmt: skip
 
 #: Of the attempt that meets damaged files.
