@@ -50,7 +50,7 @@ def repair(folder, fault):
     if (folder / "data-elsewhere").exists():
         (folder / "data-elsewhere").rename(folder / "data")
     if (folder / "picture").exists():
-        shutil.copy(folder / "picture", _picture(folder, fault))
+        (folder / "picture").replace(_picture(folder, fault))
 
 
 def clear(folder):
