@@ -14,6 +14,7 @@ os.environ.update(
 os.environ.pop("MPTRAIN_TRACEBACK", None)
 
 import argparse
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ def main():
     asked = parser.parse_args()
     began = time.monotonic()
     warm_up()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing stays mounted
     numbers = range(asked.n) if asked.only is None else [asked.only]
     place = Path(tempfile.mkdtemp(prefix="faults-"))
     place.chmod(0o755)  # for cases whose processes have no rights
