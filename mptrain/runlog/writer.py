@@ -67,6 +67,7 @@ class RecordWriter:
             name: _AppendFile(path) for name, path in self._paths.items() if name != HISTOGRAMS or path.exists()
         }
         self._columns = _header_of(paths.epochs)
+        self._continues = bool(self._columns)
         with storing(paths.root):
             sync_folder(paths.root)
 
@@ -75,6 +76,7 @@ class RecordWriter:
 
         Raises:
             ValueError: An epoch has a metric that the first epoch had not, or an event's fields hide its own.
+            StorageError: The header of ``epochs.csv`` that was found is not that of this run.
         """
         match record:
             case StepRecord():
@@ -123,6 +125,8 @@ class RecordWriter:
             self._columns = (*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER)
             self._files[EPOCHS].add(_csv_line(self._columns))
         if unknown := set(metrics) - set(self._columns):
+            if self._continues:
+                raise _damaged_header(self._paths[EPOCHS], f"it has no column {sorted(unknown)}")
             raise ValueError(f"epochs.csv has no column {sorted(unknown)}; the first epoch fixed {self._columns}")
         row = {**values, **metrics}
         self._files[EPOCHS].add(_csv_line([row.get(column, "") for column in self._columns]))
@@ -282,11 +286,21 @@ def _digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
 def _header_of(path: Path) -> tuple[str, ...]:
     try:
         with storing(path, "read"), path.open(encoding="utf-8", newline="") as file:
-            return tuple(next(csv.reader(file), ()))
+            columns = tuple(next(csv.reader(file), ()))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise StorageError(
-            f"{path}, line 1 is damaged: {error}", "restore the file from a copy, or start the run again"
-        ) from error
+        raise _damaged_header(path, str(error)) from error
+    metrics = columns[len(EPOCHS_BEFORE) : -len(EPOCHS_AFTER)]
+    if columns and (columns != (*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER) or not all(map(_is_metric, metrics))):
+        raise _damaged_header(path, "its columns are not those of epochs")
+    return columns
+
+
+def _is_metric(column: str) -> bool:
+    return column.startswith(VAL_PREFIX)
+
+
+def _damaged_header(path: Path, why: str) -> StorageError:
+    return StorageError(f"{path}, line 1 is damaged: {why}", "restore the file from a copy, or start the run again")
 
 
 def _csv_line(values: list[Any] | tuple[Any, ...]) -> str:
