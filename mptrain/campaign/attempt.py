@@ -288,6 +288,7 @@ def _attempt(
     changed: tuple[str, ...] = (),
 ) -> Outcome:
     parts, options = built
+    directory.remove_drafts()
     manifest = loaded.manifest if loaded else None
     lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
     warnings = (*warnings, *lost)

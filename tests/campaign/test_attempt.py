@@ -68,3 +68,9 @@ def test_what_changes_no_number_may_be_edited(broken_off):
 def test_a_change_on_purpose_that_was_killed_before_its_first_checkpoint_goes_on(broken_off, monkeypatch):
     break_off(monkeypatch, ["resume", "outputs/run", "optimizer.momentum=0.8"], 3)
     assert main(["resume", "outputs/run"]) == 0
+
+
+def test_what_a_killed_process_had_begun_to_write_is_gone_when_the_run_goes_on(broken_off):
+    (broken_off / "run.json.0123abcd.tmp").write_text('{"schema"')
+    assert main(["resume", "outputs/run"]) == 0
+    assert not list(broken_off.rglob("*.tmp"))
