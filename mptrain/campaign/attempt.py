@@ -57,7 +57,7 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
-from mptrain.runlog.manifest import Manifest
+from mptrain.runlog.manifest import Manifest, manifests_in, read_manifest
 from mptrain.runlog.sink import Sink
 
 if TYPE_CHECKING:
@@ -108,6 +108,8 @@ class Outcome:
 
 Show = Callable[[Opening], Sequence[Sink]]
 
+_RESTORE = "restore the file from a copy"
+
 
 def launch(config: Config, show: Show) -> Outcome:
     """Start a run, or go on with the one of its name where ``run.resume`` says so.
@@ -153,7 +155,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
         MptrainError: Any of its kinds.
     """
     directory = find_run(run)
-    config = reload(directory.read_config(), overrides)
+    config = _reload(directory, overrides)
     changed = {word.partition("=")[0] for word in overrides}
     before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
     config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
@@ -203,9 +205,7 @@ def _continue(
         strange = _strange_config(directory, old, state, loaded.manifest) if loaded is not None else ""
         if strange and not changing:
             raise StorageError(
-                strange,
-                "restore the file from a copy, or say what is to be another: "
-                f"mptrain resume {directory.root} KEY=VALUE",
+                strange, f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} KEY=VALUE"
             )
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
@@ -220,6 +220,27 @@ def _continue(
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed)
+
+
+def _reload(directory: RunDirectory, overrides: Sequence[str]) -> Config:
+    """The configuration of a run, with changes.
+
+    Raises:
+        ConfigError: It is wrong, or the changes are.
+        StorageError: It cannot be read, or is wrong because it is no longer what the run was trained with.
+    """
+    written = directory.read_config()
+    try:
+        return reload(written, overrides)
+    except ConfigError as error:
+        strange = ""
+        with contextlib.suppress(StorageError, ConfigError):  # then its own words are the best there are
+            newest = next(iter(manifests_in(directory.paths.checkpoints)), None)
+            if newest is not None:
+                strange = _strange_config(directory, written, directory.read_state(), read_manifest(newest))
+        if strange:
+            raise StorageError(f"{strange}: {error}", _RESTORE) from error
+        raise
 
 
 def _strange_config(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:

@@ -60,6 +60,16 @@ def test_a_configuration_that_no_command_changed_is_refused_and_goes_on_when_ask
     assert "warning: outputs/run/config.yaml is damaged or was edited" in capsys.readouterr().err
 
 
+def test_a_configuration_that_is_damaged_beyond_reading_is_named_and_not_taken_for_a_mistake_of_the_user(
+    broken_off, capsys
+):
+    flip(broken_off / "config.yaml", "_target_: mptrain.task", "_uarget_: mptrain.task")
+    assert main(["resume", "outputs/run"]) == 6
+    said = capsys.readouterr().err
+    assert "error: outputs/run/config.yaml is damaged or was edited: step 2 was trained with another: task " in said
+    assert "hint: restore the file from a copy" in said
+
+
 def test_what_changes_no_number_may_be_edited(broken_off):
     flip(broken_off / "config.yaml", "keep: 2", "keep: 3")
     assert main(["resume", "outputs/run"]) == 0
