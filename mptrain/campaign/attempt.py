@@ -22,6 +22,7 @@ from mptrain.config.assemble import first_line
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
+from mptrain.config.files import read_yaml
 from mptrain.config.ranges import show
 from mptrain.config.trust import is_trust, retyped
 from mptrain.engine.interrupt import AskedToEnd
@@ -183,7 +184,7 @@ def _continue(
     require_no_links(directory.root)
     with directory.lock():
         path = directory.paths.config
-        old = directory.read_config() if path.exists() else config.yaml
+        old = _written_config(directory) if path.exists() else config.yaml
         changes = diff(old, config.yaml)
         if changes and not explicit:
             raise ConfigError(
@@ -229,7 +230,7 @@ def _reload(directory: RunDirectory, overrides: Sequence[str]) -> Config:
         ConfigError: It is wrong, or the changes are.
         StorageError: It cannot be read, or is wrong because it is no longer what the run was trained with.
     """
-    written = directory.read_config()
+    written = _written_config(directory)
     try:
         return reload(written, overrides)
     except ConfigError as error:
@@ -241,6 +242,20 @@ def _reload(directory: RunDirectory, overrides: Sequence[str]) -> Config:
         if strange:
             raise StorageError(f"{strange}: {error}", _RESTORE) from error
         raise
+
+
+def _written_config(directory: RunDirectory) -> str:
+    """The text of ``config.yaml``.
+
+    Raises:
+        StorageError: It cannot be read, or is no YAML.
+    """
+    written = directory.read_config()
+    try:
+        read_yaml(written)
+    except ConfigError as error:
+        raise StorageError(f"{directory.paths.config} is damaged: {error}", _RESTORE) from error
+    return written
 
 
 def _strange_config(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:

@@ -70,6 +70,15 @@ def test_a_configuration_that_is_damaged_beyond_reading_is_named_and_not_taken_f
     assert "hint: restore the file from a copy" in said
 
 
+@pytest.mark.parametrize("words", [("resume", "outputs/run"), (*WORDS, "run.resume=auto")])
+def test_a_configuration_that_is_no_yaml_any_more_is_named(broken_off, capsys, words):
+    flip(broken_off / "config.yaml", "  momentum: 0.9", "mom")
+    assert main(list(words)) == 6
+    said = capsys.readouterr().err
+    assert "error: outputs/run/config.yaml is damaged: line " in said
+    assert "hint: restore the file from a copy" in said
+
+
 def test_what_changes_no_number_may_be_edited(broken_off):
     flip(broken_off / "config.yaml", "keep: 2", "keep: 3")
     assert main(["resume", "outputs/run"]) == 0

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults.attempts import warm_up
+from tests.faults.attempts import at_once, warm_up
 from tests.faults.cases import forget, keep_log, run_case
 from tests.faults.drawing import draw
 from tests.faults.references import References
@@ -32,12 +32,31 @@ def main():
     parser.add_argument("--n", type=int, default=200, help="so many cases")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, help="the number of one case")
+    parser.add_argument("--jobs", type=int, default=1, help="so many cases at a time")
     parser.add_argument("--keep", type=Path, help="a folder for what failed cases print")
     asked = parser.parse_args()
     began = time.monotonic()
     warm_up()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing stays mounted
-    numbers = range(asked.n) if asked.only is None else [asked.only]
+    numbers = list(range(asked.n)) if asked.only is None else [asked.only]
+    shares = [numbers[first :: asked.jobs] for first in range(asked.jobs)]
+    reports = []
+    for found in at_once(carry_out, [(share, asked) for share in shares]):
+        if isinstance(found, str):
+            raise RuntimeError(found)
+        reports += found
+    reports.sort(key=lambda report: report.case.number)
+    print("\n".join(table(reports)))
+    failed = [report.case.number for report in reports if report.failures]
+    for number in failed:
+        print(f"failed: python -m tests.faults --seed {asked.seed} --only {number}")
+    settings, seconds = len({one.case.setting.number for one in reports}), time.monotonic() - began
+    print(f"{len(reports)} cases with {settings} configurations in {seconds:.0f} s")
+    return bool(failed)
+
+
+def carry_out(numbers, asked):
+    """The reports of some cases."""
     place = Path(tempfile.mkdtemp(prefix="faults-"))
     place.chmod(0o755)  # for cases whose processes have no rights
     reports, references = [], References(place)
@@ -54,14 +73,7 @@ def main():
                 keep_log(report, asked.keep)
     finally:
         forget(place)
-    print("\n".join(table(reports)))
-    failed = [report.case.number for report in reports if report.failures]
-    for number in failed:
-        print(f"failed: python -m tests.faults --seed {asked.seed} --only {number}")
-    print(
-        f"{len(reports)} cases with {len({one.case.setting.number for one in reports})} configurations in {time.monotonic() - began:.0f} s"
-    )
-    return bool(failed)
+    return reports
 
 
 if __name__ == "__main__":

@@ -97,17 +97,32 @@ def attempt(words, folder, prepare=None, outside=None, *, fresh=False, lawful=Fa
 
 def computed(function, *arguments):
     """The value of a function that runs operators of torch, computed in a process of its own."""
+    return at_once(function, [arguments])[0]
+
+
+def at_once(function, calls):
+    """The values of several calls of a function, each in a process of its own; a failed one's is its traceback."""
+    return [_answer(*begun) for begun in [_ask(function, arguments) for arguments in calls]]
+
+
+def _ask(function, arguments):
     reading, writing = os.pipe()
     pid = os.fork()
-    if pid == 0:
-        try:
-            answer = function(*arguments)
-        except BaseException:
-            answer = traceback.format_exc()
-        with os.fdopen(writing, "wb") as pipe:
-            pickle.dump(answer, pipe)
-        os._exit(0)
-    os.close(writing)
+    if pid:
+        os.close(writing)
+        return pid, reading
+    os.close(reading)
+    try:
+        answer = function(*arguments)
+    except BaseException:
+        answer = traceback.format_exc()
+    with os.fdopen(writing, "wb") as pipe:
+        pickle.dump(answer, pipe)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _answer(pid, reading):
     with os.fdopen(reading, "rb") as pipe:
         answer = pickle.load(pipe)
     os.waitpid(pid, 0)
