@@ -56,7 +56,7 @@ def repair(folder, fault):
 def clear(folder):
     """Remove the folder of a case, and what is mounted in it."""
     if (folder / "outputs").is_mount():
-        subprocess.run(["umount", str(folder / "outputs")], check=True)
+        subprocess.run(["umount", "-l", str(folder / "outputs")], check=True)  # workers of a killed run go a little later
     shutil.rmtree(folder)
 
 
