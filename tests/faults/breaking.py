@@ -56,7 +56,9 @@ def repair(folder, fault):
 def clear(folder):
     """Remove the folder of a case, and what is mounted in it."""
     if (folder / "outputs").is_mount():
-        subprocess.run(["umount", "-l", str(folder / "outputs")], check=True)  # workers of a killed run go a little later
+        subprocess.run(
+            ["umount", "-l", str(folder / "outputs")], check=True
+        )  # workers of a killed run go a little later
     shutil.rmtree(folder)
 
 

@@ -35,7 +35,10 @@ def objections(attempt, kind=None, allowed=None, words=None):
         found.append("it hung")
     if attempt.code not in allowed:
         found.append(f"it ended with {attempt.code}, allowed are {sorted(allowed)}")
-    if "Traceback" in attempt.output or "this is a bug" in attempt.output:
+    said, _, ending = attempt.output.partition(
+        "\n  go on "
+    )  # the last line of a run that is done; then Python ends itself
+    if "Traceback" in (attempt.output if attempt.code or not ending else said) or "this is a bug" in attempt.output:
         found.append("it printed a traceback, or spoke of a bug")
     if attempt.code in DOCUMENTED and attempt.output.strip().splitlines()[-1:] != ["interrupted"]:
         if not re.search(r"^error: .", attempt.output, re.MULTILINE):
