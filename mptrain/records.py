@@ -149,7 +149,7 @@ class EvalRecord:
         samples: How many samples were evaluated.
         metrics: Name to value.
         intervals: Name to the ends of a 95 % interval over the choice of the samples, where it was asked for.
-        data: Digest of what was evaluated (see `mptrain.engine.origin.DataDigest`); empty where it is not known.
+        data: Digest of what was evaluated (see `mptrain.engine.origin.sample_digests`); empty where it is not known.
     """
 
     split: str

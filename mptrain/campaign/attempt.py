@@ -22,10 +22,12 @@ from mptrain.config.assemble import first_line
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
+from mptrain.config.files import read_yaml
 from mptrain.config.ranges import show
 from mptrain.config.spreading import device_of
-from mptrain.config.trust import retyped
+from mptrain.config.trust import is_trust, retyped
 from mptrain.distributed.launch import gathered, remember_run, run_before_restart
+from mptrain.engine.interrupt import AskedToEnd
 from mptrain.engine.loop import Loop, NoStorage, Storage
 from mptrain.engine.snapshot import require_fit, require_same_schema
 from mptrain.errors import (
@@ -61,7 +63,7 @@ from mptrain.runlog import (
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
 from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.manifest import manifest_name
+from mptrain.runlog.manifest import Manifest, manifest_name, manifests_in, read_manifest
 from mptrain.runlog.sink import Sink
 
 if TYPE_CHECKING:
@@ -112,6 +114,8 @@ class Outcome:
 
 
 Show = Callable[[Opening], Sequence[Sink]]
+
+_RESTORE = "restore the file from a copy"
 
 
 def launch(config: Config, show: Show) -> Outcome:
@@ -226,12 +230,15 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
         MptrainError: Any of its kinds.
     """
     directory = find_run(run)
-    config = reload(directory.read_config(), overrides)
+    config = _reload(directory, overrides)
     changed = {word.partition("=")[0] for word in overrides}
     before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
     config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
+    changing = any(not is_trust(word) for word in overrides)
     with gathered(config.distributed) as ranks:
-        return _continue(directory, config, show, ranks, explicit=True) if ranks.first else _follow(config, ranks)
+        if not ranks.first:
+            return _follow(config, ranks)
+        return _continue(directory, config, show, ranks, explicit=True, changing=changing)
 
 
 def find_run(run: str) -> RunDirectory:
@@ -249,11 +256,13 @@ def find_run(run: str) -> RunDirectory:
     return directory
 
 
-def _continue(directory: RunDirectory, config: Config, show: Show, ranks: Ranks, *, explicit: bool) -> Outcome:
+def _continue(
+    directory: RunDirectory, config: Config, show: Show, ranks: Ranks, *, explicit: bool, changing: bool = False
+) -> Outcome:
     require_no_links(directory.root)
     with directory.lock():
         path = directory.paths.config
-        old = directory.read_config() if path.exists() else config.yaml
+        old = _written_config(directory) if path.exists() else config.yaml
         changes = diff(old, config.yaml)
         if changes and not explicit:
             raise ConfigError(
@@ -274,6 +283,11 @@ def _continue(directory: RunDirectory, config: Config, show: Show, ranks: Ranks,
         require_logger(config)
         store = _store(directory, config, higher_is_better=True)
         loaded = store.load_latest()
+        strange = _strange_config(directory, old, state, loaded.manifest) if loaded is not None else ""
+        if strange and not changing:
+            raise StorageError(
+                strange, f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} KEY=VALUE"
+            )
         manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
         forgive = state is not None and state.status == "failed"
         ranks.firsts(Beginning(manifest and manifest.absolute(), forgive))
@@ -286,12 +300,58 @@ def _continue(directory: RunDirectory, config: Config, show: Show, ranks: Ranks,
         changed = tuple(change_in_words(*change) for change in changes)
         notes = [f"changed: {sentence}" for sentence in changed]
         warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
+        warnings += [strange] if strange else []
         if loaded is None:
             _require_never_saved(directory, state)
             notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed)
+
+
+def _reload(directory: RunDirectory, overrides: Sequence[str]) -> Config:
+    """The configuration of a run, with changes.
+
+    Raises:
+        ConfigError: It is wrong, or the changes are.
+        StorageError: It cannot be read, or is wrong because it is no longer what the run was trained with.
+    """
+    written = _written_config(directory)
+    try:
+        return reload(written, overrides)
+    except ConfigError as error:
+        strange = ""
+        with contextlib.suppress(StorageError, ConfigError):  # then its own words are the best there are
+            newest = next(iter(manifests_in(directory.paths.checkpoints)), None)
+            if newest is not None:
+                strange = _strange_config(directory, written, directory.read_state(), read_manifest(newest))
+        if strange:
+            raise StorageError(f"{strange}: {error}", _RESTORE) from error
+        raise
+
+
+def _written_config(directory: RunDirectory) -> str:
+    """The text of ``config.yaml``.
+
+    Raises:
+        StorageError: It cannot be read, or is no YAML.
+    """
+    written = directory.read_config()
+    try:
+        read_yaml(written)
+    except ConfigError as error:
+        raise StorageError(f"{directory.paths.config} is damaged: {error}", _RESTORE) from error
+    return written
+
+
+def _strange_config(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
+    """A sentence where ``config.yaml`` is another than the checkpoint was made with, and no command has changed it."""
+    attempts = state.attempts if state else ()
+    if manifest.config_digest == config_digest(written) or any(
+        attempt.changes and attempt.from_step >= manifest.step for attempt in attempts
+    ):
+        return ""
+    return f"{directory.paths.config} is damaged or was edited: step {manifest.step:,} was trained with another"
 
 
 def _require_work(
@@ -327,7 +387,9 @@ def _require_never_saved(directory: RunDirectory, state: RunState | None) -> Non
         CheckpointError: The run was saved once: it finished, was stopped in order, or went on from a checkpoint.
     """
     attempts = state.attempts if state else ()
-    if (state and state.status in ("done", "preempted")) or any(attempt.from_step for attempt in attempts):
+    in_order = bool(attempts) and attempts[-1].to_step is not None  # not at once, which saves nothing
+    saved = state is not None and (state.status == "done" or (state.status == "preempted" and in_order))
+    if saved or any(attempt.from_step for attempt in attempts):
         raise CheckpointError(
             f"{directory.paths.checkpoints} holds no checkpoint, but the run was saved there",
             "restore the folder from a copy, or start another run",
@@ -349,7 +411,9 @@ def _attempt(
     changed: tuple[str, ...] = (),
 ) -> Outcome:
     parts, options = built
-    lost = truncate_records(directory.paths, loaded.manifest.records if loaded else {})
+    directory.remove_drafts()
+    manifest = loaded.manifest if loaded else None
+    lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
     warnings = (*warnings, *lost)
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
@@ -392,9 +456,10 @@ def _attempt(
     except BaseException as error:
         _close_quietly(writer, sinks)
         shown = _for_the_user(error, config, directory)
-        step = loop.progress.step if loop else from_step
+        reached = loop.progress.step if loop else from_step
+        to_step = None if isinstance(error, KeyboardInterrupt) else reached  # what ends at once does not save itself
         with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
-            directory.write_state(state.end(*how_it_failed(shown, directory), step))
+            directory.write_state(state.end(*how_it_failed(shown, directory), to_step))
         if shown is error:
             raise
         raise shown from error
@@ -409,10 +474,15 @@ def _for_the_user(error: BaseException, config: Config, directory: RunDirectory)
     if isinstance(error, Preempted) and trust:
         return Preempted(str(error), f"{error.hint}{trust}", error.exit_code)
     if isinstance(error, KeyboardInterrupt):
+        by, code = (
+            (f"{error.name}: ended", EXIT_PREEMPTED)
+            if isinstance(error, AskedToEnd)
+            else ("interrupted", EXIT_INTERRUPTED)
+        )
         return Preempted(
-            "interrupted at once; what came after the last checkpoint will be done again",
+            f"{by} at once; what came after the last checkpoint will be done again",
             f"continue with: mptrain resume {directory.root}{trust}",
-            EXIT_INTERRUPTED,
+            code,
         )
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or _is_from_allocator(error):
         return EnvironmentRefused(

@@ -26,9 +26,11 @@ def train_in_job(config: Config, sink: Sink) -> None:
         MptrainError: Anything that ends a run before its end.
     """
     from mptrain.cli.train import train
+    from mptrain.engine.interrupt import ending_at_once
 
     warn(config.warnings)
-    train(config, (sink,))
+    with ending_at_once():
+        train(config, (sink,))
 
 
 PROGRAM = Program(train_in_job, report, ("torch", "torchvision", "mptrain.cli.train"))

@@ -165,16 +165,19 @@ def _train(words: list[str]) -> int:
         from mptrain.cli.sweep import sweep
 
         return sweep(flags)
-    gc.disable()  # importing makes many objects and drops none: looking for garbage costs 0.2 s of torch's 1.7
-    try:
-        from mptrain.config.compose import compose
+    from mptrain.engine.interrupt import ending_at_once
 
-        config = compose(flags.overrides, config_dirs=flags.config_dirs, config_name=flags.config_name)
-        warn(config.warnings)
-        from mptrain.cli.train import train
-    finally:
-        gc.enable()
-    return train(config)
+    with ending_at_once():
+        gc.disable()  # importing makes many objects and drops none: looking for garbage costs 0.2 s of torch's 1.7
+        try:
+            from mptrain.config.compose import compose
+
+            config = compose(flags.overrides, config_dirs=flags.config_dirs, config_name=flags.config_name)
+            warn(config.warnings)
+            from mptrain.cli.train import train
+        finally:
+            gc.enable()
+        return train(config)
 
 
 def _resume(words: list[str]) -> int:
@@ -190,9 +193,12 @@ def _resume(words: list[str]) -> int:
     sweep = find_sweep(run, [word for word in overrides if word not in trusted], jobs, launcher)
     if sweep is not None:
         return resume_sweep(sweep, jobs, let_in(trusted), launcher)
-    from mptrain.cli.train import resume
+    from mptrain.engine.interrupt import ending_at_once
 
-    return resume(run, overrides)
+    with ending_at_once():
+        from mptrain.cli.train import resume
+
+        return resume(run, overrides)
 
 
 def _eval(words: list[str]) -> int:

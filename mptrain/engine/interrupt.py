@@ -1,21 +1,65 @@
 """Turns signals into a wish that the loop obeys between two steps.
 
 The first Ctrl-C, SIGTERM, SIGUSR1 or SIGHUP (the terminal has gone) asks for an orderly end; a second Ctrl-C ends the
-process at once. A signal that is ignored stays ignored, as under nohup.
+process at once. A signal that is ignored stays ignored, as under nohup. Before the loop listens, and when it has done so,
+there is no step to be finished: `ending_at_once` lets the same signals end the process there with the same exit code.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mptrain.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from mptrain.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, Preempted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType, TracebackType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+
+
+class AskedToEnd(KeyboardInterrupt):
+    """A signal other than Ctrl-C asked for the end where nothing is finished first; no `except Exception` takes it for a fault.
+
+    Attributes:
+        name: Of the signal.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Inside, SIGTERM, SIGUSR1 and SIGHUP raise `AskedToEnd` in the main thread, as Ctrl-C raises KeyboardInterrupt.
+
+    `Interrupts` takes its place while a run trains.
+
+    Raises:
+        Preempted: One came, and nobody inside had anything more to say about it.
+    """
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        raise AskedToEnd(signal.Signals(number).name)
+
+    before: dict[signal.Signals, Any] = {}
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN:
+                    before[number] = signal.signal(number, receive)
+        yield
+    except AskedToEnd as asked:
+        raise Preempted(
+            f"{asked.name}: ended at once; nothing was being trained", "run it again", EXIT_PREEMPTED
+        ) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Interrupts:

@@ -118,9 +118,15 @@ class Ledger:
         now = time.monotonic()
         # Not by the number of pending steps: those on their way are among them, and sending again would wait for them.
         if self.accounts[0].ring.full or now - self._looked >= self._options.seconds:
-            self._looked = now
-            for account in self.accounts:
-                account.ring.send()
+            self.look()
+        elif self.accounts[0].ring.arrived:
+            self._digest(wait=False)
+
+    def look(self) -> None:
+        """Send for what was recorded so far, and write what has arrived: on a CPU that is all of it. Call it seldom."""
+        self._looked = time.monotonic()
+        for account in self.accounts:
+            account.ring.send()
         if self.accounts[0].ring.arrived:
             self._digest(wait=False)
 

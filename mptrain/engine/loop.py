@@ -497,10 +497,11 @@ class Loop:
 
     def _tell(self) -> None:
         if self._clock.elapsed >= self.options.log.seconds:
+            self._ledger.look()
             self._show("training")
-            self.storage.writer.flush()  # so that a reader, or a kill, finds what is shown
 
     def _show(self, doing: str) -> None:
+        self.storage.writer.flush()  # so that a reader, or a kill, finds what is shown, however long it is done
         self._clock.read()
         progress, planned = self.progress, self.planned
         rate = progress.seconds / progress.step if progress.step else 0.0

@@ -90,6 +90,7 @@ class CheckpointStore:
         records: Mapping[str, int],
         metric: float | None,
         config_digest: str,
+        digests: Mapping[str, str] | None = None,
         parts: tuple[str, dict[str, str]] | None = None,
     ) -> Path:
         """Save a state durably; a checkpoint of the same step is replaced, those of later steps are dropped.
@@ -100,6 +101,7 @@ class CheckpointStore:
             records: What `RecordWriter.flush` returned, forced to the disk since.
             metric: The validation metric of exactly these weights; None, inf and nan if unknown.
             config_digest: Digest of the configuration.
+            digests: What `RecordWriter.digests` returned at the same moment.
             parts: What `write_parts` gave for this step.
 
         Returns:
@@ -121,7 +123,16 @@ class CheckpointStore:
         path = self.folder / manifest_name(step)
         folder, files = parts or ("", {})
         manifest = Manifest(
-            step, data.name, digest, size, dict(records), metric, config_digest, parts=folder, part_files=files
+            step,
+            data.name,
+            digest,
+            size,
+            dict(records),
+            metric,
+            config_digest,
+            dict(digests or {}),
+            parts=folder,
+            part_files=files,
         )
         write_atomically(path, manifest.to_json(), good=good)  # the commit point
         self.drop_after(step)

@@ -17,7 +17,7 @@ from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import check_run_name, fresh_name
 from mptrain.runlog.state import RunState, parse_state
-from mptrain.runlog.storage import TEMPORARY, storing, sync_folder, write_atomically
+from mptrain.runlog.storage import TEMPORARY, remove_drafts, storing, sync_folder, write_atomically
 from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
@@ -106,6 +106,14 @@ class RunDirectory:
         if not all(isinstance(word, str) for word in words):
             raise StorageError(f"{path} is damaged: it is no list of words", "restore the file from a copy")
         return words
+
+    def remove_drafts(self) -> None:
+        """Remove what killed processes had begun to write; call it while the lock is held.
+
+        Raises:
+            StorageError: Something cannot be removed.
+        """
+        remove_drafts(self.root)
 
     def read_config(self) -> str:
         """The text of ``config.yaml``.

@@ -31,7 +31,7 @@ _KINDS: dict[str, Kind] = {
     "records": mapping(is_count),
     "metric": optional(is_number),
 }
-_LATER: dict[str, Kind] = {"parts": is_text, "part_files": mapping(is_text)}
+LATER: dict[str, Kind] = {"digests": mapping(is_text), "parts": is_text, "part_files": mapping(is_text)}
 _NAME = re.compile(r"step-(\d{8,})\.json")
 
 
@@ -47,6 +47,7 @@ class Manifest:
         records: Byte length of each record file at that moment, by name.
         metric: The metric of exactly these weights on validation data; None if they were not evaluated.
         config_digest: Digest of the configuration that made it.
+        digests: SHA-256 of so many bytes of each record file; empty where an older version wrote it.
         schema: Version of this layout.
         parts: Name of the folder with the parts of tensors that ranks held (`mptrain.runlog.shards`); empty where there is none.
         part_files: SHA-256 of its files by name.
@@ -59,14 +60,14 @@ class Manifest:
     records: dict[str, int]
     metric: float | None
     config_digest: str
+    digests: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
     parts: str = ""
     part_files: dict[str, str] = field(default_factory=dict)
 
     def fields(self) -> dict[str, Any]:
-        """All fields; those of parts only where there are any, as before there were."""
-        found = asdict(self)
-        return found if self.parts else {name: found[name] for name in found if name not in ("parts", "part_files")}
+        """All fields; those of `LATER` only where there is anything, as they were written before there were such."""
+        return {name: value for name, value in asdict(self).items() if value or name not in LATER}
 
     def to_json(self) -> str:
         """The text of the file: indented strict JSON, with a digest of its own fields under ``check``."""
@@ -112,11 +113,11 @@ def read_manifest(path: Path) -> Manifest:
     fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     try:
-        later = {name: fields[name] for name in ("parts", "part_files") if name in fields}
-        known = {name: fields[name] for name in Manifest.__dataclass_fields__ if name not in ("parts", "part_files")}
+        later = {name: fields[name] for name in LATER if name in fields}
+        known = {name: fields[name] for name in Manifest.__dataclass_fields__ if name not in LATER}
         manifest = Manifest(**known, **later)
         sound = (
-            not misfit(fields, {**_KINDS, **{name: _LATER[name] for name in later}})
+            not misfit(fields, {**_KINDS, **{name: LATER[name] for name in later}})
             and _is_plain_name(manifest.file)
             and manifest.file.endswith(DATA)
             and all(map(_is_plain_name, (manifest.parts, *manifest.part_files) if manifest.parts else ()))

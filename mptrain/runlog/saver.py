@@ -72,7 +72,7 @@ class Saver:
             StorageError: The disk refuses, or has refused the save before.
         """
         self.wait()
-        records = self._writer.flush()
+        records, digests = self._writer.flush(), self._writer.digests()
         background = self._background
         state, shards = without_parts(state)
         parts = self._store.write_parts(shards, step, ranks) if shards and ranks is not None else None
@@ -84,7 +84,15 @@ class Saver:
         def write() -> None:
             self._copy.wait()
             self._writer.force(records)
-            self._store.save(state, step=step, records=records, metric=metric, config_digest=config_digest, parts=parts)
+            self._store.save(
+                state,
+                step=step,
+                records=records,
+                digests=digests,
+                metric=metric,
+                config_digest=config_digest,
+                parts=parts,
+            )
 
         if background:
             self._saving = self._thread.submit(write)

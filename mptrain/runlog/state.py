@@ -52,7 +52,7 @@ class Attempt:
         pid: Process id on its host.
         host: Host name.
         from_step: The step it continued after; 0 for a fresh start.
-        to_step: The last step on record at its orderly end.
+        to_step: The last step on record at its orderly end; None as well where it was ended at once, and saved nothing.
         exit_code: Exit code of its orderly end.
         changes: The keys that it changed of the run's configuration, one sentence each.
     """
@@ -109,7 +109,7 @@ class RunState:
         attempt = Attempt(now(), None, os.getpid(), socket.gethostname(), from_step, changes=tuple(changes))
         return replace(self, status="running", reason="", exit_code=None, attempts=(*self.attempts, attempt))
 
-    def end(self, status: Status, reason: str, exit_code: int, to_step: int) -> RunState:
+    def end(self, status: Status, reason: str, exit_code: int, to_step: int | None) -> RunState:
         """The state once the current attempt has ended in order."""
         attempts = self.attempts
         if attempts:

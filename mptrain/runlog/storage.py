@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import shutil
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TEMPORARY = ".tmp"
+_DRAFT = re.compile(r".+\.[0-9a-f]{8}\.tmp")
 
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _REFUSED = {
@@ -88,6 +90,18 @@ def readable_bytes(count: int) -> str:
 def temporary(path: Path) -> Path:
     """A fresh name beside the path, for a file that is to replace it; recognised if its writer is killed."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what writers that were killed left in a folder that nobody else writes: files with names of `temporary`.
+
+    Raises:
+        StorageError: One of them cannot be removed.
+    """
+    with storing(folder, "clean"):
+        for path in folder.iterdir():
+            if _DRAFT.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, good: str = "") -> None:

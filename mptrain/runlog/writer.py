@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import os
 from dataclasses import asdict
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from mptrain.runlog.layout import RunPaths
 
 BUFFER_BYTES: Final = 1 << 16
+_PIECE: Final = 1 << 20
 EPOCHS_BEFORE: Final = ("learner", "epoch", "step", "updates", "skipped", "train_loss", "loss_scale", "lr")
 EPOCHS_AFTER: Final = ("seconds", "terms_per_second")
 VAL_PREFIX: Final = "val_"
@@ -65,6 +67,7 @@ class RecordWriter:
             name: _AppendFile(path) for name, path in self._paths.items() if name != HISTOGRAMS or path.exists()
         }
         self._columns = _header_of(paths.epochs)
+        self._continues = bool(self._columns)
         with storing(paths.root):
             sync_folder(paths.root)
 
@@ -73,6 +76,7 @@ class RecordWriter:
 
         Raises:
             ValueError: An epoch has a metric that the first epoch had not, or an event's fields hide its own.
+            StorageError: The header of ``epochs.csv`` that was found is not that of this run.
         """
         match record:
             case StepRecord():
@@ -96,6 +100,10 @@ class RecordWriter:
         """
         return {name: file.flush() for name, file in self._files.items()}
 
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of what is in each file after `flush`, by name: it tells later whether those bytes are still the same."""
+        return {name: file.digest() for name, file in self._files.items()}
+
     def force(self, names: Iterable[str]) -> None:
         """Force what was flushed to these files to the disk: it survives a power failure.
 
@@ -117,6 +125,8 @@ class RecordWriter:
             self._columns = (*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER)
             self._files[EPOCHS].add(_csv_line(self._columns))
         if unknown := set(metrics) - set(self._columns):
+            if self._continues:
+                raise _damaged_header(self._paths[EPOCHS], f"it has no column {sorted(unknown)}")
             raise ValueError(f"epochs.csv has no column {sorted(unknown)}; the first epoch fixed {self._columns}")
         row = {**values, **metrics}
         self._files[EPOCHS].add(_csv_line([row.get(column, "") for column in self._columns]))
@@ -145,7 +155,9 @@ def event_fields(record: OverflowRecord | ScaleRecord | EvalRecord | EventRecord
             return {"event": record.kind, "step": record.step, **record.fields}
 
 
-def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
+def truncate_records(
+    paths: RunPaths, lengths: Mapping[str, int], digests: Mapping[str, str] | None = None
+) -> list[str]:
     """Cut every record file back to a length that `RecordWriter.flush` returned, after checking all of them.
 
     Histograms are no part of what a run goes on with: where their file is gone, or is no longer the one that the checkpoint knew,
@@ -155,9 +167,11 @@ def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
         paths: The run directory.
         lengths: Byte length by file name. A file without a length becomes empty; a missing file of length 0
             stays missing.
+        digests: SHA-256 of those bytes by file name, where known. What has changed in them is told, and stays as it is:
+            nothing that is computed depends on it.
 
     Returns:
-        What was lost, one sentence each.
+        What was lost or damaged, one sentence each.
 
     Raises:
         StorageError: A file is a link that may lead out of the run; another than the histograms is shorter than its length or has no line end there (the record is damaged), or
@@ -176,6 +190,10 @@ def truncate_records(paths: RunPaths, lengths: Mapping[str, int]) -> list[str]:
         if fault:
             notes.append(f"{fault}: histograms of the steps so far are lost")
             kept[name] = 0
+        elif (digest := (digests or {}).get(name)) and _digest_of(path, kept[name]).hexdigest() != digest:
+            notes.append(
+                f"{path} is damaged: its first {kept[name]} bytes are not those that were written; they stay as they are"
+            )
     for name, path in files.items():
         with storing(path, "truncate"):
             if path.exists():
@@ -195,6 +213,7 @@ class _AppendFile:
         self._path = path
         self._pending = bytearray()
         self._closed = False
+        self._digest = _digest_of(path)
         with storing(path):
             self._descriptor = os.open(
                 path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
@@ -208,7 +227,11 @@ class _AppendFile:
     def flush(self) -> int:
         with storing(self._path, needed=len(self._pending)):
             if self._pending:
-                write_all(self._descriptor, self._pending)
+                whole = bytes(self._pending)
+                try:
+                    write_all(self._descriptor, self._pending)
+                finally:  # what was accepted, where the disk refused the rest
+                    self._digest.update(whole[: len(whole) - len(self._pending)])
             found = os.fstat(self._descriptor)
         if not found.st_nlink:  # a file without a name takes everything, and nobody will ever read it
             raise StorageError(
@@ -216,6 +239,9 @@ class _AppendFile:
                 "start the run again, and leave its folder alone",
             )
         return found.st_size
+
+    def digest(self) -> str:
+        return self._digest.hexdigest()
 
     def force(self) -> None:
         with storing(self._path):
@@ -246,14 +272,37 @@ def _fault(path: Path, length: int) -> str:
     return ""
 
 
+def _digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
+    """SHA-256 of the first bytes of a file, or of all; of nothing where there is no file."""
+    digest = hashlib.sha256()
+    with storing(path, "read"):
+        if path.exists():
+            with path.open("rb") as file:
+                left = path.stat().st_size if length is None else length
+                while left > 0 and (piece := file.read(min(left, _PIECE))):
+                    digest.update(piece)
+                    left -= len(piece)
+    return digest
+
+
 def _header_of(path: Path) -> tuple[str, ...]:
     try:
         with storing(path, "read"), path.open(encoding="utf-8", newline="") as file:
-            return tuple(next(csv.reader(file), ()))
+            columns = tuple(next(csv.reader(file), ()))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise StorageError(
-            f"{path}, line 1 is damaged: {error}", "restore the file from a copy, or start the run again"
-        ) from error
+        raise _damaged_header(path, str(error)) from error
+    metrics = columns[len(EPOCHS_BEFORE) : -len(EPOCHS_AFTER)]
+    if columns and (columns != (*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER) or not all(map(_is_metric, metrics))):
+        raise _damaged_header(path, "its columns are not those of epochs")
+    return columns
+
+
+def _is_metric(column: str) -> bool:
+    return column.startswith(VAL_PREFIX)
+
+
+def _damaged_header(path: Path, why: str) -> StorageError:
+    return StorageError(f"{path}, line 1 is damaged: {why}", "restore the file from a copy, or start the run again")
 
 
 def _csv_line(values: list[Any] | tuple[Any, ...]) -> str:

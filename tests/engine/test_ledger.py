@@ -123,3 +123,16 @@ def test_an_account_remembers_its_last_step_over_a_restart():
     after.load_state_dict(before.state_dict())
     assert after.last == before.last
     assert after.last.lr == 0.1
+
+
+def test_a_look_sends_for_everything_and_writes_what_is_there_without_waiting():
+    ring, kept = SlowRing(8), Kept()
+    ledger = Ledger([account(ring)], kept, LogOptions(ring=8, seconds=1e9))
+    ring.record(ROW)
+    ledger.note(1, 0)
+    ledger.look()
+    assert (len(ring.flying), kept.records) == (1, [])
+    ring.land()
+    ledger.look()
+    assert [record.step for record in kept.of(StepRecord)] == [1]
+    assert ring.waits == 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 from small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of
 
+from mptrain.engine import loop as loop_module
 from mptrain.errors import StorageError
 
 WORDS = (*TINY, "precision=amp_dynamic", "train.ema_decay=0.9")
@@ -142,3 +143,30 @@ def test_an_error_of_the_last_save_is_what_the_run_ends_with(tmp_path, monkeypat
     with pytest.raises(StorageError, match="cannot write") as caught:
         loop.run()
     assert caught.value.hint == "free some space"
+
+
+def test_while_it_evaluates_every_step_is_in_the_file(tmp_path, monkeypatch):
+    loop = loop_of(tmp_path, *TINY, "log.ring=32", "log.seconds=1000")
+    evaluate, found = loop_module.evaluate, []
+
+    def look_and_evaluate(*arguments, **named):
+        found.append(loop.storage.paths.steps.read_bytes().count(b"\n"))
+        return evaluate(*arguments, **named)
+
+    monkeypatch.setattr(loop_module, "evaluate", look_and_evaluate)
+    loop.run()
+    assert found == [6, 12, 18, 18]
+
+
+def test_with_no_time_between_two_looks_every_step_is_in_the_file_at_once(tmp_path):
+    loop = loop_of(tmp_path, *TINY, "log.ring=32", "log.seconds=0")
+    show, found = loop._show, []
+
+    def show_and_look(doing):
+        show(doing)
+        found.append((loop.progress.step, loop.storage.paths.steps.read_bytes().count(b"\n")))
+
+    loop._show = show_and_look
+    loop.run()
+    assert len(found) > 18
+    assert all(step == lines for step, lines in found)

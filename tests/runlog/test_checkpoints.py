@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import random
 from collections import OrderedDict
@@ -350,3 +352,28 @@ def test_a_disk_that_fills_up_at_the_manifest_keeps_the_last_checkpoint(store, m
 def test_at_least_one_checkpoint_is_kept(tmp_path):
     with pytest.raises(ValueError, match="keep"):
         CheckpointStore(tmp_path, keep=0)
+
+
+def test_a_manifest_from_before_there_were_digests_of_records_is_read(store):
+    path = save(store, 3)
+    fields = json.loads(path.read_text())
+    del fields["digests"]
+    path.write_text(json.dumps(fields))
+    found = read_manifest(path)
+    assert (found.step, found.digests) == (3, {})
+    assert found.digest() == fields["check"] == old_digest(fields)
+
+
+def old_digest(fields):
+    ordered = {name: value for name, value in fields.items() if name != "check"}
+    return hashlib.sha256(json.dumps(ordered, sort_keys=True).encode()).hexdigest()
+
+
+def test_digests_of_records_are_kept_and_guarded(store):
+    path = store.save(
+        {}, step=3, records={"steps.jsonl": 1}, digests={"steps.jsonl": "ab"}, metric=None, config_digest=""
+    )
+    assert read_manifest(path).digests == {"steps.jsonl": "ab"}
+    path.write_text(path.read_text().replace('"ab"', '"ac"'))
+    with pytest.raises(CheckpointError, match="do not fit together"):
+        read_manifest(path)

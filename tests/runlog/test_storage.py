@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from mptrain.errors import StorageError
-from mptrain.runlog.storage import free_bytes, readable_bytes, storing, temporary, write_all, write_atomically
+from mptrain.runlog.storage import (
+    free_bytes,
+    readable_bytes,
+    remove_drafts,
+    storing,
+    temporary,
+    write_all,
+    write_atomically,
+)
 
 
 @pytest.mark.parametrize(
@@ -116,3 +124,12 @@ def test_temporary_names_are_beside_the_file_and_differ(tmp_path):
     assert len(drafts) == 20
     assert {draft.parent for draft in drafts} == {tmp_path}
     assert {draft.suffix for draft in drafts} == {".tmp"}
+
+
+def test_drafts_of_killed_writers_are_removed_and_nothing_else(tmp_path):
+    for name in ("run.json.0123abcd.tmp", "run.json", "notes.tmp", ".tmp", "mine.0123abcd.tmp.txt"):
+        (tmp_path / name).touch()
+    draft = temporary(tmp_path / "config.yaml")
+    draft.touch()
+    remove_drafts(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "notes.tmp", ".tmp", "mine.0123abcd.tmp.txt"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import math
 import os
@@ -235,3 +236,57 @@ def test_records_are_not_written_through_a_link(tmp_path):
     with pytest.raises(StorageError):
         truncate_records(paths, {"steps.jsonl": 0})
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_digest_is_that_of_the_bytes_in_the_file_also_where_one_is_continued_or_cut_short(
+    step_record, paths, monkeypatch
+):
+    first = RecordWriter(paths)
+    first.take(step_record(1))
+    first.close()
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, bytes(data)[:7]))
+    second = RecordWriter(paths)
+    second.take(step_record(2))
+    second.flush()
+    assert second.digests() == {
+        name: hashlib.sha256(content).hexdigest() for name, content in contents(paths).items() if content is not None
+    }
+    second.close()
+
+
+def test_bytes_that_changed_before_the_cut_are_told_and_stay_and_those_behind_it_are_gone(step_record, paths):
+    writer = RecordWriter(paths)
+    writer.take(step_record(1))
+    lengths, digests = writer.flush(), writer.digests()
+    writer.take(step_record(1))
+    writer.close()
+    assert truncate_records(paths, lengths, digests) == []
+    damaged = paths.steps.read_bytes().replace(b'"step"', b'"stop"')
+    paths.steps.write_bytes(damaged + b"more\n")
+    (note,) = truncate_records(paths, lengths, digests)
+    assert note.startswith(f"{paths.steps} is damaged: its first {len(damaged)} bytes are not those that were written")
+    assert paths.steps.read_bytes() == damaged
+    assert truncate_records(paths, lengths) == []  # of a checkpoint that knew no digests
+
+
+@pytest.mark.parametrize(("old", "new"), [("learner", "leaRner"), ("val_top1", "vam_top1"), ("seconds", "secondr")])
+def test_a_header_that_is_not_that_of_epochs_is_refused_before_a_row_follows_it(epoch_record, paths, old, new):
+    write_epochs(paths, epoch_record, old, new)
+    with pytest.raises(StorageError, match=r"epochs\.csv, line 1 is damaged: its columns are not those"):
+        RecordWriter(paths)
+
+
+def test_a_metric_that_the_header_of_a_continued_file_lacks_is_damage(epoch_record, paths):
+    write_epochs(paths, epoch_record, "val_top1", "val_tmp1")
+    with pytest.raises(StorageError, match=r"line 1 is damaged: it has no column \['val_top1'\]"):
+        RecordWriter(paths).take(epoch_record(2, top1=0.5))
+
+
+def write_epochs(paths, epoch_record, old, new):
+    writer = RecordWriter(paths)
+    writer.take(epoch_record(1, top1=0.5))
+    writer.close()
+    content = paths.epochs.read_text()
+    assert old in content
+    paths.epochs.write_text(content.replace(old, new, 1))

@@ -1,0 +1,84 @@
+"""Signals while nothing is being trained."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from mptrain.campaign import attempt
+from mptrain.cli.main import main
+from mptrain.engine.interrupt import AskedToEnd, Interrupts, ending_at_once
+from mptrain.errors import Preempted
+
+TINY = ("model=mlp", "dataset.train_samples=32", "train.epochs=1", "run.name=run", "run.resume=auto")
+
+
+def ask(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_ends_at_once_what_would_not_hear_it(number):
+    before = signal.getsignal(number)
+    with pytest.raises(Preempted, match=f"{number.name}: ended at once") as caught, ending_at_once():
+        ask(number)
+    assert caught.value.exit_code == 75
+    assert caught.value.hint
+    assert signal.getsignal(number) is before
+
+
+def test_no_handler_of_errors_takes_a_signal_for_one():
+    assert not issubclass(AskedToEnd, Exception)  # what torch.load raises is caught so, and its checkpoint dropped
+
+
+def test_training_hears_it_first_and_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_at_once(), Interrupts() as interrupts:
+            ask(signal.SIGHUP)
+            assert interrupts.received is None
+            ask(signal.SIGTERM)
+            assert interrupts.received == "SIGTERM"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("place", ["build", "create_run", "describe", "Loop", "write_summary", "_close"])
+def test_sigterm_before_and_after_training_ends_with_75_and_the_run_goes_on(tmp_path, monkeypatch, capsys, place):
+    monkeypatch.chdir(tmp_path)
+    inner = getattr(attempt, place)
+
+    def asked(*arguments, **named):
+        ask(signal.SIGTERM)
+        return inner(*arguments, **named)
+
+    monkeypatch.setattr(attempt, place, asked)
+    assert main(list(TINY)) == 75
+    said = capsys.readouterr().err
+    assert "error: SIGTERM: ended at once" in said
+    assert "hint: " in said
+    monkeypatch.setattr(attempt, place, inner)
+    assert main(list(TINY)) == 0
+    assert (tmp_path / "outputs" / "run" / "steps.jsonl").read_bytes().count(b"\n") == 1
+
+
+def test_asked_to_end_says_by_which_signal():
+    assert AskedToEnd("SIGTERM").name == "SIGTERM"
+
+
+def test_a_second_ctrl_c_before_the_first_checkpoint_leaves_a_run_that_begins_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    attempted = attempt.Loop.attempt
+
+    def asked_twice(loop, batch):
+        ask(signal.SIGINT)
+        ask(signal.SIGINT)
+        attempted(loop, batch)
+
+    monkeypatch.setattr(attempt.Loop, "attempt", asked_twice)
+    assert main(list(TINY)) == 130
+    assert "error: interrupted at once" in capsys.readouterr().err
+    monkeypatch.setattr(attempt.Loop, "attempt", attempted)
+    assert main(["resume", "outputs/run"]) == 0

@@ -1,0 +1,209 @@
+"""What is broken, and how: every case is drawn from the seed and its own number, so that one can be repeated alone."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field, replace
+
+#: How many processes a run may have: write (1, 2) to draw runs with two ranks, and the fault ``kill_rank``, as well.
+RANKS = (1,)
+
+#: So many configurations are drawn for a seed; each needs one undisturbed run.
+POOL = 14
+
+PRECISIONS = ("fp32", "amp_dynamic", "fp16_dynamic", "fp16_static")
+
+#: The pictures of `pictures.make`.
+PICTURES, CLASSES = 48, 3
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A configuration, and what must be known of it to judge a run.
+
+    Attributes:
+        number: In the pool of its seed.
+        words: The overrides.
+        pictures: Trains on a folder of pictures, which can be broken.
+        interval: The most steps between two checkpoints.
+        background: Checkpoints are written while training goes on.
+        seconds: ``log.seconds``.
+        ranks: Processes that train it.
+    """
+
+    number: int
+    words: tuple[str, ...]
+    pictures: bool
+    interval: int
+    background: bool
+    seconds: float
+    ranks: int = 1
+
+    def in_words(self):
+        return " ".join(self.words)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong in, or behind, one attempt.
+
+    Attributes:
+        kind: A key of `KINDS`.
+        place: When: ``seconds`` of the undisturbed run, or at a call of ``start``, ``step``, ``evaluation``, ``saving``,
+            ``operation`` (any change of a file in the run's folder), ``end``.
+        share: Which of those calls, or how much of that time, from 0 to 1.
+        fresh: In a process of its own, imports included, instead of a forked one; then the place is ``seconds``.
+        extra: What else a kind wants to know.
+    """
+
+    kind: str
+    place: str
+    share: float
+    fresh: bool = False
+    extra: dict = field(default_factory=dict)
+
+    def in_words(self):
+        extra = "".join(f" {key}={value}" for key, value in self.extra.items())
+        return f"{self.kind} at {self.place} {self.share:.3f}{' of a fresh process' if self.fresh else ''}{extra}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration, what befalls it in its first attempts, and how it is gone on with."""
+
+    number: int
+    setting: Setting
+    faults: tuple[Fault, ...]
+    requeued: bool  # by the same line with run.resume=auto; else by mptrain resume
+
+    @property
+    def kind(self):
+        return self.faults[0].kind
+
+    def in_words(self):
+        how = "run.resume=auto" if self.requeued else "mptrain resume"
+        faults = "; then ".join(fault.in_words() for fault in self.faults)
+        return f"{faults}; {how}\n  {self.setting.in_words()}"
+
+
+#: Files of a run that are damaged between two attempts.
+FILES = (
+    *(
+        "steps.jsonl",
+        "events.jsonl",
+        "epochs.csv",
+        "run.json",
+        "config.yaml",
+        "overrides.yaml",
+        "data.json",
+        "run.lock",
+    ),
+    *("checkpoints/newest.pt", "checkpoints/newest.json", "checkpoints/all.pt", "checkpoints/all.json"),
+    *("checkpoints/last", "checkpoints/best"),
+)
+
+#: Each kind of fault, and how often it is drawn.
+KINDS = {
+    "kill": 5, "kill_saving": 3, "sigterm": 4, "sigint": 3, "pause": 1, "disk_full": 4, "read_only": 3,
+    "truncated": 3, "flipped_bit": 4, "clock": 2, "data_gone": 2, "bad_picture": 2, "kill_rank": 3,
+}  # fmt: skip
+
+OF_PICTURES = ("data_gone", "bad_picture")
+DAMAGES = ("truncated", "flipped_bit")  # of files, behind an attempt that was broken off
+PLACES = ("start", "step", "step", "evaluation", "saving", "operation", "end", "seconds")
+
+
+def pool(seed):
+    """The configurations of a seed; the last two train on pictures."""
+    return [_setting(seed, number) for number in range(POOL)]
+
+
+def draw(seed, number):
+    """Case ``number`` of a seed."""
+    chance = random.Random(f"{seed}:{number}")
+    kinds = {kind: weight for kind, weight in KINDS.items() if kind != "kill_rank" or max(RANKS) > 1}
+    kind = chance.choices(list(kinds), list(kinds.values()))[0]
+    settings = [one for one in pool(seed) if _suits(kind, one)]
+    setting = chance.choice(settings)
+    faults = [_fault(chance, kind, setting)]
+    while kind not in DAMAGES and len(faults) < 3 and chance.random() < 0.3:  # it does not rain but it pours
+        faults.append(_fault(chance, chance.choice(("kill", "kill", "kill_saving", "sigterm", "sigint")), setting))
+    return Case(number, setting, tuple(faults), chance.random() < 0.5)
+
+
+def _suits(kind, setting):
+    if kind in OF_PICTURES:
+        return setting.pictures
+    return setting.ranks > 1 if kind == "kill_rank" else True
+
+
+def _setting(seed, number):
+    chance = random.Random(f"{seed}:setting:{number}")
+    pictures, ranks = number >= POOL - 2, RANKS[(number // 4) % len(RANKS)]
+    precision = PRECISIONS[number % 4]
+    words = [chance.choice(("model=mlp", "model=mlp", "model=cnn")), f"precision={precision}", f"seed={number}"]
+    if words[0] == "model=cnn":
+        words += ["model.widths=[4,8]"]
+    else:
+        words += [f"model.hidden=[{chance.choice(('16', '64,32'))}]"]
+    samples = PICTURES if pictures else chance.choice((160, 200, 240))
+    batch = 4 if pictures else chance.choice((4, 8))
+    epochs = chance.choice((2, 3))
+    if pictures:
+        words += ["dataset=image_folder", "dataset.root=data", "dataset.image_size=16", "dataset.augment=true"]
+        words += [
+            f"dataset.workers={number % 2 if ranks == 1 else 0}"
+        ]  # so that the children of several ranks are ranks
+    else:
+        words += [f"dataset.train_samples={samples}"]
+    words += [f"train.batch_size={batch}", f"train.epochs={epochs}"]
+    words += [f"train.accumulate={chance.choice((1, 1, 2))}"]
+    if chance.random() < 0.3:
+        words += ["train.ema_decay=0.9"]
+    if "dynamic" in precision:
+        words += ["scaler.init_scale=268435456", "scaler.max_scale=268435456", "scaler.growth_interval=9"]
+    if precision != "fp32" and chance.random() < 0.4:
+        words += [f"inject.step={chance.randint(2, 30)}", "inject.tensor=input", "inject.value=inf"]
+    an_epoch = samples // batch
+    every = chance.choice((None, 1, 5, 7, 13))
+    interval, background = every or an_epoch, chance.random() < 0.5
+    seconds = chance.choice((0.0, 0.02, 0.05, 0.15, 1.0))
+    words += [f"checkpoint.every_steps={every or 'null'}", f"checkpoint.background={str(background).lower()}"]
+    words += [f"log.ring={chance.choice((1, 4, 32))}", f"log.seconds={seconds}"]
+    if ranks > 1:
+        words += [f"distributed.procs={ranks}"]
+    return Setting(number, tuple(words), pictures, min(interval, an_epoch), background, seconds, ranks)
+
+
+def _fault(chance, kind, setting):
+    fault = Fault(kind, chance.choice(PLACES), chance.random())
+    match kind:
+        case "kill" | "sigterm" | "sigint":
+            fault = replace(fault, fresh=fault.place == "seconds" and chance.random() < 0.4)
+            if kind == "sigint":
+                fault = replace(fault, extra={"twice": chance.random() < 0.3})
+        case "kill_saving":
+            fault = replace(fault, place="saving", extra={"operation": chance.randint(1, 14)})
+        case "pause":
+            fault = replace(fault, place="seconds", extra={"for": round(chance.uniform(0.1, 1.0), 2)})
+        case "disk_full":
+            fault = replace(fault, place=chance.choice(("tmpfs", "operation")))
+        case "read_only":
+            fault = replace(fault, extra={"folder": chance.choice(("outputs", "run", "run", "checkpoints"))})
+            fault = replace(fault, place=chance.choice(("start", "step", "step", "evaluation", "saving", "end")))
+        case _ if kind in DAMAGES:
+            how = chance.choice(("kill", "sigterm"))
+            extra = {"file": chance.choice(FILES), "where": round(chance.random(), 4), "bit": chance.randrange(8)}
+            fault = replace(fault, place="step", share=0.3 + 0.7 * fault.share, extra={"after": how, **extra})
+        case "clock":
+            hours = chance.choice((-24 * 400, -5, -1, 1, 5, 24 * 400))
+            fault = replace(fault, place=chance.choice(("step", "evaluation", "start")), extra={"hours": hours})
+        case "data_gone" | "bad_picture":
+            fault = replace(fault, place=chance.choice(("start", "step", "step", "evaluation")))
+            if kind == "bad_picture":
+                fault = replace(fault, extra={"how": chance.choice(("cut", "garbage", "empty"))})
+    if setting.ranks > 1 and fault.place not in ("tmpfs", "seconds"):  # whose calls count is the ranks' own business
+        fault = replace(
+            fault, place="seconds", extra={key: value for key, value in fault.extra.items() if key != "operation"}
+        )
+    return fault

@@ -1,0 +1,44 @@
+"""A sample of the fault campaign (`tests.faults`): whatever breaks a run, nothing is lost or wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from small_runs import environment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def campaign(*words, timeout):
+    """In a process of its own, because attempts are forked from it, and this one has run operators of torch."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.faults", *words],
+        check=False, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def test_twenty_faults(tmp_path):
+    output = campaign("--n", "20", "--seed", "0", "--jobs", "2", "--keep", str(tmp_path), timeout=250)
+    assert output.startswith("| fault | cases |")
+    assert "| all | 20 |" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_hundred_faults(tmp_path, seed):
+    assert "| all | 100 |" in campaign("--n", "100", "--seed", str(seed), "--keep", str(tmp_path), timeout=2900)
+
+
+def test_a_case_depends_on_the_seed_and_its_number_alone():
+    from tests.faults.drawing import KINDS, draw
+
+    cases = [draw(5, number) for number in range(300)]
+    assert draw(5, 17) == cases[17]
+    assert draw(6, 17) != cases[17]
+    assert {case.kind for case in cases} == KINDS.keys() - {"kill_rank"}
