@@ -62,7 +62,8 @@ def without_parts(state: Any) -> tuple[Any, dict[str, Tensor]]:
             return type(value)(taken(item, f"{where}/{index}") for index, item in enumerate(value))
         return value
 
-    return taken(state, ""), found
+    marked = taken(state, "")
+    return (marked, found) if found else (state, found)  # as it is: what is one object in it stays one
 
 
 def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> dict[str, str]:
