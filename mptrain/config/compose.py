@@ -22,7 +22,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from mptrain.config import location
 from mptrain.config.assemble import assemble, first_line
 from mptrain.config.catalogue import RECHOSEN, Catalogue
-from mptrain.config.files import find_unreadable, read_yaml
+from mptrain.config.files import find_endless, find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
 from mptrain.config.ranges import show
 from mptrain.config.trust import settle
@@ -112,6 +112,8 @@ class Composer:
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder}: there is no such folder", FOLDER_HINT)
+        if problem := find_endless(folders[1:]):
+            raise ConfigError(problem)
         # Hydra looks for the file at the top in its first folder only.
         self._folders = sorted(folders, key=lambda folder: not (folder / f"{self.name}.yaml").exists())
         #: Every group and option that these folders hold.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: Values of a file once its aliases are followed.
 _MOST_VALUES: Final = 100_000
 
+#: Brackets, or blanks before a line, below which nothing is nested too deeply for a reader.
+_DEEPEST: Final = 100
+
 _NO_ALIASES: Final = "write out what its aliases (*NAME) stand for"
 
 
@@ -70,6 +73,26 @@ def read_yaml(text: str) -> Any:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         where = f"line {mark.line + 1}: " if mark else ""
         raise ConfigError(f"{where}{show(getattr(error, 'problem', None) or lines[0])}") from error
+
+
+def find_endless(folders: Iterable[Path]) -> Problem | None:
+    """The problem of the first file whose aliases, or brackets, would take all memory, or for ever, to follow."""
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
+        try:
+            text = path.read_bytes().decode("utf-8")
+            if max(map(text.count, "[{"), default=0) > _DEEPEST or max(map(_indent, text.split("\n"))) > _DEEPEST:
+                compose(text)
+            if "&" in text and "*" in text and (too_large := _unfolded(compose(text))):
+                return Problem(f"{path}: {too_large}", _NO_ALIASES)
+        except RecursionError:
+            return Problem(f"{path} is nested too deeply", "no configuration needs that")
+        except (OSError, UnicodeDecodeError, YAMLError, ValueError):  # said when it is chosen
+            continue
+    return None
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" -?"))
 
 
 def _unfolded(root: Node | None) -> str:
