@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "mptrain"
 READING_METHODS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "is_nonzero"})
 READING_CALLS = frozenset({"bool", "float", "int", "print", "repr", "str", "max", "min", "sum", "any", "all", "sorted"})
 SOURCES = [
-    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "learner", "guard", "ring")),
+    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "learner", "guard", "ring", "spread")),
     *sorted(set((PACKAGE / "numerics").glob("*.py")) - {PACKAGE / "numerics" / "demonstrations.py"}),  # of no step
     *sorted((PACKAGE / "scaler").glob("*.py")),
     PACKAGE / "optimizer" / "weights.py",
@@ -22,6 +22,7 @@ SOURCES = [
 #: Functions that may read, and why: by file and name.
 READING_FUNCTIONS = {
     ("ring.py", "_rows"): "its block is in host memory already",
+    ("spread.py", "agreed_measure"): "counts elements, which shapes say",
     ("ring.py", "arrived"): "asks whether a list is empty",
     ("restart.py", "take_up"): "once, after a restart",
     ("static.py", "_constant"): "once, after a restart",

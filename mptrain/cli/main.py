@@ -38,11 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
     words = list(sys.argv[1:] if argv is None else argv)
-    _be_silent_on_other_ranks()
     completing = words[:2] == ["completion", "query"]  # then the other words are those of some other command line
     if "--traceback" in words and not completing:
         words.remove("--traceback")
         os.environ["MPTRAIN_TRACEBACK"] = "1"
+    _be_silent_on_other_ranks()
     code = _guarded(lambda: _completion(words[1:]) if completing else _dispatch(words))
     # What is left is written here, not while the interpreter ends, when nobody can be told that it failed.
     if code == EXIT_OK:

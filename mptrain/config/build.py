@@ -200,6 +200,7 @@ def build_loaders(config: Config, dataset: Dataset, device: torch.device, ranks:
         pin=device.type == "cuda",
         rank=ranks.rank,
         ranks=ranks.count,
+        here=ranks.here,
     )
     loaders = {"train": make(dataset.train, shuffle=True, one_batch=config.train.one_batch)}
     loaders |= {
@@ -214,7 +215,7 @@ def _build_learners(
     model: nn.Module,
     initial: dict[str, torch.Tensor],
     steps_per_epoch: int,
-    spread: Spread,
+    spread: Spread | None = None,
 ) -> tuple[Learner, ...]:
     names = [objective.learner for objective in objectives]
     if unknown := [name for name in config.learners if name not in names]:
@@ -263,7 +264,7 @@ def _build_learner(
     others: list[nn.Parameter],
     initial: dict[str, torch.Tensor],
     steps_per_epoch: int,
-    spread: Spread,
+    spread: Spread | None = None,
 ) -> Learner:
     choices, policy = config.for_learner(objective.learner), config.precision
     rule: Rule = choices.optimizer.build()

@@ -24,6 +24,7 @@ RECHOSEN: dict[str, tuple[str, ...]] = {
     "schedule": (),
     "logger": (),
     "diagnostics": (),
+    "distributed": (),
 }
 
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[\w.$-]+):(?:\s+(?P<value>.*))?$")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
-_Key = tuple[int, list[int]]
+_Key = tuple[int, list[int], list[int]]
 _Fetched = tuple[Batch | None, dict[str, str], DataError | None]
 
 
@@ -46,7 +46,8 @@ class Loader:
         one_batch: Hand out the first batch of the first epoch, and that in every epoch.
         rank: Which of several ranks this loader is of. Each gets its contiguous part of every batch; the parts' sizes differ by
             at most one. Where there are more ranks than samples in a batch, some get a stand-in, which counts nothing.
-        ranks: How many there are; they share the cores of this machine.
+        ranks: How many there are.
+        here: How many of them share the cores of this machine.
 
     Attributes:
         steps_per_epoch: Batches of one epoch, the last short one included.
@@ -64,13 +65,14 @@ class Loader:
         one_batch: bool = False,
         rank: int = 0,
         ranks: int = 1,
+        here: int = 1,
     ) -> None:
         self.split = split
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
         self.rank, self.ranks = rank, ranks
-        cores = max(1, len(os.sched_getaffinity(0)) // ranks)
+        cores = max(1, len(os.sched_getaffinity(0)) // here)
         self.workers = 0 if split.in_memory else min(workers, cores)
         self.pin = pin
         self.one_batch = one_batch
@@ -92,24 +94,24 @@ class Loader:
         parts = [self._part(chunk) for chunk in chunks[start : self.steps_per_epoch]]
         epoch = 0 if self.one_batch else epoch
         if self.workers == 0:
-            for indices, stands_in in parts:
-                fetched = self.split.fetch(indices, epoch, self.seed)
-                yield _marked(fetched.pin_memory() if self.pin else fetched, stands_in)
+            for indices, others in parts:
+                fetched = fetch_part(self.split, indices, others, epoch, self.seed)
+                yield fetched.pin_memory() if self.pin else fetched
             return
-        self._plan.keys = [(epoch, indices) for indices, _ in parts]
-        for (_, stands_in), (batch, problems, error) in zip(parts, self._fetched(), strict=True):
+        self._plan.keys = [(epoch, *part) for part in parts]
+        for batch, problems, error in self._fetched():
             self.split.faults.found.update(problems)
             if error is not None:
                 raise error
             assert batch is not None
-            yield _marked(batch, stands_in)
+            yield batch
 
-    def _part(self, chunk: Tensor) -> tuple[list[int], bool]:
-        """The samples of a batch that are this rank's, and whether they only stand in for none."""
+    def _part(self, chunk: Tensor) -> tuple[list[int], list[int]]:
+        """The samples of a batch that are this rank's, perhaps none, and those of the others."""
         small, larger = divmod(len(chunk), self.ranks)
         first = self.rank * small + min(self.rank, larger)
-        own = chunk[first : first + small + (self.rank < larger)].tolist()
-        return (own, False) if own else (chunk[:1].tolist(), True)
+        last = first + small + (self.rank < larger)
+        return chunk[first:last].tolist(), [*chunk[:first].tolist(), *chunk[last:].tolist()]
 
     def first_batch(self, epoch: int) -> Batch:
         """The first batch of an epoch, the whole of it, fetched in this process and not pinned.
@@ -175,10 +177,10 @@ class _Fetcher:
         self.seed = seed
 
     def __getitem__(self, key: _Key) -> _Fetched:
-        epoch, indices = key
+        epoch, indices, others = key
         known = set(self.split.faults.found)
         try:
-            batch = self.split.fetch(indices, epoch, self.seed)
+            batch = fetch_part(self.split, indices, others, epoch, self.seed)
         except DataError as error:
             # Raised here, it would arrive with a traceback for a message and without its hint.
             return None, self._news(known), error
@@ -188,8 +190,29 @@ class _Fetcher:
         return {name: reason for name, reason in self.split.faults.found.items() if name not in known}
 
 
-def _marked(batch: Batch, stands_in: bool) -> Batch:
-    return replace(batch, stand_in=True) if stands_in else batch
+def fetch_part(split: Split, indices: list[int], others: list[int], epoch: int, seed: int) -> Batch:
+    """A rank's part of a batch, or where it has none, or none that can be used, another sample of the batch as a stand-in.
+
+    Raises:
+        DataError: No sample can be used, or one cannot and ``split.faults`` says stop.
+    """
+    error: DataError | None = None
+    if indices:
+        try:
+            return split.fetch(indices, epoch, seed)
+        except DataError as raised:
+            if split.faults.on_error == "stop" or not others:
+                raise
+            error = raised
+    for index in others:
+        try:
+            return replace(split.fetch([index], epoch, seed), stand_in=True)
+        except DataError as raised:
+            if split.faults.on_error == "stop":
+                raise
+            error = error or raised
+    assert error is not None
+    raise error
 
 
 def _as_is(fetched: _Fetched) -> _Fetched:

@@ -59,8 +59,10 @@ def gathered(options: DistributedOptions) -> Iterator[Ranks]:
                 f"distributed.procs={options.procs}, but torchrun has begun {count} ranks",
                 "leave distributed.procs out: it begins ranks where torchrun does not",
             )
-        local = int(os.environ.get("LOCAL_RANK", rank))
-        group = Group(rank, count, local, options.timeout, PrefixStore(f"ranks/{_restarts()}", _store_of_torchrun()))
+        local, here = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", count))
+        group = Group(
+            rank, count, local, here, options.timeout, PrefixStore(f"ranks/{_restarts()}", _store_of_torchrun())
+        )
         try:
             yield group
         finally:
@@ -76,6 +78,11 @@ def _restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
 
 
+def _agent_keeps_the_store() -> bool:
+    """Whether the store of these ranks outlives them."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def _store_of_torchrun() -> Store:
     """Where the ranks meet that torchrun has begun: it keeps the store while ranks come and go.
 
@@ -84,7 +91,7 @@ def _store_of_torchrun() -> Store:
     """
     from torch._C._distributed_c10d import TCPStore
 
-    theirs = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    theirs = _agent_keeps_the_store()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         return TCPStore(host, port, is_master=not theirs and os.environ["RANK"] == "0", wait_for_workers=False)
@@ -98,13 +105,13 @@ _RUN = "mptrain/run"
 
 def remember_run(root: str) -> None:
     """Let ranks that torchrun begins again go on with the run in a folder."""
-    if rank_of_environment() is not None:
+    if rank_of_environment() is not None and _agent_keeps_the_store():
         _store_of_torchrun().set(_RUN, root)
 
 
 def run_before_restart() -> str | None:
     """The folder of the run that these ranks had begun when torchrun had to begin them again."""
-    if rank_of_environment() is None or not _restarts():
+    if rank_of_environment() is None or not _agent_keeps_the_store():
         return None
     store = _store_of_torchrun()
     return store.get(_RUN).decode() if store.check([_RUN]) else None
@@ -123,7 +130,7 @@ def _forked(count: int, timeout: float) -> Iterator[Ranks]:
             os.close(writing)
             for _, other in children:
                 os.close(other)
-            _be_forked(rank, reading)
+            _be_forked()
             yield from _ended_as_process(rank, count, timeout, reading)
         os.close(reading)
         children.append((child, writing))
@@ -134,7 +141,7 @@ def _forked(count: int, timeout: float) -> Iterator[Ranks]:
         os.close(writing)
     group = None
     try:
-        group = Group(0, count, 0, timeout, store)
+        group = Group(0, count, 0, count, timeout, store)
         group.children = {pid: rank for rank, (pid, _) in enumerate(children, start=1)}
         yield group
     finally:
@@ -152,7 +159,7 @@ def _prepare_environment(count: int) -> None:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count))
 
 
-def _be_forked(rank: int, reading: int) -> None:
+def _be_forked() -> None:
     """What a forked rank changes about itself: it is silent, and dies with the one that began it."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     quiet = os.open(os.devnull, os.O_WRONLY)
@@ -168,7 +175,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: int) -> It
             port = pipe.readline()
         if not port:
             os._exit(EXIT_BUG)  # the first rank has gone
-        group = Group(rank, count, rank, timeout, _store(int(port)))
+        group = Group(rank, count, rank, count, timeout, _store(int(port)))
         yield group
         group.leave()
     except KeyboardInterrupt:
@@ -177,7 +184,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: int) -> It
         code = error.exit_code
     except BaseException as error:
         code = EXIT_BUG
-        if not is_loss(error):
+        if not is_loss(error) and os.environ.get("MPTRAIN_TRACEBACK"):  # else the first rank says it in a line
             traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
@@ -211,7 +218,10 @@ def reap(children: list[int], grace: float = GRACE) -> dict[int, int]:
     left = list(children)
     while left:
         for pid in list(left):
-            done, status = os.waitpid(pid, os.WNOHANG)
+            try:
+                done, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:  # somebody has waited for it, or nobody can
+                done, status = pid, 0
             if done:
                 ended[pid] = os.waitstatus_to_exitcode(status)
                 left.remove(pid)

@@ -45,11 +45,13 @@ class Ranks:
         rank: Which of the processes this is, from 0.
         count: How many there are.
         local: Which of those on this machine this is.
+        here: How many there are on this machine.
     """
 
     rank = 0
     count = 1
     local = 0
+    here = 1
     name = ""
 
     @property
@@ -103,6 +105,9 @@ class Ranks:
         """What a lost rank has left word of."""
         return None
 
+    def abandon(self) -> None:
+        """Stop waiting for lost ranks on the device."""
+
     def who_ended(self) -> str:
         """Which rank has ended and how, as far as it can be told."""
         return "another rank of the run has ended"
@@ -136,6 +141,7 @@ class Group(Ranks):
         rank: Which.
         count: Of how many.
         local: Which on this machine.
+        here: Of how many on this machine.
         timeout: Seconds after which one that does not answer counts as lost.
         store: Where they meet.
 
@@ -146,10 +152,10 @@ class Group(Ranks):
         RankLost: They have not all come.
     """
 
-    def __init__(self, rank: int, count: int, local: int, timeout: float, store: Store) -> None:
+    def __init__(self, rank: int, count: int, local: int, here: int, timeout: float, store: Store) -> None:
         import torch.distributed as dist
 
-        self.rank, self.count, self.local = rank, count, local
+        self.rank, self.count, self.local, self.here = rank, count, local, here
         self.store = store
         self.children: dict[int, int] = {}
         self._dist = dist
@@ -211,17 +217,19 @@ class Group(Ranks):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """See `Ranks.together`."""
-        error: Exception | None = None
+        """See `Ranks.together`. What is done inside may exchange something; so an error cannot be exchanged, but is left word of."""
         try:
             yield
-        except RankLost:
-            raise
-        except Exception as raised:
-            if is_loss(raised):
-                raise RankLost from raised
-            error = raised
-        self.raise_for_all(error)
+            self.added([0])  # all are here, or it is noticed
+        except Exception as error:
+            if not is_loss(error):
+                self.tell_why(error)
+                self.leave()  # which closes the connections: whatever the others are waiting for, they wait no longer
+                raise
+            why = self.why()
+            if why is not None:
+                raise why from error
+            raise RankLost from error
 
     def raise_for_all(self, error: Exception | None) -> None:
         """Raise on every rank what the first of those in trouble has raised; nothing where none is.
@@ -256,12 +264,21 @@ class Group(Ranks):
                 time.sleep(0.02)
         return None
 
+    def abandon(self) -> None:
+        """See `Ranks.abandon`; gloo waits for nobody whose connection has closed."""
+        if self.group is not self._host:
+            with contextlib.suppress(Exception):
+                self._dist.distributed_c10d._abort_process_group(self.group)
+
     def who_ended(self) -> str:
         """See `Ranks.who_ended`."""
         deadline = time.monotonic() + _WORD
         while self.children and time.monotonic() < deadline:
             for pid, rank in self.children.items():
-                found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                try:
+                    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                except ChildProcessError:
+                    continue
                 if found is not None and found.si_code != os.CLD_EXITED:
                     return f"rank {rank} was ended by {signal.Signals(found.si_status).name}"
                 if found is not None:
@@ -306,7 +323,7 @@ def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
 
 def portable(error: Exception, rank: int) -> MptrainError:
     """An error as another rank can raise it: one of ours keeps kind, code and hint, and says whose it is."""
-    if isinstance(error, MptrainError) and not isinstance(error, RankFailed):
+    if isinstance(error, MptrainError) and not isinstance(error, RankFailed | Preempted):
         twin = copy.copy(error)
         twin.args = (f"rank {rank}: {error}",)
         twin.__cause__ = twin.__context__ = None

@@ -7,6 +7,7 @@ N counts the values of a channel on all ranks. Forward exchanges two sums of eac
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,12 +30,32 @@ def synchronised(model: nn.Module, ranks: Ranks, device: torch.device) -> nn.Mod
     if device.type == "cuda":
         group: Any = getattr(ranks, "group", None)
         changed: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
+        for module in changed.modules():
+            if type(module) is nn.SyncBatchNorm:
+                module.__class__ = CopyableSyncBatchNorm
         return changed
     for module in model.modules():
         if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
             module.__class__ = SyncBatchNorm  # type: ignore[assignment]
             module.ranks = ranks  # type: ignore[assignment]
     return model
+
+
+def _copied(module: Any, memo: dict[int, Any], shared: str) -> Any:
+    """A deep copy of a module but for one attribute, which stays the same object."""
+    twin = module.__class__.__new__(module.__class__)
+    memo[id(module)] = twin
+    twin.__dict__.update({k: v if k == shared else copy.deepcopy(v, memo) for k, v in module.__dict__.items()})
+    return twin
+
+
+class CopyableSyncBatchNorm(nn.SyncBatchNorm):
+    """torch's, for models that are copied: a group of processes cannot be."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopyableSyncBatchNorm:
+        """A copy in the same group."""
+        twin: CopyableSyncBatchNorm = _copied(self, memo, "process_group")
+        return twin
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -44,11 +65,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
         """A copy; the ranks stay who they are."""
-        import copy
-
-        twin = self.__class__.__new__(self.__class__)
-        memo[id(self)] = twin
-        twin.__dict__.update({k: v if k == "ranks" else copy.deepcopy(v, memo) for k, v in self.__dict__.items()})
+        twin: SyncBatchNorm = _copied(self, memo, "ranks")
         return twin
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
@@ -56,7 +73,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """See `torch.nn.SyncBatchNorm`."""
-        if not self.training and self.running_mean is not None:
+        if not self.training:  # also without running statistics: ranks evaluate at their own pace
             return super().forward(input)
         answer: Tensor
         answer, mean, var, count = _Synchronised.apply(input, self.weight, self.bias, self.eps, self.ranks)

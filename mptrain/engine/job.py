@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -80,7 +80,10 @@ class Parts:
         return self._transfer(lambda: self._prepared(batch))
 
     def _prepared(self, batch: Batch) -> Batch:
-        return self.dataset.prepare(batch, self.device, self.memory_format)
+        prepared = self.dataset.prepare(batch, self.device, self.memory_format)
+        if batch.whole is None and not batch.stand_in:
+            return prepared
+        return replace(prepared, whole=batch.whole, stand_in=batch.stand_in)  # of which no data set has to know
 
     @functools.cached_property
     def _transfer(self) -> Transfer:

@@ -190,8 +190,12 @@ class Loop:
                     self._evaluate_test()
                 except BaseException as error:
                     self._ranks.tell_why(error)
-                    self._ledger.flush()  # what was recorded on the device is on record whatever ended the run
-                    if self._ranks.count > 1 and is_loss(error):
+                    lost = self._ranks.count > 1 and is_loss(error)
+                    if lost:
+                        self._ranks.abandon()
+                    if not lost or self.parts.device.type == "cpu":  # a device may wait for the lost one for ever
+                        self._ledger.flush()  # what was recorded on the device is on record whatever ended the run
+                    if lost:
                         self._end_without(error)
                     raise
         except StorageError as error:  # the checkpoint that the records announce may not be there
@@ -254,7 +258,8 @@ class Loop:
     def _look_at(self, batch: Batch) -> None:
         """What is done with the first batch of an epoch, and of the run, before it is trained on; no time of training."""
         progress, loader = self.progress, self.parts.loaders["train"]
-        if progress.batch == 0 and not (loader.one_batch and progress.epoch):
+        begins = progress.batch == 0 and not (loader.one_batch and progress.epoch)
+        if begins and self._ranks.first:  # which keeps the record
             first = batch if self._ranks.count == 1 else loader.first_batch(progress.epoch)
             self._sink.take(EventRecord("data_order", progress.step, data_order(loader, progress.epoch, first)))
         if not self._rehearsed:
@@ -267,12 +272,12 @@ class Loop:
             NumericsError: Every one of the last ``train.patience`` steps of a learner overflowed.
         """
         progress = self.progress
+        step = progress.step + 1
+        self._ranks.begin_step(self.parts.loaders["train"].seed, step)
         if self._ledger.close_to(self.options.train.patience):
             self._random = random_state(self.parts.device)
-        step = progress.step + 1
         for record in self.parts.fault.records(step):
             self._sink.take(record)
-        self._ranks.begin_step(self.parts.loaders["train"].seed, step)
         self._within = True
         watches = [self.parts.probe.watch(learner.name, step) for learner in self.parts.learners]
         with self.parts.fault.at(step, batch) as batch:
@@ -327,7 +332,9 @@ class Loop:
     def _name_unusable(self) -> None:
         """Put on record, and warn of, the samples that were left out since the last call."""
         for split, loader in self.parts.loaders.items():
-            found = loader.split.faults.found
+            found = {
+                name: why for theirs in self._ranks.everyones(loader.split.faults.found) for name, why in theirs.items()
+            }
             news = {name: found[name] for name in found if name not in self._unusable[split]}
             if news:
                 self._unusable[split] |= news.keys()

@@ -14,7 +14,7 @@ import torch
 from mptrain.distributed.ranks import is_loss
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.engine.step import accumulate_gradients
-from mptrain.errors import EnvironmentRefused, FirstBatchError
+from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
 
@@ -63,6 +63,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
                     accumulate_gradients(learner, parts.model, batch, plan)
                 missing += learner.weights.without_gradient()
                 learner.weights.clear()
+        _require_same_everywhere(parts, missing)
     finally:
         unguarded = guard.recapture()
         guard.restore(torch.ones(1, device=parts.device))
@@ -70,6 +71,22 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
     return Rehearsal({**untrained(parts), "no_gradient": missing, "unguarded": unguarded}, census.table())
+
+
+def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:
+    """Refuse gradients that only some ranks have where ranks hold parts of the weights: sums of parts are formed of all or none.
+
+    Raises:
+        ConfigError: Names the first such parameter.
+    """
+    if parts.blank is None:
+        return
+    everyones = parts.ranks.everyones(missing)
+    if differing := set().union(*everyones) - set(missing).intersection(*everyones):
+        raise ConfigError(
+            f"{min(differing)} gets a gradient on some ranks only, and distributed=fsdp2 sums those that all have",
+            "choose distributed=ddp",
+        )
 
 
 def untrained(parts: Parts) -> dict[str, list[str]]:

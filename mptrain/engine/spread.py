@@ -45,7 +45,7 @@ class Spread(Protocol):
     ranks: Ranks
 
     def micro_batches(self, batch: Batch, wanted: int) -> tuple[Batch, ...]:
-        """The micro-batches of this rank's part of a batch, as many as on every other."""
+        """The micro-batches of this rank's part of a batch; as many as on every other where passes wait for each other."""
 
     def loss(self, learner: Learner, model: nn.Module, *, alone: bool) -> Loss:
         """What computes the loss of a micro-batch; ``alone`` where the update has no other."""
@@ -106,14 +106,6 @@ class _Several:
         self.ranks = ranks
         self._wide = wide
 
-    def micro_batches(self, batch: Batch, wanted: int) -> tuple[Batch, ...]:
-        """See `Spread`; those that are missing to ``wanted`` are stand-ins without weight."""
-        if wanted == 1:
-            return (batch,)
-        parts = batch.split(wanted)
-        missing = (replace(parts[0], stand_in=True),) * (wanted - len(parts))
-        return (*parts, *missing)
-
     def _agreed(self, squares: Tensor, norms: Tensor, loss: Tensor | None) -> Tensor:
         """The roots of sums over ranks, and a loss summed in place."""
         if loss is None:
@@ -147,6 +139,10 @@ class DataParallel(_Several):
         self._sums.clear()
         return self._wrapped[id(learner)]
 
+    def micro_batches(self, batch: Batch, wanted: int) -> tuple[Batch, ...]:
+        """See `Spread`. Where there are several, only sums are exchanged, behind the last: so the parts may differ in number."""
+        return batch.split(wanted)
+
     def settle(self, weights: Weights, *, alone: bool) -> None:
         """See `Spread`: a gradient that this rank does not have counts as zeros where another has one."""
         if alone:
@@ -165,7 +161,8 @@ class DataParallel(_Several):
     def agreed_measure(self, measure: Measure, grads: list[Tensor]) -> Tensor:
         """See `Spread`: that of the first rank; all have the same gradients, or refuse the step."""
         measured = measure(grads)
-        self.ranks.take_from_first([measured])
+        if grads:  # else it is nowhere in particular, and the same on all
+            self.ranks.take_from_first([measured])
         return measured
 
 
@@ -179,6 +176,14 @@ class Sharded(_Several):
     def __init__(self, ranks: Ranks, root: LossOf, *, wide: bool) -> None:
         super().__init__(ranks, wide=wide)
         self._root = root
+
+    def micro_batches(self, batch: Batch, wanted: int) -> tuple[Batch, ...]:
+        """See `Spread`; those that are missing to ``wanted`` are stand-ins without weight, since each pass gathers weights."""
+        if wanted == 1:
+            return (batch,)
+        parts = batch.split(wanted)
+        missing = (replace(parts[0], stand_in=True),) * (wanted - len(parts))
+        return (*parts, *missing)
 
     def loss(self, learner: Learner, model: nn.Module, *, alone: bool) -> Loss:
         """See `Spread`."""

@@ -71,7 +71,7 @@ def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan:
     total: Tensor | None = None
     scale, spread = learner.scale.squeeze(0), learner.spread
     micro_batches = spread.micro_batches(batch, plan.accumulate)
-    alone = len(micro_batches) == 1
+    alone = plan.accumulate == 1 or (len(micro_batches) == 1 and spread.ranks.count == 1)
     with plan.products(), learner.alone():
         loss_of = spread.loss(learner, model, alone=alone)
         for micro in micro_batches:

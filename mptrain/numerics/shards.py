@@ -44,6 +44,6 @@ def part_for(tensor: Tensor, like: Tensor) -> Tensor:
     if is_sharded(tensor) or not is_sharded(like):
         return part(tensor)
     mesh = cast("Any", like).device_mesh
-    length = -(-len(like) // mesh.size()) if len(like) else 0
-    first = min(mesh.get_local_rank() * length, len(like))
+    length = -(-len(like) // mesh.size())
+    first = mesh.get_local_rank() * length  # at the end or behind it for those that have nothing
     return tensor[first : first + length]

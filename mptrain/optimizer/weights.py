@@ -89,7 +89,7 @@ class Weights:
         self.rule = rule
         self.clip_norm = clip_norm
         self._params = list(trained.values())
-        self.sharded = any(map(is_sharded, self._params))
+        self.sharded = is_sharded(self._params[0])  # all are, or none
         self._parts = [part(p) for p in self._params]  # the parameters themselves where they are whole
         self._in_place = [p.dtype == torch.float32 or state_in_half for p in self._params]
         self._keeps_master = master_weights

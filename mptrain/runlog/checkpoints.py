@@ -148,7 +148,11 @@ class CheckpointStore:
             StorageError: The disk of one of them refuses.
         """
         first, second = (path.with_suffix(FOLDER) for path in _data_names(self.folder / manifest_name(step)))
-        name = ranks.firsts((second if first.exists() else first).name)
+        manifest, named = self.folder / manifest_name(step), ""
+        if manifest.exists():
+            with contextlib.suppress(StorageError):
+                named = read_manifest(manifest).parts
+        name = ranks.firsts((second if named == first.name else first).name)
         return name, write_parts(self.folder / name, shards, ranks)
 
     def load_latest(self) -> Loaded | None:

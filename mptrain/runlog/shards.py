@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from mptrain.errors import CheckpointError
+from mptrain.errors import CheckpointError, StorageError
 from mptrain.numerics.shards import is_sharded
 from mptrain.runlog.storage import storing, sync_folder
 
@@ -99,7 +99,13 @@ def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> d
         first = next(iter(raised.failures.values()))[0]
         with storing(folder):
             raise first if isinstance(first, OSError) else OSError(str(first)) from raised
-    own = {path.name: _digest(path) for path in folder.iterdir() if _is_of(path.name, ranks.rank)}
+    own: dict[str, str] = {}
+    try:
+        with storing(folder):
+            own = {path.name: _digest(path) for path in folder.iterdir() if _is_of(path.name, ranks.rank)}
+    except StorageError as raised:
+        error = raised
+    ranks.raise_for_all(error)
     files: dict[str, str] = {}
     for theirs in ranks.everyones(own):
         files |= theirs
@@ -134,6 +140,8 @@ def _read(folder: Path, files: frozenset[str]) -> dict[str, Tensor]:
     from torch.distributed.checkpoint.metadata import StorageMeta
     from torch.distributed.checkpoint.state_dict_loader import load
 
+    if DESCRIPTION not in files:
+        raise CheckpointError(f"{folder} has no description that the manifest knows")
     with (folder / DESCRIPTION).open("rb") as file:
         described = _Description(file).load()
     for info in described.storage_data.values():

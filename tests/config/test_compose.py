@@ -28,6 +28,7 @@ def test_the_default_is_the_one_that_the_files_say():
         "scaler": "dynamic",
         "logger": "none",
         "diagnostics": "none",
+        "distributed": "ddp",
         "model": "cnn",
         "precision": "amp_dynamic",
     }

@@ -31,9 +31,9 @@ def looked_at(*overrides, step=1):
     gradients = {}
     judge = learner.judge
 
-    def keep():
+    def keep(loss=None):
         gradients.update({name: value.clone() for name, value in learner.weights.gradients().items()})
-        return judge()
+        return judge(loss)
 
     learner.judge = keep
     with torch.no_grad():

@@ -5,15 +5,19 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 from pretended_ranks import Pretended, each_rank
+from small_runs import TINY, environment, parts_of
 
 from mptrain.dataset.batch import Batch
 from mptrain.dataset.digits import load_digits
-from mptrain.dataset.loader import Loader
+from mptrain.dataset.faults import Faults
+from mptrain.dataset.loader import Loader, fetch_part
 from mptrain.distributed.ranks import ALONE, RankFailed, is_loss, portable
 from mptrain.engine.gathered import Gathered
 from mptrain.engine.interrupt import Interrupts
@@ -196,3 +200,87 @@ def test_pretended_ranks_exchange_as_real_ones():
     assert each_rank(3, lambda ranks: ranks.added([ranks.rank, 1])) == [[3, 3]] * 3
     assert each_rank(2, lambda ranks: ranks.firsts(f"rank {ranks.rank}")) == ["rank 0"] * 2
     assert isinstance(each_rank(1, lambda ranks: ranks)[0], Pretended)
+
+
+class Forgetful:
+    """A data set that makes new batches, as one of a user's may."""
+
+    def prepare(self, batch, device, memory_format):
+        return Batch(batch.inputs + 1, batch.targets)
+
+
+def test_no_data_set_can_lose_whose_part_a_batch_is(monkeypatch):
+    parts, _ = parts_of(*TINY)
+    parts = replace(parts, dataset=Forgetful())
+    prepared = parts.prepare(replace(a_batch(2), whole=7, stand_in=True))
+    assert (prepared.whole, prepared.stand_in) == (7, True)
+    assert parts.prepare(a_batch(2)).whole is None
+
+
+class Some:
+    """A split of which some samples can be used."""
+
+    def __init__(self, usable, on_error="skip"):
+        self.usable, self.faults = usable, Faults(on_error)
+
+    def fetch(self, indices, epoch, seed):
+        found = [index for index in indices if index in self.usable]
+        self.faults.report({str(index): "damaged" for index in indices if index not in self.usable})
+        if not found:
+            raise DataError("no sample of a batch can be used")
+        return Batch(torch.tensor(found), torch.tensor(found))
+
+
+def test_a_part_of_which_nothing_can_be_used_has_a_stand_in():
+    batch = fetch_part(Some({4}), [0, 1], [2, 3, 4], 0, 0)
+    assert (batch.inputs.tolist(), batch.stand_in) == ([4], True)
+    batch = fetch_part(Some({1, 4}), [0, 1], [2, 3, 4], 0, 0)
+    assert (batch.inputs.tolist(), batch.stand_in) == ([1], False)
+    with pytest.raises(DataError, match="no sample"):
+        fetch_part(Some(set()), [0, 1], [2, 3], 0, 0)
+    with pytest.raises(DataError, match="damaged"):
+        fetch_part(Some({4}, "stop"), [0, 1], [2, 3, 4], 0, 0)
+
+
+ERROR_ON_ONE = """
+from mptrain.cli.messages import report
+from mptrain.distributed.launch import gathered
+from mptrain.distributed.options import DistributedOptions
+from mptrain.errors import DataError, MptrainError
+try:
+    with gathered(DistributedOptions(procs=3, timeout=60.0)) as ranks, ranks.together():
+        if "{where}" == "before" and ranks.rank == {rank}:
+            raise DataError("nothing there", "put it there")
+        with ranks.first_goes_ahead():
+            if "{where}" == "inside" and ranks.rank == {rank}:
+                raise DataError("nothing there", "put it there")
+        ranks.everyones("weights")
+        if "{where}" == "behind" and ranks.rank == {rank}:
+            raise {error}("nothing there")
+except MptrainError as error:
+    raise SystemExit(report(error))
+"""
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("where", "rank", "error", "code"),
+    [
+        ("before", 1, "DataError", 6),
+        ("inside", 2, "DataError", 6),
+        ("inside", 0, "DataError", 6),
+        ("behind", 1, "ValueError", 1),
+    ],
+)
+def test_an_error_of_one_rank_while_all_prepare_is_the_runs(where, rank, error, code):
+    finished = subprocess.run(
+        [sys.executable, "-c", ERROR_ON_ONE.format(where=where, rank=rank, error=error)],
+        env=environment(TORCH_CPP_LOG_LEVEL="ERROR"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert finished.returncode == code, finished.stderr
+    assert finished.stderr.count("nothing there") == 1
+    assert (f"rank {rank}: " in finished.stderr) == (rank > 0)
