@@ -50,27 +50,13 @@ def require_same(alone, answers, tolerance=FP32_ROUNDING):
         assert several["metrics"]["top1"] == pytest.approx(one["metrics"]["top1"], abs=2.5 / one["samples"])
 
 
-@pytest.fixture(scope="module")
-def on_two():
-    cases = {
-        (mode, kind): [*BASE, f"precision={mode}", f"distributed={kind}", "train.clip_norm=1.0"]
-        for mode in MODES
-        for kind in KINDS
-    }
-    return dict(zip(cases, trained_by(2, *cases.values()), strict=True))
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_two_ranks_equal_one_with_two_micro_batches(on_two, mode, kind):
-    alone = trained_alone(*BASE, f"precision={mode}", "train.accumulate=2", "train.clip_norm=1.0")
-    require_same(alone, on_two[mode, kind])
-
-
-def test_fp32_is_the_same_without_micro_batches_as_well(on_two):
-    alone = trained_alone(*BASE, "precision=fp32", "train.clip_norm=1.0")
-    require_same(alone, on_two["fp32", "ddp"])
-    require_same(alone, on_two["fp32", "fsdp2"])
+def test_two_ranks_equal_one_with_two_micro_batches(kind):
+    cases = [[*BASE, f"precision={mode}", "train.clip_norm=1.0"] for mode in MODES]
+    for case, answers in zip(cases, trained_by(2, *([*case, f"distributed={kind}"] for case in cases)), strict=True):
+        require_same(trained_alone(*case, "train.accumulate=2"), answers)
+        if "precision=fp32" in case:  # in half precision, what one rank sums up at once is rounded once
+            require_same(trained_alone(*case), answers)
 
 
 def test_other_shapes_of_training_on_two_ranks():
@@ -102,9 +88,9 @@ def test_statistics_of_batch_normalisation_over_all_ranks():
 
 
 def test_five_ranks_of_which_one_has_nothing_to_do_in_the_last_batch():
-    words = [*BASE, "precision=fp16_dynamic"]
+    words = [*BASE, "precision=fp16_dynamic", "train.epochs=1"]
     for answers in trained_by(5, words, [*words, "distributed=fsdp2", "train.accumulate=7"]):
-        assert len(answers[0]["steps"]) == 21
+        assert len(answers[0]["steps"]) == 7
         require_same(trained_alone(*words), answers, tolerance=1e-2)
 
 

@@ -16,32 +16,19 @@ BASE = [
     "inject.step=4",
     "inject.count=2",
 ]
-TENSORS = ("activation:3", "gradient:3.weight", "reduced_gradient:3.weight")
+TENSORS = ("input", "activation:3", "gradient:3.weight", "reduced_gradient:3.weight")
 KINDS = ("ddp", "fsdp2")
-RANKS = (2,)
-
-
-@pytest.fixture(scope="module")
-def poisoned():
-    """On three ranks, so that shares are no powers of two, the fault on each rank in turn."""
-    cases = {
-        (kind, tensor, rank): [*BASE, f"distributed={kind}", f"inject.tensor={tensor}", f"inject.rank={rank}"]
-        for kind in KINDS
-        for tensor in TENSORS
-        for rank in RANKS
-    }
-    return dict(zip(cases, trained_by(3, *cases.values()), strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tensor", TENSORS)
-@pytest.mark.parametrize("rank", RANKS)
-def test_trap_28_all_ranks_agree_on_every_step(poisoned, kind, tensor, rank):
-    answers = poisoned[kind, tensor, rank]
-    first = answers[0]
-    assert [step["step"] for step in first["steps"] if step["overflow"]] == [4, 5]
-    assert [step["step"] for step in first["steps"] if step["skipped"]] == [4, 5]
-    for answer in answers[1:]:
-        assert str(answer["steps"]) == str(first["steps"])
-        assert answer["weights"] == first["weights"]
-    assert first["steps"][-1]["updates"] == len(first["steps"]) - 2
+def test_trap_28_all_ranks_agree_on_every_step(kind):
+    """On three ranks, so that shares are no powers of two; the last of them alone holds its part of the weights."""
+    cases = [[*BASE, f"distributed={kind}", f"inject.tensor={tensor}", "inject.rank=2"] for tensor in TENSORS]
+    for answers in trained_by(3, *cases):
+        first = answers[0]
+        assert [step["step"] for step in first["steps"] if step["overflow"]] == [4, 5]
+        assert [step["step"] for step in first["steps"] if step["skipped"]] == [4, 5]
+        for answer in answers[1:]:
+            assert str(answer["steps"]) == str(first["steps"])  # NaN included
+            assert answer["weights"] == first["weights"]
+        assert first["steps"][-1]["updates"] == len(first["steps"]) - 2
