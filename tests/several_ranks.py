@@ -20,8 +20,9 @@ from mptrain.config.compose import compose
 from mptrain.distributed.launch import gathered
 from mptrain.distributed.options import DistributedOptions
 from mptrain.engine.evaluate import complete
-from mptrain.engine.loop import Loop, NoStorage
+from mptrain.engine.loop import Loop
 from mptrain.engine.origin import digest_of_weights
+from mptrain.engine.storage import NoStorage
 from mptrain.numerics.shards import whole
 from mptrain.records import EvalRecord, StepRecord
 from mptrain.runlog.layout import RunPaths

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from benchmarks.loops.base import ByHand, Mode, Work, batches, cast_inputs
 from mptrain.config.build import build
 from mptrain.config.compose import compose
-from mptrain.engine.loop import Loop, Storage
+from mptrain.engine.loop import Loop
+from mptrain.engine.storage import Storage
 from mptrain.precision.apply import input_dtype
 from mptrain.records import ProgressRecord, Record, StepRecord
 from mptrain.runlog import RecordWriter, create_run

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.campaign.describe import describe, how_it_failed, users_own
+from mptrain.campaign.following import Beginning, Outcome, follow, least_micro_batches
 from mptrain.campaign.same_data import other_training_data
 from mptrain.campaign.tracking import require_logger, track
 from mptrain.config.assemble import first_line
@@ -28,8 +29,9 @@ from mptrain.config.spreading import device_of
 from mptrain.config.trust import is_trust, retyped
 from mptrain.distributed.launch import gathered, remember_run, run_before_restart
 from mptrain.engine.interrupt import AskedToEnd
-from mptrain.engine.loop import Loop, NoStorage, Storage
+from mptrain.engine.loop import Loop
 from mptrain.engine.snapshot import require_fit, require_same_schema
+from mptrain.engine.storage import Storage
 from mptrain.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
@@ -62,7 +64,6 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
-from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.manifest import Manifest, manifest_name, manifests_in, read_manifest
 from mptrain.runlog.sink import Sink
 
@@ -98,21 +99,6 @@ class Opening:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How an attempt ended in order.
-
-    Attributes:
-        root: The run directory.
-        summary: The final numbers.
-        already_done: The run was finished before; nothing was trained.
-    """
-
-    root: Path
-    summary: dict[str, Any]
-    already_done: bool = False
-
-
 Show = Callable[[Opening], Sequence[Sink]]
 
 _RESTORE = "restore the file from a copy"
@@ -129,7 +115,7 @@ def launch(config: Config, show: Show) -> Outcome:
         MptrainError: Any of its kinds; the run directory, if there is one, says how it ended.
     """
     with gathered(config.distributed) as ranks:
-        return _launch(config, show, ranks) if ranks.first else _follow(config, ranks)
+        return _launch(config, show, ranks) if ranks.first else follow(config, ranks)
 
 
 def _launch(config: Config, show: Show, ranks: Ranks) -> Outcome:
@@ -175,49 +161,6 @@ def _that_may_go_on(root: str) -> RunDirectory:
     return directory
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """What the first rank tells the others before they build.
-
-    Attributes:
-        manifest: Of the checkpoint to go on from; None begins at the beginning.
-        forgive: Count refused steps in a row anew.
-        done: How the run has ended before, where there is nothing to do.
-    """
-
-    manifest: Path | None = None
-    forgive: bool = False
-    done: Outcome | None = None
-
-
-def _follow(config: Config, ranks: Ranks) -> Outcome:
-    """Take part in a run that the first rank keeps: train, evaluate, and write nothing but this rank's parts of tensors."""
-    beginning = ranks.firsts(Beginning())
-    if beginning.done is not None:
-        return beginning.done
-    with ranks.together():
-        loaded = CheckpointStore(beginning.manifest.parent, 1).load(beginning.manifest) if beginning.manifest else None
-        built = build(config, weights=loaded is None, ranks=ranks, micro_batches=_micro_batches(config, loaded))
-    parts, options = built
-    root = ranks.firsts(Path())
-    loop = Loop(parts, options, NoStorage(RunPaths(root)))
-    if loaded is not None:
-        loop.restore(loaded.state, forgive=beginning.forgive)
-    summary = loop.run()
-    loop.require_success()
-    return Outcome(root, summary)
-
-
-def _micro_batches(config: Config, loaded: Loaded | None) -> int:
-    """The least number of micro-batches of an update: as many as before, so that none needs more memory, at any number of ranks.
-
-    Where ``train.accumulate`` was changed on purpose, that is what counts.
-    """
-    saved = loaded.state if loaded is not None else {}
-    found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
-    return found if isinstance(found, int) and 1 <= found <= config.train.batch_size else 1
-
-
 def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     """Go on with a run where its last sound checkpoint was taken.
 
@@ -237,7 +180,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     changing = any(not is_trust(word) for word in overrides)
     with gathered(config.distributed) as ranks:
         if not ranks.first:
-            return _follow(config, ranks)
+            return follow(config, ranks)
         return _continue(directory, config, show, ranks, explicit=True, changing=changing)
 
 
@@ -293,7 +236,9 @@ def _continue(
         ranks.firsts(Beginning(manifest and manifest.absolute(), forgive))
         remember_run(str(directory.root))
         with ranks.together():
-            built = build(config, weights=loaded is None, ranks=ranks, micro_batches=_micro_batches(config, loaded))
+            built = build(
+                config, weights=loaded is None, ranks=ranks, micro_batches=least_micro_batches(config, loaded)
+            )
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
             _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")

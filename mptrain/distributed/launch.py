@@ -207,23 +207,17 @@ def _store(port: int | None) -> TCPStore:
         ) from error
 
 
-def reap(children: list[int], grace: float = GRACE) -> dict[int, int]:
-    """Wait for other ranks to end, and end those that do not.
-
-    Returns:
-        How each ended: its exit code, or minus the number of the signal.
-    """
-    ended: dict[int, int] = {}
+def reap(children: list[int], grace: float = GRACE) -> None:
+    """Wait for other ranks to end, and end those that do not."""
     deadline = time.monotonic() + grace
     left = list(children)
     while left:
         for pid in list(left):
             try:
-                done, status = os.waitpid(pid, os.WNOHANG)
+                done = os.waitpid(pid, os.WNOHANG)[0]
             except ChildProcessError:  # somebody has waited for it, or nobody can
-                done, status = pid, 0
+                done = pid
             if done:
-                ended[pid] = os.waitstatus_to_exitcode(status)
                 left.remove(pid)
         if left and time.monotonic() > deadline:
             for pid in left:
@@ -232,4 +226,3 @@ def reap(children: list[int], grace: float = GRACE) -> dict[int, int]:
             deadline = float("inf")
         if left:
             time.sleep(0.002)
-    return ended

@@ -33,7 +33,10 @@ class Carried:
         self._base = {} if alone else {name: buffer.clone() for name, buffer in self._parts.carried().items()}
 
     def whole(self) -> dict[str, Tensor]:
-        """The buffers with the rows of all ranks, which must all ask, and have them from then on."""
+        """The buffers with the rows of all ranks, which must all ask, and have them from then on.
+
+        Asked when a checkpoint is taken, outside of steps: the device is waited for.
+        """
         buffers = self._parts.carried()
         if not self._base:
             return buffers

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,57 +34,15 @@ from mptrain.engine.watchdog import Watchdog
 from mptrain.errors import EXIT_PREEMPTED, NumericsError, Preempted, StorageError
 from mptrain.optimizer import multi_tensor
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
-from mptrain.runlog.saver import NoSaver, Saver
-from mptrain.runlog.sink import Fanout, NoRecords
+from mptrain.runlog.sink import Fanout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mptrain.dataset.batch import Batch
     from mptrain.engine.job import Options, Parts
-    from mptrain.runlog.checkpoints import CheckpointStore
-    from mptrain.runlog.layout import RunPaths
+    from mptrain.engine.storage import NoStorage, Storage
     from mptrain.runlog.sink import Sink
-    from mptrain.runlog.writer import RecordWriter
-
-
-@dataclass(frozen=True)
-class Storage:
-    """Where a run keeps what must survive it.
-
-    Attributes:
-        paths: The run directory.
-        writer: Takes the records.
-        store: Takes the checkpoints.
-        config_digest: Which configuration they belong to.
-    """
-
-    paths: RunPaths
-    writer: RecordWriter
-    store: CheckpointStore
-    config_digest: str
-
-    def saver(self, *, background: bool) -> Saver:
-        """What saves checkpoints, with the records that they count on."""
-        return Saver(self.store, self.writer, background=background)
-
-
-@dataclass(frozen=True)
-class NoStorage:
-    """What a rank has that keeps nothing, because another one does.
-
-    Attributes:
-        paths: The run directory, for files of its own.
-        writer: Takes records and forgets them.
-    """
-
-    paths: RunPaths
-    writer: NoRecords = field(default_factory=NoRecords)
-    config_digest: str = ""
-
-    def saver(self, *, background: bool) -> NoSaver:
-        """What saves nothing."""
-        return NoSaver(self.paths.checkpoints)
 
 
 class Loop:
