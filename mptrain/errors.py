@@ -116,17 +116,19 @@ class CheckpointError(StorageError):
 
 
 class Preempted(MptrainError):
-    """A signal asked the run to stop; it finished its step and saved itself.
+    """A signal asked the run to stop, or another rank of it has gone; it can go on.
 
     Args:
         message: Which signal, at which step.
         hint: The command that resumes the run.
         exit_code: 130 after Ctrl-C, 75 (run me again) after SIGTERM and SIGUSR1.
+        saved: Whether it finished its step and saved itself; else what came after the last checkpoint is done again.
     """
 
-    def __init__(self, message: str, hint: str, exit_code: int) -> None:
+    def __init__(self, message: str, hint: str, exit_code: int, *, saved: bool = True) -> None:
         super().__init__(message, hint)
         self.exit_code = exit_code  # type: ignore[misc]
+        self.saved = saved
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

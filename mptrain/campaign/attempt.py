@@ -28,6 +28,7 @@ from mptrain.config.ranges import show
 from mptrain.config.spreading import device_of
 from mptrain.config.trust import is_trust, retyped
 from mptrain.distributed.launch import gathered, remember_run, run_before_restart
+from mptrain.distributed.ranks import is_loss
 from mptrain.engine.interrupt import AskedToEnd
 from mptrain.engine.loop import Loop
 from mptrain.engine.snapshot import require_fit, require_same_schema
@@ -400,9 +401,9 @@ def _attempt(
         return Outcome(directory.root, summary)
     except BaseException as error:
         _close_quietly(writer, sinks)
-        shown = _for_the_user(error, config, directory)
+        shown = _for_the_user(error, config, directory, parts.ranks)
         reached = loop.progress.step if loop else from_step
-        to_step = None if isinstance(error, KeyboardInterrupt) else reached  # what ends at once does not save itself
+        to_step = None if isinstance(shown, Preempted) and not shown.saved else reached
         with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
             directory.write_state(state.end(*how_it_failed(shown, directory), to_step))
         if shown is error:
@@ -410,14 +411,17 @@ def _attempt(
         raise shown from error
 
 
-def _for_the_user(error: BaseException, config: Config, directory: RunDirectory) -> BaseException:
+def _for_the_user(error: BaseException, config: Config, directory: RunDirectory, ranks: Ranks) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
     trust = retyped(config.extensions.allow)
+    again = f"continue with: mptrain resume {directory.root}{trust}"
+    if ranks.count > 1 and is_loss(error):
+        return Preempted(f"{ranks.who_ended()} before it trained", again, EXIT_PREEMPTED, saved=False)
     if isinstance(error, NumericsError) and trust:
         line = f"mptrain diagnose {directory.root}"
         return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))
     if isinstance(error, Preempted) and trust:
-        return Preempted(str(error), f"{error.hint}{trust}", error.exit_code)
+        return Preempted(str(error), f"{error.hint}{trust}", error.exit_code, saved=error.saved)
     if isinstance(error, KeyboardInterrupt):
         by, code = (
             (f"{error.name}: ended", EXIT_PREEMPTED)
@@ -425,9 +429,7 @@ def _for_the_user(error: BaseException, config: Config, directory: RunDirectory)
             else ("interrupted", EXIT_INTERRUPTED)
         )
         return Preempted(
-            f"{by} at once; what came after the last checkpoint will be done again",
-            f"continue with: mptrain resume {directory.root}{trust}",
-            code,
+            f"{by} at once; what came after the last checkpoint will be done again", again, code, saved=False
         )
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or _is_from_allocator(error):
         return EnvironmentRefused(

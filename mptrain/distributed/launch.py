@@ -13,13 +13,14 @@ import signal
 import sys
 import time
 import traceback
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from mptrain.distributed.ranks import ALONE, Group, RankLost, Ranks, is_loss
+from mptrain.distributed.ranks import ALONE, Group, RankLost, Ranks, how_one_ended, is_loss
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch._C._distributed_c10d import Store, TCPStore
 
@@ -29,6 +30,12 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 #: Seconds that other ranks have to end after the first one has.
 GRACE = 10.0
+
+#: Seconds that ranks which are all there have to connect to each other.
+MEETING = 30.0
+
+#: Under which forked ranks say that they are there, and the first of them whether all are.
+_HERE, _WORD, _ALL, _LOST = "here", "word", "all", "lost"
 
 
 def rank_of_environment() -> int | None:
@@ -134,20 +141,55 @@ def _forked(count: int, timeout: float) -> Iterator[Ranks]:
             yield from _ended_as_process(rank, count, timeout, reading)
         os.close(reading)
         children.append((child, writing))
-    store = _store(None)
-    for _, writing in children:
-        with contextlib.suppress(OSError):  # it has died already
-            os.write(writing, f"{store.port}\n".encode())
-        os.close(writing)
+    numbers = {pid: rank for rank, (pid, _) in enumerate(children, start=1)}
     group = None
     try:
-        group = Group(0, count, 0, count, timeout, store)
-        group.children = {pid: rank for rank, (pid, _) in enumerate(children, start=1)}
+        store = _store(None)
+        for _, writing in children:
+            with contextlib.suppress(OSError):  # it has died already
+                os.write(writing, f"{store.port}\n".encode())
+            os.close(writing)
+        _wait_for_all(store, numbers, timeout)
+        group = Group(0, count, 0, count, timeout, store, MEETING, numbers)
         yield group
     finally:
         if group is not None:
             group.leave()
-        reap([pid for pid, _ in children])
+        reap(list(numbers))
+
+
+def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> None:
+    """Wait until every forked rank has come; those that have wait for the first rank's word.
+
+    Nobody tells who waits inside of gloo that the one it waits for has died.
+
+    Raises:
+        RankLost: One has died on the way, or does not come.
+    """
+    deadline = time.monotonic() + timeout
+    word = _LOST
+    try:
+        while not store.check([f"{_HERE}/{rank}" for rank in children.values()]):
+            if ending := how_one_ended(children):
+                raise RankLost(f"{ending} before training began")
+            if time.monotonic() > deadline:
+                raise RankLost(f"not all {len(children) + 1} ranks have come within {timeout:g} s")
+            time.sleep(0.002)
+        word = _ALL
+    finally:
+        store.set(_WORD, word)
+
+
+def _come(store: Store, rank: int, timeout: float) -> None:
+    """Say to the first rank that this one is here, and wait for all others.
+
+    Raises:
+        RankLost: One has died on the way.
+    """
+    store.set(f"{_HERE}/{rank}", "")
+    store.wait([_WORD], timedelta(seconds=timeout))
+    if store.get(_WORD).decode() == _LOST:
+        raise RankLost
 
 
 def _prepare_environment(count: int) -> None:
@@ -175,7 +217,9 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: int) -> It
             port = pipe.readline()
         if not port:
             os._exit(EXIT_BUG)  # the first rank has gone
-        group = Group(rank, count, rank, count, timeout, _store(int(port)))
+        store = _store(int(port))
+        _come(store, rank, timeout)
+        group = Group(rank, count, rank, count, timeout, store, MEETING)
         yield group
         group.leave()
     except KeyboardInterrupt:

@@ -24,7 +24,7 @@ import torch
 from mptrain.errors import EXIT_PREEMPTED, MptrainError, Preempted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -126,8 +126,8 @@ ALONE = Ranks()
 class RankLost(Preempted):
     """Another rank does not answer any more; the run can go on from its last checkpoint."""
 
-    def __init__(self, message: str = "another rank of the run has ended", hint: str = "") -> None:
-        super().__init__(message, hint, EXIT_PREEMPTED)
+    def __init__(self, message: str = "another rank of the run has ended") -> None:
+        super().__init__(message, "run it again", EXIT_PREEMPTED, saved=False)
 
 
 class RankFailed(MptrainError):
@@ -144,24 +144,38 @@ class Group(Ranks):
         here: Of how many on this machine.
         timeout: Seconds after which one that does not answer counts as lost.
         store: Where they meet.
-
-    Attributes:
+        meeting: Seconds after which one that does not meet the others counts as lost; None takes ``timeout``.
         children: Process numbers of the ranks that this one has forked, with their numbers as ranks.
 
     Raises:
         RankLost: They have not all come.
     """
 
-    def __init__(self, rank: int, count: int, local: int, here: int, timeout: float, store: Store) -> None:
+    def __init__(
+        self,
+        rank: int,
+        count: int,
+        local: int,
+        here: int,
+        timeout: float,
+        store: Store,
+        meeting: float | None = None,
+        children: Mapping[int, int] | None = None,
+    ) -> None:
         import torch.distributed as dist
 
         self.rank, self.count, self.local, self.here = rank, count, local, here
         self.store = store
-        self.children: dict[int, int] = {}
+        self._children = children or {}
         self._dist = dist
         self._timeout = timedelta(seconds=timeout)
-        with _noticing_loss():
-            dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=self._timeout)
+        until_met = timedelta(seconds=timeout if meeting is None else min(meeting, timeout))
+        with self._noticing_loss():
+            dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=until_met)
+        set_timeout = (
+            getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+        )  # the name before 2.15
+        set_timeout(self._timeout, dist.group.WORLD)
         self._host = dist.group.WORLD
         self.group: ProcessGroup = self._host  # type: ignore[assignment]
         self.name = "gloo"
@@ -169,48 +183,48 @@ class Group(Ranks):
     def use(self, device: torch.device) -> None:
         """See `Ranks.use`."""
         if device.type == "cuda" and self.group is self._host:
-            with _noticing_loss():
+            with self._noticing_loss():
                 self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)  # type: ignore[assignment]
             self.name = "nccl"
 
     def added(self, numbers: Sequence[int]) -> list[int]:
         """See `Ranks.added`."""
         table = torch.tensor(list(numbers), dtype=torch.int64)
-        with _noticing_loss():
+        with self._noticing_loss():
             self._dist.all_reduce(table, group=self._host)
         found: list[int] = table.tolist()
         return found
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """See `Ranks.sum_`."""
-        with _noticing_loss():
+        with self._noticing_loss():
             self._dist.all_reduce(tensor, group=self.group)
         return tensor
 
     def side_by_side(self, tensor: Tensor) -> Tensor:
         """See `Ranks.side_by_side`."""
         table = [torch.empty_like(tensor) for _ in range(self.count)]
-        with _noticing_loss():
+        with self._noticing_loss():
             self._dist.all_gather(table, tensor, group=self.group)
         return torch.stack(table)
 
     def take_from_first(self, tensors: Sequence[Tensor]) -> None:
         """See `Ranks.take_from_first`."""
-        with _noticing_loss():
+        with self._noticing_loss():
             for tensor in tensors:
                 self._dist.broadcast(tensor, 0, group=self.group)
 
     def everyones(self, value: Value) -> list[Value]:
         """See `Ranks.everyones`."""
         found: list[Any] = [None] * self.count
-        with _noticing_loss():
+        with self._noticing_loss():
             self._dist.all_gather_object(found, value, group=self._host)
         return found
 
     def firsts(self, value: Value) -> Value:
         """See `Ranks.firsts`."""
         said: list[Any] = [value]
-        with _noticing_loss():
+        with self._noticing_loss():
             self._dist.broadcast_object_list(said, 0, group=self._host)
         found: Value = said[0]
         return found
@@ -229,7 +243,7 @@ class Group(Ranks):
             why = self.why()
             if why is not None:
                 raise why from error
-            raise RankLost from error
+            raise RankLost(self.who_ended()) from error
 
     def raise_for_all(self, error: Exception | None) -> None:
         """Raise on every rank what the first of those in trouble has raised; nothing where none is.
@@ -273,16 +287,9 @@ class Group(Ranks):
     def who_ended(self) -> str:
         """See `Ranks.who_ended`."""
         deadline = time.monotonic() + _WORD
-        while self.children and time.monotonic() < deadline:
-            for pid, rank in self.children.items():
-                try:
-                    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                except ChildProcessError:
-                    continue
-                if found is not None and found.si_code != os.CLD_EXITED:
-                    return f"rank {rank} was ended by {signal.Signals(found.si_status).name}"
-                if found is not None:
-                    return f"rank {rank} has ended with exit code {found.si_status}"
+        while self._children and time.monotonic() < deadline:
+            if ending := how_one_ended(self._children):
+                return ending
             time.sleep(0.02)
         return super().who_ended()
 
@@ -302,6 +309,15 @@ class Group(Ranks):
         word = (seed * 0xD1342543DE82EF95 + (step * self.count + self.rank + 1) * _GAMMA) & ((1 << 63) - 1)
         random.seed(word)
         torch.manual_seed(word)
+
+    @contextlib.contextmanager
+    def _noticing_loss(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            if is_loss(error):
+                raise RankLost(self.who_ended()) from error
+            raise
 
     def in_words(self) -> str:
         """See `Ranks.in_words`."""
@@ -333,6 +349,24 @@ def portable(error: Exception, rank: int) -> MptrainError:
     return RankFailed(f"rank {rank}: {type(error).__name__}: {lines[0]}")
 
 
+def how_one_ended(children: Mapping[int, int]) -> str:
+    """Which of the ranks that this process has forked has ended and how; empty if none has.
+
+    Args:
+        children: Numbers of ranks by those of processes.
+    """
+    for pid, rank in children.items():
+        try:
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            continue
+        if found is not None and found.si_code != os.CLD_EXITED:
+            return f"rank {rank} was ended by {signal.Signals(found.si_status).name}"
+        if found is not None:
+            return f"rank {rank} has ended with exit code {found.si_status}"
+    return ""
+
+
 #: What gloo, NCCL and their sockets say where a peer has gone or does not answer.
 _LOSSES = (
     "connection closed by peer",
@@ -359,13 +393,3 @@ def is_loss(error: BaseException) -> bool:
 
     text = str(error).lower()
     return isinstance(error, DistError) or any(words in text for words in _LOSSES)
-
-
-@contextlib.contextmanager
-def _noticing_loss() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if is_loss(error):
-            raise RankLost from error
-        raise

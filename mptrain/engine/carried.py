@@ -1,7 +1,8 @@
 """State that a run carries from batch to batch in buffers, where its rows belong to several ranks.
 
 Each rank trains on its rows of every batch, and so changes its rows of such a buffer and no others. The whole is
-therefore what each rank has changed since all had the same.
+therefore what each rank has changed since all had the same. The last batch of an epoch may be smaller, so that rows of
+a rank are those of a later one there; so the whole is asked for at the end of every epoch, where the later rank's count.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Carried:
     def whole(self) -> dict[str, Tensor]:
         """The buffers with the rows of all ranks, which must all ask, and have them from then on.
 
-        Asked when a checkpoint is taken, outside of steps: the device is waited for.
+        Asked where a checkpoint is taken and where an epoch ends, outside of steps: the device is waited for.
         """
         buffers = self._parts.carried()
         if not self._base:

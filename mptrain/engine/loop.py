@@ -327,6 +327,7 @@ class Loop:
             )
         progress.evaluated_at = progress.step
         if progress.batch >= self.steps_per_epoch:
+            self._carried.whole()
             progress.epoch, progress.batch = completed, 0
             progress.epoch_seconds, progress.epoch_terms = 0.0, 0
             for totals in progress.learners.values():
@@ -413,19 +414,21 @@ class Loop:
             Preempted: It has left none.
         """
         why = self._ranks.why()
-        saved = "the last checkpoint is what there is"
-        if self._ranks.first and self._complete_here():
+        saved = self._ranks.first and self._complete_here()
+        left = "the last checkpoint is what there is"
+        if saved:
             if self._within:
                 self.parts.plan.guard.restore(torch.ones(1, device=self.parts.device))
             self._save()
             self._saver.wait()
-            saved = f"saved after step {self.progress.step} of {self.planned}"
+            left = f"saved after step {self.progress.step} of {self.planned}"
         if why is not None:
             raise why from error
         raise Preempted(
-            f"{self._ranks.who_ended()}; {saved}",
+            f"{self._ranks.who_ended()}; {left}",
             f"continue with: mptrain resume {self.storage.paths.root}",
             EXIT_PREEMPTED,
+            saved=saved,
         ) from error
 
     def _complete_here(self) -> bool:

@@ -114,6 +114,12 @@ def _explained(parts: Parts) -> Iterator[None]:
         if parts.ranks.count > 1 and is_loss(error):
             raise
         first_line = str(error).splitlines()[0] if str(error) else "no message"
+        if parts.blank is not None and "torch.Tensor and DTensor" in str(error):
+            raise ConfigError(
+                f"{type(parts.model).__name__} uses weights of a block outside of the block's forward, where distributed=fsdp2 "
+                "has not gathered them",
+                "gather all weights at once with distributed.units=[], name the blocks there, or choose distributed=ddp",
+            ) from error
         if not parts.policy.half or not any(words in str(error) for words in _NO_KERNEL):
             raise FirstBatchError(
                 f"{type(parts.model).__name__} and {type(parts.task).__name__} do not get through the first batch: "

@@ -80,7 +80,18 @@ class DecoderLayer(nn.Module):
         self.own_norm, self.cross_norm, self.feed_norm = (nn.LayerNorm(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(
+    def forward(self, given: Tensor, visible: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
+        """From ``[N, T, width]`` to the same.
+
+        Args:
+            given: The translation so far.
+            visible: Which of its positions each may see.
+            memory: The sentence, ``[N, S, width]``.
+            keep: Which of its places are no padding.
+        """
+        return self.look(given, self.own.project(given), visible, self.cross.project(memory), keep)
+
+    def look(
         self,
         given: Tensor,
         own: tuple[Tensor, Tensor],
@@ -88,7 +99,7 @@ class DecoderLayer(nn.Module):
         memory: tuple[Tensor, Tensor],
         keep: Tensor,
     ) -> Tensor:
-        """From ``[N, T, width]`` to the same.
+        """From ``[N, T, width]`` to the same, with keys and values that are there already.
 
         Args:
             given: The positions that ask.
@@ -165,7 +176,7 @@ class TransformerTranslator(nn.Module):
         visible = causal_mask(given.shape[1], given.device)
         at = self._embedded(self.target_embedding, given, 0)
         for layer in self._decoder():
-            at = layer(at, layer.own.project(at), visible, layer.cross.project(memory), keep)
+            at = layer(at, visible, memory, keep)
         logits: Tensor = self.output(at)
         return logits
 
@@ -199,7 +210,7 @@ class TransformerTranslator(nn.Module):
             keys = after[f"keys_{number}"] = torch.cat([state[f"keys_{number}"], key], 1)
             values = after[f"values_{number}"] = torch.cat([state[f"values_{number}"], value], 1)
             memory = state[f"memory_keys_{number}"], state[f"memory_values_{number}"]
-            at = layer(at, (keys, values), None, memory, state["keep"][:, None, None])
+            at = layer.look(at, (keys, values), None, memory, state["keep"][:, None, None])
         logits: Tensor = self.output(at)
         return logits[:, 0], after
 

@@ -12,6 +12,8 @@ import time
 import pytest
 from small_runs import command, environment, run_command
 
+from tests.faults.attempts import children_of
+
 WORDS = (
     "model=mlp",
     "precision=fp16_dynamic",
@@ -38,8 +40,7 @@ def wait_for_steps(run, count):
 
 def ranks_of(process):
     """The processes that the first rank has forked."""
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True)
-    return [int(pid) for pid in found.stdout.split()]
+    return children_of(process.pid)
 
 
 def status_of(run):
@@ -121,6 +122,76 @@ def test_parts_are_gone_on_with_at_any_number_of_ranks(tmp_path, last):
     assert "Traceback" not in refused.stderr
 
 
+def test_a_rank_that_dies_before_all_have_met_is_missed_at_once(tmp_path):
+    script = """
+import os, signal
+from mptrain.distributed import launch
+from mptrain.distributed.options import DistributedOptions
+
+come = launch._come
+launch._come = lambda store, rank, timeout: os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else come(store, rank, timeout)
+try:
+    with launch.gathered(DistributedOptions(procs=3)):
+        print("all are here")
+except launch.RankLost as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "rank 1 was ended by SIGKILL before training began\n", done.stderr
+
+
+def losses_of(run):
+    return [json.loads(line)["loss"] for line in (run / "steps.jsonl").read_text().splitlines()]
+
+
+def test_a_state_carried_by_two_ranks_is_gone_on_with_by_one(tmp_path):
+    words = (
+        "model=word_lstm",
+        "model.hidden_size=8",
+        "dataset.sequence_length=8",
+        "dataset.train_samples=44",
+        "seed=3",
+    )
+    words = (
+        *words,
+        "train.batch_size=8",
+        "train.epochs=2",
+        "precision=fp16_dynamic",
+        "train.accumulate=2",
+        "schedule=constant",
+    )
+    words = (*words, "dataset.val_share=0.02", "dataset.test_share=0.01", "checkpoint.every_epochs=null")
+    ways = [(*words, "run.name=whole"), (*words, TWO, "run.name=r", "train.max_steps=9")]
+    for way in (*ways, ("resume", "r", "distributed.procs=1", "train.max_steps=null")):
+        finished = run_command(*way, cwd=tmp_path)
+        assert finished.returncode == 0, finished.stderr
+    whole, resumed = (losses_of(tmp_path / "outputs" / name) for name in ("whole", "r"))
+    assert len(whole) == len(resumed) > 9
+    assert resumed == pytest.approx(whole, rel=2e-6)
+
+
+def test_a_run_of_ddp_is_gone_on_with_in_parts(tmp_path):
+    words = (
+        "model=mlp",
+        "precision=fp16_dynamic",
+        "optimizer=adamw",
+        "schedule=constant",
+        "checkpoint.every_epochs=null",
+    )
+    ways = [(*words, TWO, "train.max_steps=40", "run.name=whole"), (*words, TWO, "train.max_steps=20", "run.name=r")]
+    ways += [("resume", "r", "distributed=fsdp2", TWO, "train.max_steps=30")]
+    ways += [("resume", "r", "distributed=ddp", TWO, "train.max_steps=40")]
+    for way in ways:
+        finished = run_command(*way, cwd=tmp_path)
+        assert finished.returncode == 0, finished.stderr
+        assert (tmp_path / "outputs/r/checkpoints/step-00000030.parts").exists() or "distributed=fsdp2" not in way
+    whole, resumed = (losses_of(tmp_path / "outputs" / name) for name in ("whole", "r"))
+    assert len(whole) == len(resumed) == 40
+    assert resumed == pytest.approx(whole, rel=2e-6)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -141,6 +212,37 @@ def test_what_ranks_cannot_do_is_said_once(tmp_path, words, said):
     assert finished.stderr.count(said) == 1, finished.stderr
     assert "Traceback" not in finished.stderr
     assert not (tmp_path / "outputs").exists()
+
+
+def test_weights_that_are_used_outside_of_their_block_are_told_from_other_trouble(tmp_path):
+    (tmp_path / "theirs.py").write_text("""
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, *, num_classes: int, in_channels: int):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(64, 16), nn.ReLU())])
+        self.head = nn.Linear(16, num_classes)
+
+    def forward(self, images):
+        return self.head(self.blocks[0][0](images.flatten(1)))
+""")
+    (tmp_path / "conf/model").mkdir(parents=True)
+    (tmp_path / "conf/model/theirs.yaml").write_text("_target_: theirs.Net\n")
+    words = (
+        "--config-dir",
+        "conf",
+        "extensions.allow=[theirs.*]",
+        "model=theirs",
+        "distributed=fsdp2",
+        TWO,
+        "train.max_steps=3",
+    )
+    path = {"PYTHONPATH": f"{environment()['PYTHONPATH']}:{tmp_path}"}
+    refused = run_command(*words, cwd=tmp_path, **path)
+    assert refused.returncode == 2, refused.stderr
+    assert "error: Net uses weights of a block outside of the block's forward" in refused.stderr
+    assert run_command(*words, "distributed.units=[]", cwd=tmp_path, **path).returncode == 0
 
 
 def test_a_sample_that_only_one_rank_meets_ends_the_run_with_its_message(tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 os.environ.update(
-    OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive"
+    OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", TORCH_CPP_LOG_LEVEL="ERROR"
 )  # before anything imports torch
 os.environ.pop("MPTRAIN_TRACEBACK", None)
 
@@ -50,8 +50,10 @@ def main():
     failed = [report.case.number for report in reports if report.failures]
     for number in failed:
         print(f"failed: python -m tests.faults --seed {asked.seed} --only {number}")
-    settings, seconds = len({one.case.setting.number for one in reports}), time.monotonic() - began
-    print(f"{len(reports)} cases with {settings} configurations in {seconds:.0f} s")
+    settings = [report.case.setting for report in reports]
+    ranks, sharded = sum(one.ranks > 1 for one in settings), sum(one.sharded for one in settings)
+    print(f"{len(reports)} cases with {len({one.number for one in settings})} configurations,", end=" ")
+    print(f"{ranks} with two ranks, {sharded} of them sharded, in {time.monotonic() - began:.0f} s")
     return bool(failed)
 
 

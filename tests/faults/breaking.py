@@ -42,7 +42,7 @@ def break_an_attempt(words, folder, fault, reference, *, lawful):
 def repair(folder, fault):
     """Undo what a fault did to the disk and the data, as its owner would before running again."""
     run = folder / "outputs" / NAME
-    for place in (folder / "outputs", run, run / "checkpoints"):
+    for place in (folder, folder / "outputs", run, run / "checkpoints"):
         if place.is_dir():
             place.chmod(0o777)
     if fault.place == "tmpfs" and (folder / "outputs").is_mount():
@@ -109,11 +109,15 @@ def damage(folder, fault):
 
 
 def _chosen(run, name):
-    """The files that a name of `drawing.FILES` stands for."""
-    folder, _, kind = name.rpartition("/")
-    if kind.partition(".")[0] in ("newest", "all"):
-        found = sorted((run / folder).glob(f"step-*.{kind.partition('.')[2]}"), reverse=True)
-        return found[:1] if kind.startswith("newest") else found
+    """The files that a name of `drawing.FILES` or `drawing.PARTS` stands for."""
+    folder, _, name_there = name.partition("/")
+    which, _, ending = name_there.partition(".")
+    if which in ("newest", "all"):
+        ending, _, part = ending.partition("/")
+        found = sorted((run / folder).glob(f"step-*.{ending}"), reverse=True)[: 1 if which == "newest" else None]
+        if ending == "parts":
+            found = [path for one in found for path in ([one / part] if part else sorted(one.iterdir()))]
+        return [path for path in found if path.is_file()]
     path = run / name
     return [path] if path.is_file() else []
 

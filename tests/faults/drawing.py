@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-#: How many processes a run may have: write (1, 2) to draw runs with two ranks, and the fault ``kill_rank``, as well.
-RANKS = (1,)
+#: How many processes a run may have.
+RANKS = (1, 2)
 
 #: So many configurations are drawn for a seed; each needs one undisturbed run.
 POOL = 14
@@ -29,6 +29,7 @@ class Setting:
         background: Checkpoints are written while training goes on.
         seconds: ``log.seconds``.
         ranks: Processes that train it.
+        sharded: Each holds a part of the weights, and writes it to a file of its own.
     """
 
     number: int
@@ -38,6 +39,7 @@ class Setting:
     background: bool
     seconds: float
     ranks: int = 1
+    sharded: bool = False
 
     def in_words(self):
         return " ".join(self.words)
@@ -50,7 +52,7 @@ class Fault:
     Attributes:
         kind: A key of `KINDS`.
         place: When: ``seconds`` of the undisturbed run, or at a call of ``start``, ``step``, ``evaluation``, ``saving``,
-            ``operation`` (any change of a file in the run's folder), ``end``.
+            ``operation`` (any change of a file in the run's folder), ``end``; the first rank's calls.
         share: Which of those calls, or how much of that time, from 0 to 1.
         fresh: In a process of its own, imports included, instead of a forked one; then the place is ``seconds``.
         extra: What else a kind wants to know.
@@ -102,10 +104,13 @@ FILES = (
     *("checkpoints/last", "checkpoints/best"),
 )
 
+#: Those of a checkpoint of which every rank writes a part.
+PARTS = ("checkpoints/newest.parts/.metadata", "checkpoints/newest.parts/__1_0.distcp", "checkpoints/all.parts")
+
 #: Each kind of fault, and how often it is drawn.
 KINDS = {
     "kill": 5, "kill_saving": 3, "sigterm": 4, "sigint": 3, "pause": 1, "disk_full": 4, "read_only": 3,
-    "truncated": 3, "flipped_bit": 4, "clock": 2, "data_gone": 2, "bad_picture": 2, "kill_rank": 3,
+    "truncated": 3, "flipped_bit": 4, "clock": 2, "data_gone": 2, "bad_picture": 2, "kill_rank": 5,
 }  # fmt: skip
 
 OF_PICTURES = ("data_gone", "bad_picture")
@@ -121,8 +126,7 @@ def pool(seed):
 def draw(seed, number):
     """Case ``number`` of a seed."""
     chance = random.Random(f"{seed}:{number}")
-    kinds = {kind: weight for kind, weight in KINDS.items() if kind != "kill_rank" or max(RANKS) > 1}
-    kind = chance.choices(list(kinds), list(kinds.values()))[0]
+    kind = chance.choices(list(KINDS), list(KINDS.values()))[0]
     settings = [one for one in pool(seed) if _suits(kind, one)]
     setting = chance.choice(settings)
     faults = [_fault(chance, kind, setting)]
@@ -139,7 +143,7 @@ def _suits(kind, setting):
 
 def _setting(seed, number):
     chance = random.Random(f"{seed}:setting:{number}")
-    pictures, ranks = number >= POOL - 2, RANKS[(number // 4) % len(RANKS)]
+    pictures, ranks = number >= POOL - 2, RANKS[(number + number // 4) % len(RANKS)]  # each with every precision
     precision = PRECISIONS[number % 4]
     words = [chance.choice(("model=mlp", "model=mlp", "model=cnn")), f"precision={precision}", f"seed={number}"]
     if words[0] == "model=cnn":
@@ -151,9 +155,7 @@ def _setting(seed, number):
     epochs = chance.choice((2, 3))
     if pictures:
         words += ["dataset=image_folder", "dataset.root=data", "dataset.image_size=16", "dataset.augment=true"]
-        words += [
-            f"dataset.workers={number % 2 if ranks == 1 else 0}"
-        ]  # so that the children of several ranks are ranks
+        words += [f"dataset.workers={1 if ranks == 1 else 0}"]  # so that the children of several ranks are ranks
     else:
         words += [f"dataset.train_samples={samples}"]
     words += [f"train.batch_size={batch}", f"train.epochs={epochs}"]
@@ -170,9 +172,10 @@ def _setting(seed, number):
     seconds = chance.choice((0.0, 0.02, 0.05, 0.15, 1.0))
     words += [f"checkpoint.every_steps={every or 'null'}", f"checkpoint.background={str(background).lower()}"]
     words += [f"log.ring={chance.choice((1, 4, 32))}", f"log.seconds={seconds}"]
+    sharded = ranks > 1 and chance.random() < 0.5
     if ranks > 1:
-        words += [f"distributed.procs={ranks}"]
-    return Setting(number, tuple(words), pictures, min(interval, an_epoch), background, seconds, ranks)
+        words += [f"distributed={'fsdp2' if sharded else 'ddp'}", f"distributed.procs={ranks}"]
+    return Setting(number, tuple(words), pictures, min(interval, an_epoch), background, seconds, ranks, sharded)
 
 
 def _fault(chance, kind, setting):
@@ -193,7 +196,8 @@ def _fault(chance, kind, setting):
             fault = replace(fault, place=chance.choice(("start", "step", "step", "evaluation", "saving", "end")))
         case _ if kind in DAMAGES:
             how = chance.choice(("kill", "sigterm"))
-            extra = {"file": chance.choice(FILES), "where": round(chance.random(), 4), "bit": chance.randrange(8)}
+            files = FILES + 2 * PARTS if setting.sharded else FILES
+            extra = {"file": chance.choice(files), "where": round(chance.random(), 4), "bit": chance.randrange(8)}
             fault = replace(fault, place="step", share=0.3 + 0.7 * fault.share, extra={"after": how, **extra})
         case "clock":
             hours = chance.choice((-24 * 400, -5, -1, 1, 5, 24 * 400))
@@ -202,8 +206,4 @@ def _fault(chance, kind, setting):
             fault = replace(fault, place=chance.choice(("start", "step", "step", "evaluation")))
             if kind == "bad_picture":
                 fault = replace(fault, extra={"how": chance.choice(("cut", "garbage", "empty"))})
-    if setting.ranks > 1 and fault.place not in ("tmpfs", "seconds"):  # whose calls count is the ranks' own business
-        fault = replace(
-            fault, place="seconds", extra={key: value for key, value in fault.extra.items() if key != "operation"}
-        )
     return fault

@@ -54,7 +54,7 @@ class Hooks:
 
     def reach(self, place):
         """A place was passed."""
-        if os.getpid() != self._owner:  # a worker that loads data
+        if os.getpid() != self._owner:  # a worker that loads data, or another rank
             return
         count = self._trace.pass_by(place)
         if place == "operation" and self._after is not None:
@@ -88,7 +88,8 @@ class Hooks:
         def outer(one, batch):
             self.reach("step")
             inner(one, batch)
-            self._trace.note_step(one.progress.step)
+            if os.getpid() == self._owner:
+                self._trace.note_step(one.progress.step)
 
         loop.attempt = outer
 

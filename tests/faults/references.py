@@ -91,9 +91,11 @@ def _state_of(run):
     from pathlib import Path
 
     import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     newest = max(Path(run, "checkpoints").glob("step-*.json"))
-    state = torch.load(newest.with_name(json.loads(newest.read_text())["file"]), weights_only=True)
+    manifest = json.loads(newest.read_text())
+    state = torch.load(newest.with_name(manifest["file"]), weights_only=True)
     digests = {}
 
     def visit(value, place):
@@ -110,6 +112,10 @@ def _state_of(run):
             digests[place] = repr(value)
 
     visit(state, "")
+    if manifest.get("parts"):
+        whole = Path(run).with_name("whole.pt")
+        dcp_to_torch_save(newest.with_name(manifest["parts"]), whole)
+        visit(torch.load(whole, weights_only=True), "parts")
     clocks = ("seconds", "waited", "joules", "energy", "steady")
     return {
         place: digest

@@ -20,7 +20,7 @@ class Trace:
         self._slots = memoryview(self._memory).cast("d")
 
     def note_step(self, step):
-        """A step was attempted, and is to be on record."""
+        """A step was attempted by the first rank, and is to be on record."""
         if not self._slots[_FIRST]:
             self._slots[_FIRST] = step
         self._slots[_LAST] = max(step, self._slots[_LAST])

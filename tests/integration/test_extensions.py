@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import textwrap
 
 import pytest
@@ -206,6 +208,31 @@ def test_parts_of_theirs_go_on_as_if_nothing_had_happened_and_are_compared(their
     reference, half = read_comparisons(report)[""].arms
     assert [reference.arm.name, half.arm.name] == ["fp32", "fp16_dynamic"]
     assert half.verdict.word == "equivalent"
+
+
+def test_the_commands_that_hints_name_work_as_they_stand(theirs, tmp_path):
+    words = (*ALLOWED, "model=theirs", "precision=fp16_static", "checkpoint.every_epochs=null", "log.seconds=0")
+    gave_up = theirs(*words, "run.name=r", "scaler.scale=1e30", "train.patience=3")
+    assert gave_up.returncode == 4, gave_up.stderr
+    (line,) = re.findall(r"mptrain (diagnose outputs/r '.*?')", gave_up.stderr)
+    found = theirs(*shlex.split(line))
+    assert found.returncode == 0, found.stderr
+    net = tmp_path / "theirs/net.py"
+    stop_in_its_tenth_pass = """
+        self.passes = getattr(self, "passes", 0) + 1
+        if self.passes == 10:
+            import os, signal
+            os.kill(os.getpid(), signal.SIGTERM)
+        return self.head("""
+    theirs_as_it_was = net.read_text()
+    net.write_text(theirs_as_it_was.replace("\n        return self.head(", stop_in_its_tenth_pass))
+    stopped = theirs(*words, "run.name=s", "train.epochs=1")
+    assert stopped.returncode == 75, stopped.stderr
+    (line,) = re.findall(r"hint: continue with: mptrain (.*)", stopped.stderr)
+    net.write_text(theirs_as_it_was)
+    again = theirs(*shlex.split(line))
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "outputs/s/steps.jsonl").read_bytes().count(b"\n") == 38
 
 
 def test_parts_that_do_not_go_together_are_refused_with_what_is_missing(theirs):

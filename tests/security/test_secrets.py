@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from small_runs import TINY, run_command
 
+from mptrain.campaign.expectations import Finding
+from mptrain.campaign.recipe import Recipe
+from mptrain.campaign.reproduction import Reproduction, Verdict, write_verdict
 from mptrain.cli.main import main
 from mptrain.compare.keeping import write_comparisons
-from mptrain.config.compose import compose, reload
+from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.differences import diff
 from mptrain.masking import MaskedText, masked
 from mptrain.report.page import Cell, Page
@@ -91,6 +94,22 @@ def test_no_file_of_a_run_holds_a_secret_and_the_run_goes_on(secret, monkeypatch
     assert main([*words[:-3], "train.max_steps=3", *words[-2:], "run.resume=auto"]) == 0
     assert main(["report", root]) == 0
     assert [name for name, content in records("out").items() if PLAIN.encode() in content] == []
+
+
+def test_no_diagnosis_and_no_verdict_holds_a_secret(secret, tmp_path):
+    root = f"out/{PLAIN}/run"
+    words = [*TINY, "precision=fp16_static", "scaler.scale=1e30", "train.patience=2", f"run.root=out/{PLAIN}"]
+    assert main([*words, "run.name=run"]) == 4
+    assert main(["diagnose", root]) == 0
+    assert main(["diagnose", root, "scaler.scale=1"]) == 0
+    held = records("out")
+    assert sum("/diagnosis/" in name and name.endswith(".json") for name in held) == 2
+    assert [name for name, content in held.items() if PLAIN.encode() in content] == []
+    recipe = Recipe("mine", Path("mine/recipe.yaml"), "Mine", "It works.", "me")
+    verdict = Verdict((Finding(f"{PLAIN} = 1", "met", f"it is {PLAIN}", {}),))
+    path = write_verdict(Reproduction(recipe, False, (f"run.root={PLAIN}",), tmp_path, (), Composer()), verdict, {})
+    assert PLAIN not in path.read_text()
+    assert f"run.root={secret}" in path.read_text()
 
 
 def test_a_traceback_and_a_reason_hold_no_secret(secret, monkeypatch):
