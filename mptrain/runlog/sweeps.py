@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mptrain.errors import EXIT_NUMERICS, StorageError
 from mptrain.masking import masked
+from mptrain.runlog.kinds import each, is_count, is_mapping, is_number, is_text, is_whole, misfit, optional
 from mptrain.runlog.state import check_schema, now, parse_object
 from mptrain.runlog.storage import storing, write_atomically
 from mptrain.runlog.sweep_csv import write_rows
@@ -82,6 +83,22 @@ class SweepPaths:
     def log(self, name: str) -> Path:
         """What a job printed, over all its attempts."""
         return self.folder / f"{name}.log"
+
+
+#: What the fields of ``sweep.json`` and of its jobs are.
+_SWEEP = {
+    **dict.fromkeys(("kind", "config_name", "started"), is_text),
+    **dict.fromkeys(("words", "config_dirs"), each(is_text)),
+    "parallel": is_count,
+    "plan": is_mapping,
+}
+_JOB = {
+    **dict.fromkeys(("name", "arm", "status", "reason"), is_text),
+    **dict.fromkeys(("overrides", "varied"), each(is_text)),
+    "number": is_count,
+    "code": optional(is_whole),
+    "seconds": optional(is_number),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,31 +218,27 @@ def is_sweep(path: Path) -> bool:
 def _sweep(folder: Path, fields: dict[str, Any]) -> Sweep:
     """The value that the fields stand for; later versions may write more of them."""
     known = {name: fields[name] for name in Sweep.__dataclass_fields__ if name in fields and name != "folder"}
+    if strange := misfit(known, _SWEEP):
+        raise ValueError(f"{strange}={known[strange]!r} is of a wrong kind")
     jobs = tuple(_job(number, item) for number, item in enumerate(fields["jobs"]))
-    words = {name: _words(fields[name]) for name in ("words", "config_dirs")}
+    words = {name: tuple(fields[name]) for name in ("words", "config_dirs")}
     sweep = Sweep(**{**known, **words, "jobs": jobs, "folder": folder})
     if sweep.kind not in get_args(Kind):
         raise ValueError(f"kind {sweep.kind!r} is none of {', '.join(get_args(Kind))}")
-    if type(sweep.parallel) is not int or sweep.parallel < 1:
+    if sweep.parallel < 1:
         raise ValueError(f"parallel {sweep.parallel!r} is not a number of jobs")
-    if not isinstance(sweep.plan, dict) or not isinstance(sweep.config_name, str):
-        raise TypeError("plan or config_name is of a wrong type")
     return sweep
 
 
 def _job(number: int, fields: dict[str, Any]) -> SweepJob:
     known = {name: fields[name] for name in SweepJob.__dataclass_fields__ if name in fields}
-    job = SweepJob(**{**known, **{name: _words(fields[name]) for name in ("overrides", "varied")}})
+    if strange := misfit(known, _JOB):
+        raise ValueError(f"{strange}={known[strange]!r} of job {number} is of a wrong kind")
+    job = SweepJob(**{**known, **{name: tuple(fields[name]) for name in ("overrides", "varied")}})
     if job.number != number:
         raise ValueError(f"job {number} says that its number is {job.number!r}")
     if job.status not in get_args(JobStatus):
         raise ValueError(f"status {job.status!r} is none of {', '.join(get_args(JobStatus))}")
-    if not isinstance(job.name, str) or job.name in ("", ".", "..") or "/" in job.name:
+    if job.name in ("", ".", "..") or "/" in job.name:
         raise ValueError(f"the name {job.name!r} leads out of the folder")
     return job
-
-
-def _words(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise TypeError(f"{value!r} is not a list of words")
-    return tuple(value)

@@ -98,25 +98,20 @@ def test_statistics_of_batch_normalisation_over_all_ranks():
     require_same(trained_alone(*words), answers, tolerance=2e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_state_carried_from_batch_to_batch_on_two_ranks(kind):
-    """Each rank carries the state of its own rows."""
-    words = [*LSTM, "precision=fp16_dynamic", f"distributed={kind}"]
-    (answers,) = trained_by(2, words)
-    require_same(trained_alone(*words[:-1], "train.accumulate=2"), answers)
-
-
-def test_two_learners_on_two_ranks():
-    """Their noise differs from that of one rank, the decisions and the first losses on real pictures do not."""
-    words = ["model=dcgan", "model.width=4", "model.latent=8", "dataset.image_size=16", "dataset.train_samples=96"]
-    words += ["train.batch_size=16", "train.epochs=1", "checkpoint.every_epochs=null", "precision=fp16_dynamic"]
-    (answers,) = trained_by(2, words)
-    alone = trained_alone(*words, "train.accumulate=2")
-    assert {step["learner"] for step in answers[0]["steps"]} == {"generator", "discriminator"}
-    assert decisions(answers[0]) == decisions(alone)
-    assert difference(alone, answers[0], "loss") < 0.05
+def test_a_state_carried_from_batch_to_batch_and_two_learners():
+    """Each rank carries the state of its own rows. A GAN's noise differs from that of one rank, its decisions do not."""
+    gan = ["model=dcgan", "model.width=4", "model.latent=8", "dataset.image_size=16", "dataset.train_samples=96"]
+    gan += ["train.batch_size=16", "train.epochs=1", "checkpoint.every_epochs=null"]
+    mode = "precision=fp16_dynamic"
+    *carried, learners = trained_by(2, [*LSTM, mode], [*LSTM, mode, "distributed=fsdp2"], [*gan, mode])
+    for answers in carried:
+        require_same(trained_alone(*LSTM, mode, "train.accumulate=2"), answers)
+    alone = trained_alone(*gan, mode, "train.accumulate=2")
+    assert {step["learner"] for step in learners[0]["steps"]} == {"generator", "discriminator"}
+    assert decisions(learners[0]) == decisions(alone)
+    assert difference(alone, learners[0], "loss") < 0.05
     for field in ("steps", "weights", "evaluations"):
-        assert str(answers[1][field]) == str(answers[0][field])
+        assert str(learners[1][field]) == str(learners[0][field])
 
 
 def test_five_ranks_of_which_one_has_nothing_to_do_in_the_last_batch():

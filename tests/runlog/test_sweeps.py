@@ -61,7 +61,7 @@ def test_a_job_as_it_stands_now_takes_the_place_of_what_it_was(tmp_path):
         (lambda fields: fields["jobs"][0].update(status="perhaps"), "status 'perhaps' is none of"),
         (lambda fields: fields["jobs"][0].update(number=3), "says that its number is 3"),
         (lambda fields: fields["jobs"][0].update(name="../x"), "leads out of the folder"),
-        (lambda fields: fields["jobs"][0].update(varied="seed=0"), "not a list of words"),
+        (lambda fields: fields["jobs"][0].update(varied="seed=0"), "varied=.* of a wrong kind"),
         (lambda fields: fields["jobs"][0].pop("overrides"), "overrides"),
         (lambda fields: fields.update(kind="other"), "kind 'other' is none of"),
         (lambda fields: fields.update(parallel=0), "parallel 0"),
