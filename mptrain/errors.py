@@ -9,7 +9,7 @@
     ├── DataError (6)           data missing, damaged or inconsistent with the model
     ├── StorageError (6)        run directory, records or disk
     │   └── CheckpointError (6) no usable checkpoint
-    └── Preempted (75 / 130)    a signal ended the run after it was saved
+    └── Preempted (75 / 130)    a signal, or a lost rank, ended the run; it can go on
 
 Messages are written for the person at the terminal: ``str(error)`` says what and where, ``hint`` says what to do.
 Nothing here imports anything heavier than the standard library.

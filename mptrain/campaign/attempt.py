@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.campaign.beginning import Beginning, Outcome, least_micro_batches
 from mptrain.campaign.describe import describe, how_it_failed, users_own
-from mptrain.campaign.following import Beginning, Outcome, follow, least_micro_batches
+from mptrain.campaign.following import follow
 from mptrain.campaign.same_data import other_training_data
 from mptrain.campaign.tracking import require_logger, track
 from mptrain.config.assemble import first_line
@@ -416,6 +417,9 @@ def _for_the_user(error: BaseException, config: Config, directory: RunDirectory,
     trust = retyped(config.extensions.allow)
     again = f"continue with: mptrain resume {directory.root}{trust}"
     if ranks.count > 1 and is_loss(error):
+        why = ranks.why()
+        if why is not None:
+            return why
         return Preempted(f"{ranks.who_ended()} before it trained", again, EXIT_PREEMPTED, saved=False)
     if isinstance(error, NumericsError) and trust:
         line = f"mptrain diagnose {directory.root}"

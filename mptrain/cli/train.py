@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from mptrain.campaign.attempt import Opening, launch
 from mptrain.campaign.attempt import resume as resume_run
+from mptrain.campaign.beginning import Outcome
 from mptrain.campaign.evaluation import evaluate_run
-from mptrain.campaign.following import Outcome
 from mptrain.cli.banner import Banner, Closing, print_banner, print_closing
 from mptrain.cli.display import make_display
 from mptrain.cli.messages import harmless, warn

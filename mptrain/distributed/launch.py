@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from mptrain.distributed.ranks import ALONE, Group, RankLost, Ranks, how_one_ended, is_loss
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
@@ -33,6 +33,9 @@ GRACE = 10.0
 
 #: Seconds that ranks which are all there have to connect to each other.
 MEETING = 30.0
+
+#: Bytes in which the number of a port is told.
+_PORT = 2
 
 #: Under which forked ranks say that they are there, and the first of them whether all are.
 _HERE, _WORD, _ALL, _LOST = "here", "word", "all", "lost"
@@ -129,33 +132,32 @@ def _forked(count: int, timeout: float) -> Iterator[Ranks]:
     _prepare_environment(count)
     sys.stdout.flush()
     sys.stderr.flush()
-    children: list[tuple[int, int]] = []
-    for rank in range(1, count):
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(writing)
-            for _, other in children:
-                os.close(other)
-            _be_forked()
-            yield from _ended_as_process(rank, count, timeout, reading)
-        os.close(reading)
-        children.append((child, writing))
-    numbers = {pid: rank for rank, (pid, _) in enumerate(children, start=1)}
+    # Closed without a word, it tells the others that the first rank has gone.
+    reading, writing = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
+    children: dict[int, int] = {}
     group = None
     try:
+        for rank in range(1, count):
+            child = os.fork()
+            if child == 0:
+                writing.close()
+                _be_forked()
+                yield from _ended_as_process(rank, count, timeout, reading)
+            children[child] = rank
+        reading.close()
         store = _store(None)
-        for _, writing in children:
-            with contextlib.suppress(OSError):  # it has died already
-                os.write(writing, f"{store.port}\n".encode())
-            os.close(writing)
-        _wait_for_all(store, numbers, timeout)
-        group = Group(0, count, 0, count, timeout, store, MEETING, numbers)
+        with contextlib.suppress(OSError):  # all have died already
+            writing.write(store.port.to_bytes(_PORT, "big") * len(children))
+        writing.close()
+        _wait_for_all(store, children, timeout)
+        group = Group(0, count, 0, count, timeout, store, MEETING, children)
         yield group
     finally:
+        reading.close()
+        writing.close()
         if group is not None:
             group.leave()
-        reap(list(numbers))
+        reap(list(children))
 
 
 def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> None:
@@ -209,15 +211,15 @@ def _be_forked() -> None:
     os.close(quiet)
 
 
-def _ended_as_process(rank: int, count: int, timeout: float, reading: int) -> Iterator[Ranks]:
+def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes]) -> Iterator[Ranks]:
     """The life of a forked rank; never comes back."""
     code = EXIT_OK
     try:
-        with os.fdopen(reading) as pipe:
-            port = pipe.readline()
+        with reading:
+            port = reading.read(_PORT)
         if not port:
             os._exit(EXIT_BUG)  # the first rank has gone
-        store = _store(int(port))
+        store = _store(int.from_bytes(port, "big"))
         _come(store, rank, timeout)
         group = Group(rank, count, rank, count, timeout, store, MEETING)
         yield group

@@ -352,19 +352,23 @@ def portable(error: Exception, rank: int) -> MptrainError:
 def how_one_ended(children: Mapping[int, int]) -> str:
     """Which of the ranks that this process has forked has ended and how; empty if none has.
 
+    Where several have, the one that the others have lost: that of a signal, or else of an error.
+
     Args:
         children: Numbers of ranks by those of processes.
     """
+    ends: list[tuple[int, str]] = []
     for pid, rank in children.items():
         try:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             continue
         if found is not None and found.si_code != os.CLD_EXITED:
-            return f"rank {rank} was ended by {signal.Signals(found.si_status).name}"
-        if found is not None:
-            return f"rank {rank} has ended with exit code {found.si_status}"
-    return ""
+            ends.append((0, f"rank {rank} was ended by {signal.Signals(found.si_status).name}"))
+        elif found is not None:
+            lost_others = found.si_status == EXIT_PREEMPTED
+            ends.append((1 + lost_others, f"rank {rank} has ended with exit code {found.si_status}"))
+    return min(ends, default=(0, ""), key=lambda end: end[0])[1]
 
 
 #: What gloo, NCCL and their sockets say where a peer has gone or does not answer.

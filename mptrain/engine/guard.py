@@ -6,12 +6,15 @@ skipped. So the buffers of every module are part of what a refused step must not
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor, nn
 
 
@@ -81,6 +84,14 @@ class BufferGuard:
         refused = skip == 1
         for flat, saved in self._flat:
             torch.where(refused, saved, flat, out=flat)
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """A region that leaves all buffers as they were."""
+        before = [flat.clone() for flat, _ in self._flat]
+        yield
+        for (flat, _), kept in zip(self._flat, before, strict=True):
+            flat.copy_(kept)
 
     def recapture(self) -> list[str]:
         """Put the guarded tensors back where modules have put others in their place.

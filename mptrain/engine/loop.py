@@ -135,7 +135,7 @@ class Loop:
 
         Raises:
             NumericsError: Every one of the last ``train.patience`` steps of a learner overflowed.
-            Preempted: A signal asked for the end; the run is saved.
+            Preempted: A signal asked for the end, and the run is saved; or another rank has gone.
             DataError: A sample cannot be used.
             StorageError: The disk refuses.
         """

@@ -6,6 +6,7 @@ rate and the record are device values; the host issues the same operations whate
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from torch.autograd.graph import _engine_run_backward
@@ -75,13 +76,16 @@ def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan:
     with plan.products(), learner.alone():
         loss_of = spread.loss(learner, model, alone=alone)
         for micro in micro_batches:
-            with plan.autocast:
-                loss = loss_of(micro)
-            part, factor = loss.detach(), scale
-            if micro is not batch or batch.whole is not None:
-                share = batch.share(micro)
-                part, factor = part * share, scale * share
-            backward(loss, factor)  # outside autocast, inside the choice of kernels
+            with (
+                plan.guard.unchanged() if micro.stand_in else contextlib.nullcontext()
+            ):  # its samples are seen elsewhere
+                with plan.autocast:
+                    loss = loss_of(micro)
+                part, factor = loss.detach(), scale
+                if micro is not batch or batch.whole is not None:
+                    share = batch.share(micro)
+                    part, factor = part * share, scale * share
+                backward(loss, factor)  # outside autocast, inside the choice of kernels
             learner.weights.gather(alone=alone)
             total = part if total is None else total + part
         spread.settle(learner.weights, alone=alone)

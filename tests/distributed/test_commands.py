@@ -10,6 +10,7 @@ import sys
 import time
 
 import pytest
+from several_ranks import trained_alone
 from small_runs import command, environment, run_command
 
 from tests.faults.attempts import children_of
@@ -18,7 +19,7 @@ WORDS = (
     "model=mlp",
     "precision=fp16_dynamic",
     "schedule=constant",
-    "train.epochs=12",
+    "train.epochs=7",
     "checkpoint.every_epochs=2",
     "log.seconds=0.05",
 )
@@ -90,7 +91,7 @@ def test_nothing_is_lost_with_a_rank(tmp_path, undisturbed, how):
 def test_parts_are_gone_on_with_at_any_number_of_ranks(tmp_path, last):
     words = ("model=mlp", "precision=fp16_dynamic", "optimizer=adamw", "schedule=constant", "train.accumulate=4")
     words = (*words, "checkpoint.every_epochs=null", "train.epochs=3")
-    finished = run_command(*words, "distributed=fsdp2", TWO, "train.max_steps=60", "run.name=whole", cwd=tmp_path)
+    finished = run_command(*words, "distributed=fsdp2", TWO, "train.max_steps=24", "run.name=whole", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     ways = [
         (*words, TWO, "run.name=r"),
@@ -98,16 +99,16 @@ def test_parts_are_gone_on_with_at_any_number_of_ranks(tmp_path, last):
         ("resume", "r", "distributed.procs=1"),
     ]
     for number, way in enumerate([*ways, ("resume", "r", last)], start=1):
-        finished = run_command(*way, f"train.max_steps={15 * number}", cwd=tmp_path)
+        finished = run_command(*way, f"train.max_steps={6 * number}", cwd=tmp_path)
         assert finished.returncode == 0, finished.stderr
         assert ("the same batches" in finished.stdout) == (number > 2)
-        in_parts = (tmp_path / f"outputs/r/checkpoints/step-{15 * number:08}.parts").exists()
+        in_parts = (tmp_path / f"outputs/r/checkpoints/step-{6 * number:08}.parts").exists()
         assert in_parts == (number in (2, 4))
     steps = [
         [json.loads(line) for line in (tmp_path / "outputs" / name / "steps.jsonl").read_text().splitlines()]
         for name in ("whole", "r")
     ]
-    assert len(steps[0]) == len(steps[1]) == 60
+    assert len(steps[0]) == len(steps[1]) == 24
     for one, other in zip(*steps, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
         assert {**other, "loss": 0, "grad_norm": 0} == {**one, "loss": 0, "grad_norm": 0}
@@ -144,6 +145,31 @@ except launch.RankLost as error:
     assert done.stdout == "rank 1 was ended by SIGKILL before training began\n", done.stderr
 
 
+def test_ranks_that_cannot_meet_leave_at_once():
+    script = """
+import os, time
+from mptrain.distributed import launch
+from mptrain.distributed.options import DistributedOptions
+from mptrain.errors import EnvironmentRefused
+
+def refuse(port):
+    raise EnvironmentRefused("no port", "")
+
+launch._store = refuse
+launch._prepare_environment(3)
+before, began = os.listdir("/proc/self/fd"), time.monotonic()
+try:
+    with launch.gathered(DistributedOptions(procs=3)):
+        pass
+except EnvironmentRefused:
+    print(time.monotonic() - began < launch.GRACE / 2, os.listdir("/proc/self/fd") == before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True True\n", done.stderr
+
+
 def losses_of(run):
     return [json.loads(line)["loss"] for line in (run / "steps.jsonl").read_text().splitlines()]
 
@@ -165,11 +191,13 @@ def test_a_state_carried_by_two_ranks_is_gone_on_with_by_one(tmp_path):
         "schedule=constant",
     )
     words = (*words, "dataset.val_share=0.02", "dataset.test_share=0.01", "checkpoint.every_epochs=null")
-    ways = [(*words, "run.name=whole"), (*words, TWO, "run.name=r", "train.max_steps=9")]
-    for way in (*ways, ("resume", "r", "distributed.procs=1", "train.max_steps=null")):
+    for way in (
+        (*words, TWO, "run.name=r", "train.max_steps=9"),
+        ("resume", "r", "distributed.procs=1", "train.max_steps=null"),
+    ):
         finished = run_command(*way, cwd=tmp_path)
         assert finished.returncode == 0, finished.stderr
-    whole, resumed = (losses_of(tmp_path / "outputs" / name) for name in ("whole", "r"))
+    whole, resumed = [step["loss"] for step in trained_alone(*words)["steps"]], losses_of(tmp_path / "outputs/r")
     assert len(whole) == len(resumed) > 9
     assert resumed == pytest.approx(whole, rel=2e-6)
 

@@ -103,9 +103,11 @@ def test_a_state_carried_from_batch_to_batch_and_two_learners():
     gan = ["model=dcgan", "model.width=4", "model.latent=8", "dataset.image_size=16", "dataset.train_samples=96"]
     gan += ["train.batch_size=16", "train.epochs=1", "checkpoint.every_epochs=null"]
     mode = "precision=fp16_dynamic"
-    *carried, learners = trained_by(2, [*LSTM, mode], [*LSTM, mode, "distributed=fsdp2"], [*gan, mode])
+    unequal = [*LSTM, "precision=fp32", "train.batch_size=5", "train.accumulate=5", "distributed=fsdp2"]
+    *carried, padded, learners = trained_by(2, [*LSTM, mode], [*LSTM, mode, "distributed=fsdp2"], unequal, [*gan, mode])
     for answers in carried:
         require_same(trained_alone(*LSTM, mode, "train.accumulate=2"), answers)
+    require_same(trained_alone(*unequal[:-1]), padded)
     alone = trained_alone(*gan, mode, "train.accumulate=2")
     assert {step["learner"] for step in learners[0]["steps"]} == {"generator", "discriminator"}
     assert decisions(learners[0]) == decisions(alone)

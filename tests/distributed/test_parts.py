@@ -18,7 +18,8 @@ from mptrain.dataset.batch import Batch
 from mptrain.dataset.digits import load_digits
 from mptrain.dataset.faults import Faults
 from mptrain.dataset.loader import Loader, fetch_part
-from mptrain.distributed.ranks import ALONE, RankFailed, is_loss, portable
+from mptrain.distributed.launch import reap
+from mptrain.distributed.ranks import ALONE, RankFailed, how_one_ended, is_loss, portable
 from mptrain.engine.gathered import Gathered
 from mptrain.engine.interrupt import Interrupts
 from mptrain.engine.origin import digest_of_samples, sample_digests
@@ -194,6 +195,22 @@ def test_a_manifest_names_parts_in_its_own_folder_only(tmp_path):
         with pytest.raises(CheckpointError, match="do not fit together"):
             read_manifest(path)
     assert "parts" not in replace(manifest, parts="", part_files={}).to_json()
+
+
+def test_of_several_ranks_that_have_ended_the_one_is_named_that_the_others_have_lost():
+    children = {}
+    for rank, code in ((1, 75), (2, -9), (3, 75)):
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), -code) if code < 0 else os._exit(code)
+        children[pid] = rank
+    for pid in children:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert how_one_ended(children) == "rank 2 was ended by SIGKILL"
+    survivors = {pid: rank for pid, rank in children.items() if rank != 2}
+    assert how_one_ended(survivors) == "rank 1 has ended with exit code 75"
+    reap(list(children))
+    assert how_one_ended(children) == ""
 
 
 def test_pretended_ranks_exchange_as_real_ones():
