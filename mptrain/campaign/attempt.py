@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,12 @@ from mptrain.campaign.describe import describe, how_it_failed, users_own
 from mptrain.campaign.following import follow
 from mptrain.campaign.same_data import other_training_data
 from mptrain.campaign.tracking import require_logger, track
+from mptrain.campaign.written_config import reload_config, require_as_trained, written_config
 from mptrain.config.assemble import first_line
 from mptrain.config.build import build
-from mptrain.config.compose import reload
 from mptrain.config.differences import change_in_words, config_digest, diff
-from mptrain.config.files import read_yaml
 from mptrain.config.ranges import show
-from mptrain.config.spreading import device_of
+from mptrain.config.spreading import device_of, require_spread
 from mptrain.config.trust import is_trust, retyped
 from mptrain.distributed.launch import gathered, remember_run, run_before_restart
 from mptrain.distributed.ranks import is_loss
@@ -66,7 +65,7 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
-from mptrain.runlog.manifest import Manifest, manifest_name, manifests_in, read_manifest
+from mptrain.runlog.manifest import manifest_name, manifests_in
 from mptrain.runlog.sink import Sink
 
 if TYPE_CHECKING:
@@ -103,8 +102,6 @@ class Opening:
 
 Show = Callable[[Opening], Sequence[Sink]]
 
-_RESTORE = "restore the file from a copy"
-
 
 def launch(config: Config, show: Show) -> Outcome:
     """Start a run, or go on with the one of its name where ``run.resume`` says so.
@@ -116,6 +113,7 @@ def launch(config: Config, show: Show) -> Outcome:
     Raises:
         MptrainError: Any of its kinds; the run directory, if there is one, says how it ended.
     """
+    require_spread(config, config.distributed.procs or 1)  # before there are as many processes
     with gathered(config.distributed) as ranks:
         return _launch(config, show, ranks) if ranks.first else follow(config, ranks)
 
@@ -175,15 +173,16 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
         MptrainError: Any of its kinds.
     """
     directory = find_run(run)
-    config = _reload(directory, overrides)
+    config = reload_config(directory, overrides)
     changed = {word.partition("=")[0] for word in overrides}
     before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
     config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
-    changing = any(not is_trust(word) for word in overrides)
+    said = {word.partition("=")[0].lstrip("+~") for word in overrides if not is_trust(word)}
+    require_spread(config, config.distributed.procs or 1)  # before there are as many processes
     with gathered(config.distributed) as ranks:
         if not ranks.first:
             return follow(config, ranks)
-        return _continue(directory, config, show, ranks, explicit=True, changing=changing)
+        return _continue(directory, config, show, ranks, explicit=True, said=said)
 
 
 def find_run(run: str) -> RunDirectory:
@@ -196,18 +195,22 @@ def find_run(run: str) -> RunDirectory:
     place = named if named.is_dir() and not Path(run).exists() else Path(run)
     directory = last_run(Path("outputs")) if run == "last" else open_run(place)
     if not directory.paths.config.exists():
-        raise StorageError(f"{directory.root} has no config.yaml", "it was killed before it began: start it again")
+        killed = not any(True for _ in manifests_in(directory.paths.checkpoints))
+        raise StorageError(
+            f"{directory.root} has no config.yaml",
+            "it was killed before it began: start it again" if killed else "restore the file from a copy",
+        )
     require_no_links(directory.root)
     return directory
 
 
 def _continue(
-    directory: RunDirectory, config: Config, show: Show, ranks: Ranks, *, explicit: bool, changing: bool = False
+    directory: RunDirectory, config: Config, show: Show, ranks: Ranks, *, explicit: bool, said: Collection[str] = ()
 ) -> Outcome:
     require_no_links(directory.root)
     with directory.lock():
         path = directory.paths.config
-        old = _written_config(directory) if path.exists() else config.yaml
+        old = written_config(directory) if path.exists() else config.yaml
         changes = diff(old, config.yaml)
         if changes and not explicit:
             raise ConfigError(
@@ -228,11 +231,7 @@ def _continue(
         require_logger(config)
         store = _store(directory, config, higher_is_better=True)
         loaded = store.load_latest()
-        strange = _strange_config(directory, old, state, loaded.manifest) if loaded is not None else ""
-        if strange and not changing:
-            raise StorageError(
-                strange, f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} KEY=VALUE"
-            )
+        strange = require_as_trained(directory, old, state, loaded.manifest, said) if loaded is not None else ""
         manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
         forgive = state is not None and state.status == "failed"
         ranks.firsts(Beginning(manifest and manifest.absolute(), forgive))
@@ -254,51 +253,6 @@ def _continue(
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed)
-
-
-def _reload(directory: RunDirectory, overrides: Sequence[str]) -> Config:
-    """The configuration of a run, with changes.
-
-    Raises:
-        ConfigError: It is wrong, or the changes are.
-        StorageError: It cannot be read, or is wrong because it is no longer what the run was trained with.
-    """
-    written = _written_config(directory)
-    try:
-        return reload(written, overrides)
-    except ConfigError as error:
-        strange = ""
-        with contextlib.suppress(StorageError, ConfigError):  # then its own words are the best there are
-            newest = next(iter(manifests_in(directory.paths.checkpoints)), None)
-            if newest is not None:
-                strange = _strange_config(directory, written, directory.read_state(), read_manifest(newest))
-        if strange:
-            raise StorageError(f"{strange}: {error}", _RESTORE) from error
-        raise
-
-
-def _written_config(directory: RunDirectory) -> str:
-    """The text of ``config.yaml``.
-
-    Raises:
-        StorageError: It cannot be read, or is no YAML.
-    """
-    written = directory.read_config()
-    try:
-        read_yaml(written)
-    except ConfigError as error:
-        raise StorageError(f"{directory.paths.config} is damaged: {error}", _RESTORE) from error
-    return written
-
-
-def _strange_config(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
-    """A sentence where ``config.yaml`` is another than the checkpoint was made with, and no command has changed it."""
-    attempts = state.attempts if state else ()
-    if manifest.config_digest == config_digest(written) or any(
-        attempt.changes and attempt.from_step >= manifest.step for attempt in attempts
-    ):
-        return ""
-    return f"{directory.paths.config} is damaged or was edited: step {manifest.step:,} was trained with another"
 
 
 def _require_work(

@@ -30,7 +30,8 @@ class Banner:
         device: What it trains on.
         support: What the device says to the mode; empty when there is nothing to say.
         run: The run directory.
-        planned: Steps that will be attempted.
+        planned: Steps that will have been attempted at the end.
+        from_step: Steps that were attempted before.
         notes: What the user should know about a continuation, one sentence each.
     """
 
@@ -43,6 +44,7 @@ class Banner:
     support: str
     run: Path
     planned: int
+    from_step: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -125,7 +127,7 @@ def print_banner(banner: Banner, stream: IO[str]) -> None:
         ("precision", f"{banner.mode}: {banner.precision}"),
         ("scaler", banner.scaler),
         ("device", banner.device + (f"; {banner.support}" if banner.support else "")),
-        ("steps", f"{banner.planned:,}"),
+        ("steps", f"{banner.planned:,}" + (f", from {banner.from_step:,} on" if banner.from_step else "")),
         ("run", str(banner.run)),
         *(("note", note) for note in banner.notes),
     ]

@@ -112,6 +112,8 @@ def _dispatch(words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         return _help([first] if command else [])
     if command:
+        if command is not _resume:
+            _refuse_torchrun(f"mptrain {first}")
         return command(words[1:])
     if first in ("--version", "-V"):
         return _version(words[1:])
@@ -120,6 +122,15 @@ def _dispatch(words: list[str]) -> int:
     guess = did_you_mean(first, COMMANDS)
     listed = f"commands are {', '.join(COMMANDS)}; configuration is KEY=VALUE"
     raise UsageError(f"'{first}' is not a command", f"did you mean {guess}?" if guess else listed)
+
+
+def _refuse_torchrun(what: str) -> None:
+    """Refuse what every rank that torchrun has begun would do for itself."""
+    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise UsageError(
+            f"torchrun begins the ranks of one run, and {what} is none",
+            "leave torchrun out; in a sweep, distributed.procs=2 gives each run two ranks",
+        )
 
 
 def _refuse_blanks(words: list[str]) -> None:
@@ -162,6 +173,7 @@ def _train(words: list[str]) -> int:
 
         return show(flags)
     if flags.multirun:
+        _refuse_torchrun("a sweep")
         from mptrain.cli.sweep import sweep
 
         return sweep(flags)
@@ -192,6 +204,7 @@ def _resume(words: list[str]) -> int:
 
     sweep = find_sweep(run, [word for word in overrides if word not in trusted], jobs, launcher)
     if sweep is not None:
+        _refuse_torchrun("a sweep")
         return resume_sweep(sweep, jobs, let_in(trusted), launcher)
     from mptrain.engine.interrupt import ending_at_once
 

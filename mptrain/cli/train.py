@@ -87,10 +87,11 @@ def _open(opening: Opening) -> Sequence[Sink]:
         mode=config.precision.name,
         precision=config.precision.in_words(),
         scaler=_scalers(parts),
-        device=f"{parts.device}{f', {spread}' if (spread := parts.ranks.in_words()) else ''}",
+        device=f"{parts.device}{f', {spread}, {config.distributed.kind}' if (spread := parts.ranks.in_words()) else ''}",
         support=opening.support.reason,
         run=opening.root,
         planned=opening.planned,
+        from_step=opening.from_step,
         notes=opening.notes,
     )
     print_banner(banner, sys.stdout)

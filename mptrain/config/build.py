@@ -68,7 +68,7 @@ def build(
     """
     policy, device = config.precision, _ready(config, ranks)
     memory_before = memory_in_use(device)
-    require_spread(config, ranks)
+    require_spread(config, ranks.count)
     with ranks.first_goes_ahead():
         dataset = build_dataset(config)
     task = build_task(config, dataset)
@@ -83,7 +83,7 @@ def build(
     model.to(device)
     kept = cast_model(model, policy)
     memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    if not is_sharded_by(config, ranks):  # whose parts are cut out of contiguous weights only
+    if not is_sharded_by(config, ranks.count):  # whose parts are cut out of contiguous weights only
         model.to(memory_format=memory_format)
     loaders = build_loaders(config, dataset, device, ranks)
     spread, blank = spread_model(config, model, kept, initial, ranks, len(task.objectives()))

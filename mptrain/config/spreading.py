@@ -41,30 +41,30 @@ def device_of(name: str, ranks: Ranks) -> torch.device:
     return device
 
 
-def require_spread(config: Config, ranks: Ranks) -> None:
+def require_spread(config: Config, count: int) -> None:
     """Refuse what several ranks cannot do.
 
     Raises:
         ConfigError: With all that is wrong.
     """
-    if ranks.count == 1:
+    if count == 1:
         return
     problems = []
-    if config.train.batch_size < ranks.count:
+    if config.train.batch_size < count:
         problems.append(
             Problem(
-                f"train.batch_size={config.train.batch_size} for {ranks.count} ranks: not every rank would have a sample",
-                f"write train.batch_size={ranks.count} or more",
+                f"train.batch_size={config.train.batch_size} for {count} ranks: not every rank would have a sample",
+                f"write train.batch_size={count} or more",
             )
         )
-    if config.inject.rank is not None and config.inject.rank >= ranks.count:
+    if config.inject.rank is not None and config.inject.rank >= count:
         problems.append(
             Problem(
-                f"inject.rank={config.inject.rank}: there are {ranks.count} ranks",
-                f"they count from 0 to {ranks.count - 1}",
+                f"inject.rank={config.inject.rank}: there are {count} ranks",
+                f"they count from 0 to {count - 1}",
             )
         )
-    if is_sharded_by(config, ranks):
+    if is_sharded_by(config, count):
         refused = {
             "train.compile=true": config.train.compile,
             "diagnostics that look into modules": not config.diagnostics.path.endswith(".NoProbe"),
@@ -78,9 +78,9 @@ def require_spread(config: Config, ranks: Ranks) -> None:
         raise ConfigError(problems)
 
 
-def is_sharded_by(config: Config, ranks: Ranks) -> bool:
+def is_sharded_by(config: Config, count: int) -> bool:
     """Whether ranks will hold parts of the weights."""
-    return ranks.count > 1 and config.distributed.kind == "fsdp2"
+    return count > 1 and config.distributed.kind == "fsdp2"
 
 
 def require_same_weights(digest: str, ranks: Ranks) -> None:
@@ -121,7 +121,7 @@ def spread_model(
     """
     options = config.distributed
     wide = options.reduce == "float32"
-    if not is_sharded_by(config, ranks):
+    if not is_sharded_by(config, ranks.count):
         return spread_over(ranks, None, wide=wide), None
     if learners > 1:
         raise ConfigError(

@@ -110,7 +110,7 @@ class Ranks:
 
     def who_ended(self) -> str:
         """Which rank has ended and how, as far as it can be told."""
-        return "another rank of the run has ended"
+        return "another rank of the run has ended, or does not answer"
 
     def begin_step(self, seed: int, step: int) -> None:
         """Called before each step: draws of several ranks must differ, and depend on nothing that a lost rank takes along."""
@@ -126,7 +126,7 @@ ALONE = Ranks()
 class RankLost(Preempted):
     """Another rank does not answer any more; the run can go on from its last checkpoint."""
 
-    def __init__(self, message: str = "another rank of the run has ended") -> None:
+    def __init__(self, message: str = "another rank of the run has ended, or does not answer") -> None:
         super().__init__(message, "run it again", EXIT_PREEMPTED, saved=False)
 
 

@@ -61,7 +61,7 @@ def as_storage_error(
         reason += f" ({wanted}{readable_bytes(free_bytes(path))} free)"
         hint = "free some space, or set run.root to a folder on another disk"
     elif error.errno in _REFUSED:
-        hint = "set run.root to a folder that you can write"
+        hint = "change its permissions, or choose a folder that you can write (run.root for a new run)"
     if good:
         hint += f"; still good: {good}"
     return StorageError(f"cannot {doing} {error.filename or path}: {reason}", hint)

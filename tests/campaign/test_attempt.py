@@ -54,8 +54,11 @@ def test_a_configuration_that_no_command_changed_is_refused_and_goes_on_when_ask
     flip(broken_off / "config.yaml", "momentum: 0.9", "momentum: 0.8")
     assert main(["resume", "outputs/run"]) == 6
     said = capsys.readouterr().err
-    assert "error: outputs/run/config.yaml is damaged or was edited: step 2 was trained with another" in said
-    assert "mptrain resume outputs/run KEY=VALUE" in said
+    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another"
+    assert f"error: {strange}: optimizer.momentum was 0.9, now 0.8\n" in said
+    assert "mptrain resume outputs/run optimizer.momentum=0.8\n" in said
+    assert main(["resume", "outputs/run", "train.epochs=4"]) == 6
+    assert strange in capsys.readouterr().err
     assert main(["resume", "outputs/run", "optimizer.momentum=0.9"]) == 0
     assert "warning: outputs/run/config.yaml is damaged or was edited" in capsys.readouterr().err
 
@@ -68,6 +71,19 @@ def test_a_configuration_that_is_damaged_beyond_reading_is_named_and_not_taken_f
     said = capsys.readouterr().err
     assert "error: outputs/run/config.yaml is damaged or was edited: step 2 was trained with another: task " in said
     assert "hint: restore the file from a copy" in said
+
+
+def test_a_run_without_its_configuration_is_not_taken_for_one_that_never_began(broken_off, capsys):
+    (broken_off / "config.yaml").unlink()
+    assert main(["resume", "outputs/run"]) == 6
+    assert "hint: restore the file from a copy" in capsys.readouterr().err
+
+
+def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(attempt, "gathered", None)
+    assert main([*WORDS, "distributed.procs=500"]) == 2
+    assert "for 500 ranks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("resume", "outputs/run"), (*WORDS, "run.resume=auto")])

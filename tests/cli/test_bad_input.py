@@ -67,6 +67,14 @@ def test_bad_input_gets_its_answer_and_exit_code_2(terminal, words, expected):
     assert not terminal.trained
 
 
+@pytest.mark.parametrize("words", [("-m", "model=mlp", "seed=0,1"), ("report", "outputs/run"), ("list", "model")])
+def test_what_is_no_run_is_refused_under_torchrun(terminal, monkeypatch, words):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert terminal(*words) == 2
+    assert terminal.err.startswith("error: torchrun begins the ranks of one run, and ")
+
+
 def test_all_problems_come_out_at_once(terminal):
     assert terminal("precison=x", "train.epochs=1.5", "scaler.growth_factor=0.5") == 2
     assert terminal.err.count("error: ") == 3
