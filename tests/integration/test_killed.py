@@ -85,7 +85,8 @@ def kill_and_resume(tmp_path, precision, kills, epochs, seed, workload="cnn"):
 
 
 @pytest.mark.parametrize(
-    ("precision", "kills", "seed"), [("amp_dynamic", 2, 1), ("fp16_dynamic", 1, 5), ("fp32", 1, 5)]
+    ("precision", "kills", "seed"),
+    [("amp_dynamic", 2, 1), *(pytest.param(mode, 1, 5, marks=pytest.mark.slow) for mode in ("fp16_dynamic", "fp32"))],
 )
 def test_sigkill_and_resume_write_the_same_records(tmp_path, precision, kills, seed):
     expected, found = kill_and_resume(tmp_path, precision, kills, epochs=36, seed=seed)
@@ -104,7 +105,11 @@ def test_twenty_sigkills_and_resumes_write_the_same_records(tmp_path, precision)
 
 @pytest.mark.parametrize(
     ("workload", "precision", "lines"),
-    [("word_lstm", "amp_dynamic", 15), ("transformer", "bf16", 15), ("dcgan", "fp16_dynamic", 30)],
+    [
+        ("word_lstm", "amp_dynamic", 15),
+        ("dcgan", "fp16_dynamic", 30),
+        pytest.param("transformer", "bf16", 15, marks=pytest.mark.slow),
+    ],
 )
 def test_sigkill_and_resume_write_the_same_records_of_every_shape_of_training(tmp_path, workload, precision, lines):
     expected, found = kill_and_resume(tmp_path, precision, 1, epochs=20, seed=7, workload=workload)

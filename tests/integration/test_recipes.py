@@ -31,6 +31,8 @@ def test_everything_that_a_recipe_needs_runs(tmp_path, name):
     assert report.returncode == 0, report.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_networks_of_the_published_table_run(tmp_path):
     words = ("reproduce", LARGE, "--smoke", "--jobs", "1", "run.root=out")
     found = run_command(*words, cwd=tmp_path, timeout=290)
