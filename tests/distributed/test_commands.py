@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from several_ranks import trained_alone
@@ -283,7 +284,7 @@ def test_torchrun_begins_again_where_the_last_checkpoint_is(tmp_path, undisturbe
     run = found[0].parent
     wait_for_steps(run, 150)
     for pid in ranks_of(process):
-        if f"\0RANK={victim}\0" in open(f"/proc/{pid}/environ").read():  # noqa: PTH123, SIM115
+        if f"\0RANK={victim}\0" in Path(f"/proc/{pid}/environ").read_text():
             os.kill(pid, signal.SIGKILL)
     assert process.wait(timeout=240) == 0
     assert list(tmp_path.glob("outputs/*/*/steps.jsonl")) == found
