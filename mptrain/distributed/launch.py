@@ -141,7 +141,6 @@ def _forked(count: int, timeout: float) -> Iterator[Ranks]:
             child = os.fork()
             if child == 0:
                 writing.close()
-                _be_forked()
                 yield from _ended_as_process(rank, count, timeout, reading)
             children[child] = rank
         reading.close()
@@ -215,6 +214,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
     """The life of a forked rank; never comes back."""
     code = EXIT_OK
     try:
+        _be_forked()
         with reading:
             port = reading.read(_PORT)
         if not port:
