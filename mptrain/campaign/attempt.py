@@ -21,14 +21,14 @@ from mptrain.campaign.following import follow
 from mptrain.campaign.same_data import other_training_data
 from mptrain.campaign.tracking import require_logger, track
 from mptrain.campaign.written_config import reload_config, require_as_trained, written_config
-from mptrain.config.assemble import first_line
 from mptrain.config.build import build
 from mptrain.config.differences import change_in_words, config_digest, diff
-from mptrain.config.ranges import show
+from mptrain.config.ranges import first_line, show
 from mptrain.config.spreading import device_of, require_spread
 from mptrain.config.trust import is_trust, retyped
-from mptrain.distributed.launch import gathered, remember_run, run_before_restart
+from mptrain.distributed.launch import gathered
 from mptrain.distributed.ranks import is_loss
+from mptrain.distributed.torchrun import remember_run, run_before_restart
 from mptrain.engine.interrupt import AskedToEnd
 from mptrain.engine.loop import Loop
 from mptrain.engine.snapshot import require_fit, require_same_schema

@@ -22,8 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 from mptrain.campaign.points import Point
 from mptrain.campaign.sweep import quoted
 from mptrain.campaign.worker import one_line
-from mptrain.config.assemble import first_line
 from mptrain.config.overrides import parse
+from mptrain.config.ranges import first_line
 from mptrain.config.targets import is_allowed
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweep_csv import summary_of

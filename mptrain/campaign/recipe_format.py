@@ -234,7 +234,7 @@ def _check_plan(file: _File, arms: Mapping[str, Any], arithmetic: Mapping[str, A
         )
     if not arms:
         return
-    if len(arms) == 1:
+    if len(file.arms) == 1:
         problems.append(Problem("there is one arm only", "add what it is to be compared with"))
     if file.reference is None:
         problems.append(Problem("reference is missing", f"name one of the arms: {', '.join(arms)}"))

@@ -71,7 +71,7 @@ def run_submitted(errands: Sequence[Errand], launcher: Launcher, folder: Path, l
         None, or the exit code of the signal that ended it.
 
     Raises:
-        EnvironmentRefused: submitit is not installed, or there is no Slurm here.
+        EnvironmentRefused: submitit is not installed.
         StorageError: The disk refuses; the jobs were cancelled.
     """
     executor = _executor(launcher, folder)
@@ -122,13 +122,27 @@ def _still_queued(path: Path) -> list[str]:
     return [one for one, state in zip(numbers, states, strict=True) if state in _ALIVE and state != "UNKNOWN"]
 
 
-def _executor(launcher: Launcher, folder: Path) -> Any:
-    """Submitit's executor for jobs of this kind.
+def require_scheduler(launcher: Launcher) -> None:
+    """Refuse a launcher whose scheduler is not there, before a sweep has a folder.
 
     Raises:
-        EnvironmentRefused: It is not installed, or there is no Slurm.
+        EnvironmentRefused: submitit is not installed, or there is no Slurm here.
     """
-    submitit = load_extra("submitit", "slurm", f"--launcher with executor {launcher.executor}")
+    submitit = _submitit(launcher)
+    if launcher.executor == "slurm" and submitit.SlurmExecutor.affinity() < 0:
+        raise EnvironmentRefused(
+            "--launcher: there is no srun here, so this machine is none of a Slurm cluster",
+            "start the sweep where sbatch works, or try it with --launcher local",
+        )
+
+
+def _submitit(launcher: Launcher) -> Any:
+    return load_extra("submitit", "slurm", f"--launcher with executor {launcher.executor}")
+
+
+def _executor(launcher: Launcher, folder: Path) -> Any:
+    """Submitit's executor for jobs of this kind."""
+    submitit = _submitit(launcher)
     submitit.JobEnvironment.USR_SIG = TIME_IS_UP.name.removeprefix("SIG")  # what Slurm is asked to send
     if launcher.executor == "local":
         local = submitit.LocalExecutor(folder)
@@ -138,13 +152,7 @@ def _executor(launcher: Launcher, folder: Path) -> Any:
             gpus_per_node=launcher.gpus_per_node,
         )
         return local
-    try:
-        slurm = submitit.SlurmExecutor(folder)
-    except RuntimeError:
-        raise EnvironmentRefused(
-            "--launcher: there is no srun here, so this machine is none of a Slurm cluster",
-            "start the sweep where sbatch works, or try it with --launcher local",
-        ) from None
+    slurm = submitit.SlurmExecutor(folder)
     asked = {name: getattr(launcher, name) for name in _PASSED_ON if getattr(launcher, name) is not None}
     if launcher.mem_gb is not None:
         asked["mem"] = f"{round(1024 * launcher.mem_gb)}MB"

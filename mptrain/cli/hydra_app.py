@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import hydra
 
 from mptrain.config import location
-from mptrain.config.assemble import first_line
 from mptrain.config.compose import COMPOSITION_ERRORS, Composer
 from mptrain.config.overrides import read
+from mptrain.config.ranges import first_line
 from mptrain.errors import EXIT_OK, ConfigError, UsageError
 
 if TYPE_CHECKING:

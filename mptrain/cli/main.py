@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import report, unwritable, wants_traceback, warn, writing
+from mptrain.distributed.torchrun import begun_by_torchrun
 from mptrain.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, StorageError, UsageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--traceback" in words and not completing:
         words.remove("--traceback")
         os.environ["MPTRAIN_TRACEBACK"] = "1"
-    _be_silent_on_other_ranks()
     code = _guarded(lambda: _completion(words[1:]) if completing else _dispatch(words))
     # What is left is written here, not while the interpreter ends, when nobody can be told that it failed.
     if code == EXIT_OK:
@@ -56,11 +56,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _be_silent_on_other_ranks() -> None:
     """Of the ranks that torchrun has begun, the first one speaks for all; the first on each other machine says its errors."""
-    if int(os.environ.get("WORLD_SIZE") or 1) < 2 or os.environ.get("RANK", "0") == "0":
+    begun = begun_by_torchrun()
+    if begun is None or begun.rank == 0:
         return
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
-    if os.environ.get("LOCAL_RANK", "0") != "0" and "MPTRAIN_TRACEBACK" not in os.environ:
+    if begun.local_rank != 0 and "MPTRAIN_TRACEBACK" not in os.environ:
         os.dup2(quiet, 2)
     os.close(quiet)
 
@@ -105,6 +106,7 @@ def _discard_output() -> None:
 
 
 def _dispatch(words: list[str]) -> int:
+    _be_silent_on_other_ranks()
     _refuse_blanks(words)
     words = _command_first(words)
     first = words[0] if words else ""
@@ -126,7 +128,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _refuse_torchrun(what: str) -> None:
     """Refuse what every rank that torchrun has begun would do for itself."""
-    if "RANK" in os.environ and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+    if begun_by_torchrun() is not None:
         raise UsageError(
             f"torchrun begins the ranks of one run, and {what} is none",
             "leave torchrun out; in a sweep, distributed.procs=2 gives each run two ranks",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.campaign.agreement import check
 from mptrain.campaign.points import expand
+from mptrain.campaign.submitted import require_scheduler
 from mptrain.campaign.sweep import missing_points, plan_sweep, require_free, run_sweep, sweep_folder, take_stock
 from mptrain.cli.job import PROGRAM
 from mptrain.cli.messages import each_warning_once, say, warn
@@ -64,10 +65,12 @@ def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
 
     Raises:
         ConfigError: With everything that is wrong with the file.
+        EnvironmentRefused: The scheduler that it names is not here.
     """
     if word is None:
         return None
     found = read_launcher(word)
+    require_scheduler(found)
     return replace(found, at_once=jobs or found.at_once, word=word)
 
 

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from mptrain.config.checks import HEADER, check_section, check_together, check_train, fields_of, warnings_about
 from mptrain.config.learners import LearnerChoices, read_learners
 from mptrain.config.overrides import check_key
-from mptrain.config.ranges import UNRESOLVED, show
+from mptrain.config.ranges import UNRESOLVED, first_line, show
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
 from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
 from mptrain.errors import ConfigError, Problem
@@ -95,12 +95,6 @@ def resolve(node: Any, key: str, problems: list[Problem]) -> Any:
     if isinstance(node, ListConfig):
         return [_resolve_entry(node, index, f"{key}[{index}]", problems) for index in range(len(node))]
     return node
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return show(lines[0]) if lines else type(error).__name__
 
 
 def _resolve_entry(node: Any, name: Any, key: str, problems: list[Problem]) -> Any:

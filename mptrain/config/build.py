@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from mptrain.config.assemble import first_line
-from mptrain.config.ranges import show
+from mptrain.config.ranges import first_line, show
 from mptrain.config.spreading import device_of, is_sharded_by, require_same_weights, require_spread, spread_model
 from mptrain.config.together import build_dataset, build_task, require_facts
 from mptrain.dataset.loader import Loader

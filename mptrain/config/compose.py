@@ -20,11 +20,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from mptrain.config import location
-from mptrain.config.assemble import assemble, first_line
+from mptrain.config.assemble import assemble
 from mptrain.config.catalogue import RECHOSEN, Catalogue
 from mptrain.config.files import find_endless, find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
-from mptrain.config.ranges import show
+from mptrain.config.ranges import first_line, show
 from mptrain.config.trust import settle
 from mptrain.errors import ConfigError, Problem
 

@@ -178,6 +178,9 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
         return Problem(what, f"did you mean {guess}={show(value)}?" if guess else f"choose {chosen}")
     if guess := _guess(key, tree, catalogue):
         return Problem(what, f"did you mean {guess}={show(value)}?")
+    if section := did_you_mean(key, [name for name in tree if isinstance(tree[name], dict)]):
+        keys = [f"{section}.{name}" for name in tree[section] if not name.startswith("_")]
+        return Problem(what, f"{section} is a section of keys: {', '.join(keys[:8])}{' and more' * (len(keys) > 8)}")
     parent = lookup(tree, key.rpartition(".")[0])
     if isinstance(parent, dict) and group in TARGET_GROUPS:
         return Problem(what, _appending(key, value, parent, tree))
@@ -248,6 +251,8 @@ def _guess(key: str, tree: dict[str, Any], catalogue: Catalogue) -> str:
     same_name = [name for name in keys if name.rpartition(".")[2] == last]
     if same_name:
         return did_you_mean(key, same_name) or same_name[0]
+    if not section and did_you_mean(key, [name for name in tree if isinstance(tree[name], dict)]):
+        return ""
     return did_you_mean(key, keys) or names.get(did_you_mean(last, names), "")
 
 

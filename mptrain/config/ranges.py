@@ -118,6 +118,12 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return show(lines[0]) if lines else type(error).__name__
+
+
 @lru_cache(maxsize=512)
 def _adapter(annotation: Any) -> TypeAdapter[Any] | None:
     try:

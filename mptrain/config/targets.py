@@ -16,8 +16,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from mptrain.config.ranges import UNRESOLVED, UnfitError, fit, hint_for, show
-from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.config.ranges import UNRESOLVED, UnfitError, first_line, fit, hint_for, show
+from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,8 +106,18 @@ class Target:
         }
         try:
             return target(**self.arguments, **extra)
-        except ValueError as error:
-            raise ConfigError(f"{self.path} refuses its arguments: {error}") from error
+        except MptrainError:
+            raise
+        except Exception as error:  # a user's or torchvision's constructor may raise anything; ours has its callers
+            if isinstance(error, ValueError):
+                raise ConfigError(f"{self.path} refuses its arguments: {error}") from error
+            if is_allowed(self.path, ("mptrain",)):
+                raise
+            given = ", ".join(f"{name}={show(value)}" for name, value in self.arguments.items())
+            raise ConfigError(
+                f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: {first_line(error)}",
+                "--traceback shows where it failed",
+            ) from error
 
     def check(self, group: str, *, other_facts: bool = False) -> Target:
         """The same target, arguments converted; a dataclass is made once, so that it can object as a whole.

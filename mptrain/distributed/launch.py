@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import IO, TYPE_CHECKING
 
 from mptrain.distributed.ranks import ALONE, Group, RankLost, Ranks, how_one_ended, is_loss
+from mptrain.distributed.torchrun import begun_by_torchrun, restarts, store_of_torchrun
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
 
 if TYPE_CHECKING:
@@ -41,13 +42,6 @@ _PORT = 2
 _HERE, _WORD, _ALL, _LOST = "here", "word", "all", "lost"
 
 
-def rank_of_environment() -> int | None:
-    """Which rank torchrun says that this process is; None where it says nothing, or there is only one."""
-    if int(os.environ.get("WORLD_SIZE", "1") or 1) < 2 or "RANK" not in os.environ:
-        return None
-    return int(os.environ["RANK"])
-
-
 @contextlib.contextmanager
 def gathered(options: DistributedOptions) -> Iterator[Ranks]:
     """The ranks of a run, met and waiting for each other. A forked one does not leave this region but by ending.
@@ -59,20 +53,17 @@ def gathered(options: DistributedOptions) -> Iterator[Ranks]:
         ConfigError: torchrun has begun another number than is asked for.
         RankLost: They have not all come.
     """
-    rank = rank_of_environment()
-    if rank is not None:
+    begun = begun_by_torchrun()
+    if begun is not None:
         from torch._C._distributed_c10d import PrefixStore
 
-        count = int(os.environ["WORLD_SIZE"])
-        if options.procs not in (None, count):
+        if options.procs not in (None, begun.count):
             raise ConfigError(
-                f"distributed.procs={options.procs}, but torchrun has begun {count} ranks",
+                f"distributed.procs={options.procs}, but torchrun has begun {begun.count} ranks",
                 "leave distributed.procs out: it begins ranks where torchrun does not",
             )
-        local, here = int(os.environ.get("LOCAL_RANK", rank)), int(os.environ.get("LOCAL_WORLD_SIZE", count))
-        group = Group(
-            rank, count, local, here, options.timeout, PrefixStore(f"ranks/{_restarts()}", _store_of_torchrun())
-        )
+        store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun())
+        group = Group(begun.rank, begun.count, begun.local_rank, begun.local_count, options.timeout, store)
         try:
             yield group
         finally:
@@ -81,50 +72,6 @@ def gathered(options: DistributedOptions) -> Iterator[Ranks]:
         yield ALONE
     else:
         yield from _forked(options.procs, options.timeout)
-
-
-def _restarts() -> int:
-    """How often torchrun has begun the ranks again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
-
-
-def _agent_keeps_the_store() -> bool:
-    """Whether the store of these ranks outlives them."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-def _store_of_torchrun() -> Store:
-    """Where the ranks meet that torchrun has begun: it keeps the store while ranks come and go.
-
-    Raises:
-        RankLost: Nobody keeps it.
-    """
-    from torch._C._distributed_c10d import TCPStore
-
-    theirs = _agent_keeps_the_store()
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    try:
-        return TCPStore(host, port, is_master=not theirs and os.environ["RANK"] == "0", wait_for_workers=False)
-    except RuntimeError as error:
-        raise RankLost(f"the ranks cannot meet at {host}:{port}") from error
-
-
-#: Under which the first rank says where the run is, for the ranks that torchrun begins when some have died.
-_RUN = "mptrain/run"
-
-
-def remember_run(root: str) -> None:
-    """Let ranks that torchrun begins again go on with the run in a folder."""
-    if rank_of_environment() is not None and _agent_keeps_the_store():
-        _store_of_torchrun().set(_RUN, root)
-
-
-def run_before_restart() -> str | None:
-    """The folder of the run that these ranks had begun when torchrun had to begin them again."""
-    if rank_of_environment() is None or not _agent_keeps_the_store():
-        return None
-    store = _store_of_torchrun()
-    return store.get(_RUN).decode() if store.check([_RUN]) else None
 
 
 def _forked(count: int, timeout: float) -> Iterator[Ranks]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,7 +69,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         CheckpointError: There is no such file, or no state dict in it.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # of protocols that torch may not read: what it cannot read is said below
+            warnings.simplefilter("ignore")
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise CheckpointError(f"model.weights={path}: there is no such file", "give a state dict or a run") from error
     except Exception as error:  # unpickling raises whatever the bytes make of it

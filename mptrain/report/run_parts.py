@@ -74,7 +74,10 @@ def open_with_history(path: Path, most: int) -> OpenedRun:
     """
     run = read_run(path)
     dead = run.state.status == "running" and open_run(path).holder() is None
-    return OpenedRun(run, read_history(run, most), flat(run.config), dead)
+    history = read_history(run, most)
+    if history.steps < (ended := run.summary.get("steps") or 0):
+        history.notes.append(f"{run.paths.steps.name} lacks steps: it has {history.steps:,} of the {ended:,} attempted")
+    return OpenedRun(run, history, flat(run.config), dead)
 
 
 def unfinished(dead: bool) -> str:

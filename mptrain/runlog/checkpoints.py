@@ -202,7 +202,16 @@ class CheckpointStore:
                 if which == LAST
                 else "use the last one: nothing was evaluated yet, or the task has no metric to choose by",
             )
-        return _load(path)
+        try:
+            return _load(path)
+        except CheckpointError as error:
+            raise CheckpointError(str(error), error.hint or self._way_round(path, which)) from error
+
+    def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
+        """What can be done with a run one of whose checkpoints is damaged."""
+        if not isinstance(which, Path) and (other := self.best()) not in (None, damaged) and which == LAST:
+            return f"mptrain eval --best takes {other.name}; mptrain resume goes on from the newest that is sound"
+        return "mptrain resume goes on from the newest one that is sound"
 
     def best(self) -> Path | None:
         """The manifest with the best metric; None where no checkpoint has one."""

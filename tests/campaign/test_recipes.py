@@ -192,6 +192,13 @@ def test_one_arm_alone_is_no_comparison(recipe_of):
     assert ("there is one arm only", "add what it is to be compared with") in found
 
 
+def test_an_arm_with_a_wrong_name_is_still_an_arm(recipe_of):
+    found = problems_of(recipe_of, ("  s2^0: [", "  s 2: ["))
+    told = [what for what, _ in found]
+    assert "arms.s 2: a name is made of letters, digits, _ - and ^" in told
+    assert "there is one arm only" not in told
+
+
 def test_arithmetic_alone_is_a_recipe(recipe_of):
     text = """
     title: t

@@ -17,8 +17,9 @@ import pytest
 from mptrain.campaign import submitted
 from mptrain.campaign.errand import Told, read_told
 from mptrain.campaign.points import expand
-from mptrain.campaign.submitted import FOLDER, require_none_queued
+from mptrain.campaign.submitted import FOLDER, require_none_queued, require_scheduler
 from mptrain.campaign.sweep import plan_sweep, run_sweep, take_stock
+from mptrain.cli.sweep import launcher_of
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.errors import EnvironmentRefused, StorageError
@@ -180,7 +181,8 @@ def test_a_sweep_whose_jobs_are_still_queued_is_not_run_twice(composer, folder, 
 def test_without_slurm_it_says_so(composer, folder, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EnvironmentRefused, match="there is no srun here"):
-        run(planned(composer, folder, "seed=0"), composer, Launcher())
+        launcher_of("slurm", None)
+    require_scheduler(Launcher(executor="local"))
 
 
 def test_damaged_words_of_a_job_count_as_none(tmp_path):

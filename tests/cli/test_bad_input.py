@@ -4,6 +4,9 @@ import random
 
 import pytest
 
+from mptrain.distributed.torchrun import Begun, begun_by_torchrun, store_of_torchrun
+from mptrain.errors import EnvironmentRefused
+
 ROWS = [
     (
         ["precision=amp_dynamc"],
@@ -13,6 +16,7 @@ ROWS = [
         ["precison=amp_dynamic"],
         ["error: unknown key 'precison'", "hint: did you mean precision=amp_dynamic?"],
     ),
+    (["+train2=x"], ["error: unknown key 'train2'", "hint: train is a section of keys: train.epochs, "]),
     (["trian", "model=resnet50"], ["error: 'trian' is not a command", "hint: did you mean train?"]),
     (["train.epochs=1.5"], ["error: train.epochs=1.5: must be a whole number, at least 1"]),
     (["scaler.growth_factor=0.5"], ["error: scaler.growth_factor=0.5: must be a number above 1"]),
@@ -73,6 +77,48 @@ def test_what_is_no_run_is_refused_under_torchrun(terminal, monkeypatch, words):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert terminal(*words) == 2
     assert terminal.err.startswith("error: torchrun begins the ranks of one run, and ")
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"RANK": "first", "WORLD_SIZE": "2"}, "the environment says RANK=first, which is not a number"),
+        ({"RANK": "0", "WORLD_SIZE": "-2"}, "the environment says WORLD_SIZE=-2, which is not a number"),
+    ],
+)
+def test_what_the_environment_says_of_ranks_must_be_numbers(terminal, monkeypatch, variables, said):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert terminal("list", "model") == 3
+    assert terminal.err.startswith(f"error: {said}\nhint: unset ")
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{}, {"WORLD_SIZE": "4"}, {"RANK": "0"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "", "WORLD_SIZE": "2"}],
+)
+def test_one_rank_is_no_several(monkeypatch, variables):
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert begun_by_torchrun() is None
+
+
+def test_a_rank_is_told_where_it_stands(monkeypatch):
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert begun_by_torchrun() == Begun(5, 8, 1, 4)
+
+
+def test_ranks_that_are_not_told_where_to_meet_say_so(monkeypatch):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(EnvironmentRefused, match="not where the ranks meet") as refused:
+        store_of_torchrun()
+    assert refused.value.hint == "begin them by torchrun, or set MASTER_ADDR and MASTER_PORT too"
 
 
 def test_all_problems_come_out_at_once(terminal):

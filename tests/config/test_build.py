@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import sys
 import warnings
 
 import pytest
@@ -44,6 +46,24 @@ def test_masters_gradients_and_state_have_the_memory_layout_of_their_parameters(
 def test_a_network_too_large_to_build_is_a_wrong_configuration():
     with pytest.raises(ConfigError, match=r"mptrain\.model\.mlp cannot be built with model\.hidden="):
         parts_of("model=mlp", "model.hidden=[99999999999999999999]")
+
+
+@pytest.mark.parametrize("group", ["model", "dataset"])
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        ("FileNotFoundError('no x.bin')", "FileNotFoundError: no x.bin"),
+        ("AssertionError", "AssertionError: AssertionError"),
+        ("KeyError('x')", "KeyError: 'x'"),
+    ],
+)
+def test_what_a_users_constructor_raises_is_told_as_theirs(tmp_path, monkeypatch, group, raised, said):
+    (tmp_path / "own_parts.py").write_text(f"def broken(**given):\n    raise {raised}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_parts", raising=False)
+    with pytest.raises(ConfigError, match=f"own_parts.broken cannot be built with .*{re.escape(said)}$") as refused:
+        parts_of(f"{group}._target_=own_parts.broken", "extensions.allow=[own_parts]")
+    assert refused.value.hint == "--traceback shows where it failed"
 
 
 def spy(layouts):

@@ -147,6 +147,14 @@ def test_missing_records_are_no_error(tmp_path):
     assert "no curves" in text_of(page_of(path))
 
 
+def test_steps_that_are_missing_from_the_records_are_counted(tmp_path):
+    path = make_run(tmp_path / "run")
+    attempted = json.loads((path / "summary.json").read_text())["steps"]
+    assert "lacks steps" not in text_of(page_of(path))
+    (path / "steps.jsonl").unlink()
+    assert f"steps.jsonl lacks steps: it has 0 of the {attempted} attempted" in text_of(page_of(path))
+
+
 def test_a_run_that_is_none_is_refused(tmp_path):
     with pytest.raises(StorageError, match="no run directory"):
         page_of(tmp_path / "nothing")
