@@ -13,37 +13,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mptrain.campaign.beginning import Beginning, Outcome, least_micro_batches
-from mptrain.campaign.describe import describe, how_it_failed, users_own
+from mptrain.campaign.describe import describe
+from mptrain.campaign.failing import how_it_failed, in_the_users_terms
 from mptrain.campaign.following import follow
 from mptrain.campaign.same_data import other_training_data
 from mptrain.campaign.tracking import require_logger, track
 from mptrain.campaign.written_config import reload_config, require_as_trained, written_config
 from mptrain.config.build import build
 from mptrain.config.differences import change_in_words, config_digest, diff
-from mptrain.config.ranges import first_line, show
+from mptrain.config.ranges import show
 from mptrain.config.spreading import device_of, require_spread
 from mptrain.config.trust import is_trust, retyped
 from mptrain.distributed.launch import gathered
-from mptrain.distributed.ranks import is_loss
 from mptrain.distributed.torchrun import remember_run, run_before_restart
-from mptrain.engine.interrupt import AskedToEnd
 from mptrain.engine.loop import Loop
 from mptrain.engine.snapshot import require_fit, require_same_schema
 from mptrain.engine.storage import Storage
 from mptrain.errors import (
     EXIT_BUG,
-    EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_PREEMPTED,
     CheckpointError,
     ConfigError,
-    EnvironmentRefused,
-    FirstBatchError,
     MptrainError,
-    NumericsError,
     Preempted,
     Problem,
     StorageError,
@@ -356,7 +349,7 @@ def _attempt(
         return Outcome(directory.root, summary)
     except BaseException as error:
         _close_quietly(writer, sinks)
-        shown = _for_the_user(error, config, directory, parts.ranks)
+        shown = in_the_users_terms(error, config, directory, parts.ranks)
         reached = loop.progress.step if loop else from_step
         to_step = None if isinstance(shown, Preempted) and not shown.saved else reached
         with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
@@ -364,57 +357,6 @@ def _attempt(
         if shown is error:
             raise
         raise shown from error
-
-
-def _for_the_user(error: BaseException, config: Config, directory: RunDirectory, ranks: Ranks) -> BaseException:
-    """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
-    trust = retyped(config.extensions.allow)
-    again = f"continue with: mptrain resume {directory.root}{trust}"
-    if ranks.count > 1 and is_loss(error):
-        why = ranks.why()
-        if why is not None:
-            return why
-        return Preempted(f"{ranks.who_ended()} before it trained", again, EXIT_PREEMPTED, saved=False)
-    if isinstance(error, NumericsError) and trust:
-        line = f"mptrain diagnose {directory.root}"
-        return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))
-    if isinstance(error, Preempted) and trust:
-        return Preempted(str(error), f"{error.hint}{trust}", error.exit_code, saved=error.saved)
-    if isinstance(error, KeyboardInterrupt):
-        by, code = (
-            (f"{error.name}: ended", EXIT_PREEMPTED)
-            if isinstance(error, AskedToEnd)
-            else ("interrupted", EXIT_INTERRUPTED)
-        )
-        return Preempted(
-            f"{by} at once; what came after the last checkpoint will be done again", again, code, saved=False
-        )
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or _is_from_allocator(error):
-        return EnvironmentRefused(
-            f"{'the device is' if isinstance(error, torch.cuda.OutOfMemoryError) else 'this machine is'} out of memory: "
-            f"{first_line(error)}",
-            "use a smaller train.batch_size, or the same one with train.accumulate=2",
-        )
-    if config.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        how_it_failed(error, directory)  # keeps the traceback
-        return EnvironmentRefused(
-            f"torch.compile failed: {first_line(error)}",
-            "it needs a C++ compiler on a CPU; write train.compile=false to do without",
-        )
-    if isinstance(error, FirstBatchError) and error.__cause__ is not None:
-        how_it_failed(error.__cause__, directory)  # keeps the traceback
-        return users_own(error.__cause__, config) or error
-    if isinstance(error, Exception) and not isinstance(error, MptrainError):
-        own = users_own(error, config)
-        if own is not None:
-            how_it_failed(error, directory)  # keeps the traceback
-            return own
-    return error
-
-
-def _is_from_allocator(error: BaseException) -> bool:
-    """Whether torch's CPU allocator raised it: a plain RuntimeError, known by its words."""
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 class _Late:
