@@ -7,8 +7,15 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import signal
+
 import pytest
 import torch
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell begins what goes to the background so; tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 

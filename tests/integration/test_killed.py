@@ -107,7 +107,7 @@ def test_twenty_sigkills_and_resumes_write_the_same_records(tmp_path, precision)
     ("workload", "precision", "lines"),
     [
         ("word_lstm", "amp_dynamic", 15),
-        ("dcgan", "fp16_dynamic", 30),
+        pytest.param("dcgan", "fp16_dynamic", 30, marks=pytest.mark.slow),
         pytest.param("transformer", "bf16", 15, marks=pytest.mark.slow),
     ],
 )

@@ -15,6 +15,9 @@ NAMES = sorted(path.parent.name for path in location.recipes().glob("*/recipe.ya
 #: Networks of the published sizes: gigabytes of weights and checkpoints.
 LARGE = "ilsvrc12_top1"
 
+#: One of every kind: metrics and intervals, texts, a course over steps, arithmetic alone.
+OFTEN = ("dynamic_matches_fp32", "parity_classification", "parity_translation", "reductions_in_fp32")
+
 
 def smoke(name, tmp_path):
     found = run_command("reproduce", name, "--smoke", "--jobs", "2", cwd=tmp_path, timeout=280)
@@ -22,7 +25,10 @@ def smoke(name, tmp_path):
     return found.stdout
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != LARGE])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in NAMES if name != LARGE],
+)
 def test_everything_that_a_recipe_needs_runs(tmp_path, name):
     counted = re.search(r"^smoke: (\d+) of (\d+) runs? ended in order", smoke(name, tmp_path), re.MULTILINE)
     assert counted is not None
