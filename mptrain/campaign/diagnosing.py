@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mptrain.campaign.attempt import find_run
+from mptrain.campaign.beginning import least_micro_batches
 from mptrain.campaign.ending import read_ending
 from mptrain.campaign.examining import OnRecord, Place, examine
 from mptrain.config.build import build
@@ -130,7 +131,7 @@ def _failed(directory: RunDirectory, config: Config) -> Place | None:
             f"{directory.root} has no checkpoint: its weights were not finite when it ended, and none was kept before",
             f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, ending.step - 1)}{trust}",
         )
-    parts, _ = build(config, weights=False)
+    parts, _ = build(config, weights=False, micro_batches=least_micro_batches(config, loaded))
     _require_fit(parts, loaded.state)
     place = replace(_ended(parts, ending, loaded), record=_on_record(directory, ending.step))
     stand_at(parts, place.moment)
@@ -148,6 +149,9 @@ def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:
     if not same:
         remarks.append(f"the weights of that step were not kept: these are those of step {loaded.manifest.step:,}")
         because = "the weights are older"
+    if ending.ranks > 1:
+        remarks.append(f"{ending.ranks} ranks had a part of its batch each; here one process does the whole of it")
+        because = because if because != Place.because else "random numbers and the rounding of sums are others"
     accounts = loaded.state["accounts"]
     scales = {
         one.name: float((accounts[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners
@@ -215,7 +219,7 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Plac
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     paths = [path for path in manifests_in(store.folder) if step is None or step_of(path) < step]
     loaded = store.load(paths[0]) if paths else None
-    parts, options = build(config, weights=loaded is None)
+    parts, options = build(config, weights=loaded is None, micro_batches=least_micro_batches(config, loaded))
     before = loaded.manifest.step if loaded else 0
     wanted = before + 1 if step is None else step
     begins = f"the checkpoint of step {before:,}" if loaded else "the start"

@@ -28,6 +28,7 @@ class Ending:
         cause: `mptrain.engine.failure.Diagnosis.cause`.
         batch: As it was prepared, on the CPU.
         random: The random state before that step; None where it was not kept.
+        ranks: How many processes did it, each a part of the batch.
     """
 
     step: int
@@ -36,6 +37,7 @@ class Ending:
     cause: str
     batch: Batch
     random: Mapping[str, Any] | None
+    ranks: int = 1
 
 
 def read_ending(directory: RunDirectory, trust: str = "") -> Ending:
@@ -61,6 +63,7 @@ def read_ending(directory: RunDirectory, trust: str = "") -> Ending:
             cause=str(fields["cause"]),
             batch=_batch(saved),
             random=saved["random"],
+            ranks=int(saved.get("ranks", 1)),
         )
     except OSError as error:
         why, cause = f"cannot be read: {error.strerror or error}", error

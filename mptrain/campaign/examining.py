@@ -165,7 +165,7 @@ def _fault(parts: Parts, step: int) -> str:
 def _without_fault(config: Config, place: Place, learner: str) -> Case:
     """The same step of a learner without the fault."""
     config = reload(config.yaml, _WITHOUT_FAULT, allow=config.extensions.allow)
-    parts, _ = build(config, weights=False)
+    parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
     stand_at(parts, place.moment)
     return _case(config, replace(place, parts=parts), of_learner(look(parts, place.moment), learner))
 

@@ -35,7 +35,7 @@ def other_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
     if not known:
         return ()
     loader = parts.loaders["train"]
-    now = data_order(loader, known["epoch"], loader.first_batch(known["epoch"]))
+    now = data_order(loader, known["epoch"], loader.whole_batch(known["epoch"]))
     if all(known.get(name) == value for name, value in now.items()):
         return ()
     return (f"the training data are other ones: epoch {known['epoch'] + 1} would not begin as it did",)

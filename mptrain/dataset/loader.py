@@ -113,13 +113,13 @@ class Loader:
         last = first + small + (self.rank < larger)
         return chunk[first:last].tolist(), [*chunk[:first].tolist(), *chunk[last:].tolist()]
 
-    def first_batch(self, epoch: int) -> Batch:
-        """The first batch of an epoch, the whole of it, fetched in this process and not pinned.
+    def whole_batch(self, epoch: int, number: int = 0) -> Batch:
+        """A batch of an epoch, from 0, with the parts of all ranks, fetched in this process and not pinned.
 
         Raises:
             DataError: A sample cannot be used (see `Split.fetch`).
         """
-        indices = self.order(epoch)[: self.batch_size].tolist()
+        indices = self.order(epoch)[number * self.batch_size :][: self.batch_size].tolist()
         return self.split.fetch(indices, 0 if self.one_batch else epoch, self.seed)
 
     def close(self) -> None:

@@ -162,14 +162,15 @@ def require_success(progress: Progress, accounts: Sequence[Account], metric: str
     return warnings
 
 
-def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any]) -> None:
+def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any], ranks: int = 1) -> None:
     """Write ``diagnosis.json`` and ``step.pt``, from which the last step can be done again.
 
     Args:
         folder: Made if missing.
         diagnosis: What was found.
-        batch: The prepared batch of the last step.
-        random: The random state before that step. ``step.pt`` is loadable with ``weights_only=True``.
+        batch: The prepared batch of the last step, of all ranks.
+        random: The random state before that step, the first rank's. ``step.pt`` is loadable with ``weights_only=True``.
+        ranks: How many did it.
     """
     with storing(folder):
         folder.mkdir(exist_ok=True)
@@ -178,6 +179,7 @@ def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mappi
             "batch": {name: tensor.cpu() for name, tensor in batch.tensors().items()},
             "counts": list(batch.counts) if batch.counts else None,
             "random": random,
+            "ranks": ranks,
         }
         torch.save(saved, folder / "step.pt")
     write_atomically(folder / "diagnosis.json", json.dumps(masked(asdict(diagnosis)), indent=2) + "\n")

@@ -57,7 +57,7 @@ class Injection:
         self, options: InjectOptions, model: nn.Module, learners: Sequence[Learner], ranks: Ranks = ALONE
     ) -> None:
         self._options = options
-        self._is_mine = options.rank is None or options.rank == ranks.rank
+        self._is_mine = options.rank in (None, ranks.rank) or ranks.count == 1  # which does what all others would do
         self._model = model
         self._learners = learners
         self._kind, _, self._name = (options.tensor or "").partition(":")

@@ -5,6 +5,7 @@ It reads top to bottom. What one step does is in `mptrain.engine.step`; what is 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from mptrain.engine.summary import summarise
 from mptrain.engine.tally import Tally
 from mptrain.engine.turns import AgreedTurns, Turns
 from mptrain.engine.watchdog import Watchdog
-from mptrain.errors import EXIT_PREEMPTED, NumericsError, Preempted, StorageError
+from mptrain.errors import EXIT_PREEMPTED, DataError, NumericsError, Preempted, StorageError
 from mptrain.optimizer import multi_tensor
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
 from mptrain.runlog.sink import Fanout
@@ -217,7 +218,7 @@ class Loop:
         progress, loader = self.progress, self.parts.loaders["train"]
         begins = progress.batch == 0 and not (loader.one_batch and progress.epoch)
         if begins and self._ranks.first:  # which keeps the record
-            first = batch if self._ranks.count == 1 else loader.first_batch(progress.epoch)
+            first = batch if self._ranks.count == 1 else loader.whole_batch(progress.epoch)
             self._sink.take(EventRecord("data_order", progress.step, data_order(loader, progress.epoch, first)))
         if not self._rehearsed:
             self._rehearse(self.parts.prepare(batch))
@@ -237,8 +238,8 @@ class Loop:
             self._sink.take(record)
         self._within = True
         watches = [self.parts.probe.watch(learner.name, step) for learner in self.parts.learners]
-        with self.parts.fault.at(step, batch) as batch:
-            self._steps.take(batch, watches, as_usual=not self.parts.fault.is_at(step))
+        with self.parts.fault.at(step, batch) as given:
+            self._steps.take(given, watches, as_usual=not self.parts.fault.is_at(step))
         for watch in watches:
             for seen in watch.records():
                 self._sink.take(seen)
@@ -250,7 +251,7 @@ class Loop:
             self._warn(self._steps.notes.pop(0))
         account = self._ledger.hopeless(self.options.train.patience)
         if account is not None:
-            self._give_up(account, batch)
+            self._give_up(account, batch, given)
 
     def _move_on(self) -> bool:
         """There was progress; whether the run is asked to end."""
@@ -437,14 +438,25 @@ class Loop:
         sharded = any(learner.weights.sharded for learner in parts.learners)
         return parts.device.type == "cpu" and len(parts.learners) == 1 and not sharded and not parts.carried()
 
-    def _give_up(self, account: Account, batch: Batch) -> None:
-        """End a run that only overflows: keep what explains it, and the weights if they are sound."""
+    def _give_up(self, account: Account, batch: Batch, given: Batch) -> None:
+        """End a run that only overflows: keep what explains it, and the weights if they are sound.
+
+        Args:
+            account: Of the learner that overflows.
+            batch: Of the last step, prepared; this rank's part.
+            given: What was trained on; another one where a fault was put into it.
+        """
         learner = next(learner for learner in self.parts.learners if learner.name == account.name)
         assert account.last is not None
-        own = diagnose(self.parts, learner, account.last, account.history.consecutive, batch)
+        own = diagnose(self.parts, learner, account.last, account.history.consecutive, given)
         diagnosis = nearest_to_the_cause(self._ranks.everyones(own))
         if self._ranks.first:
-            keep_failure(self.storage.paths.failure, diagnosis, batch, self._random)
+            whole = batch
+            if self._ranks.count > 1:
+                with contextlib.suppress(DataError):  # then there is this rank's part
+                    fetched = self.parts.loaders["train"].whole_batch(self.progress.epoch, self.progress.batch - 1)
+                    whole = self.parts.prepare(fetched)
+            keep_failure(self.storage.paths.failure, diagnosis, whole, self._random, self._ranks.count)
         self._sink.take(EventRecord("failure", self.progress.step, {"cause": diagnosis.cause}))
         if self._ranks.added([not is_sound(self.parts)]) == [0]:
             self._save()

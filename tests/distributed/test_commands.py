@@ -11,9 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from several_ranks import trained_alone
 from small_runs import command, environment, run_command
 
+from mptrain.campaign.diagnosing import diagnose_run
 from tests.faults.attempts import children_of
 
 WORDS = (
@@ -289,3 +291,20 @@ def test_torchrun_begins_again_where_the_last_checkpoint_is(tmp_path, undisturbe
     assert process.wait(timeout=240) == 0
     assert list(tmp_path.glob("outputs/*/*/steps.jsonl")) == found
     assert (run / "steps.jsonl").read_bytes() == (undisturbed / "steps.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(("kind", "tensor"), [("ddp", "input"), ("fsdp2", "activation:1")])
+def test_a_step_that_went_wrong_on_another_rank_is_done_again_as_a_whole(tmp_path, monkeypatch, kind, tensor):
+    fault = ("inject.step=2", "inject.count=9", f"inject.tensor={tensor}", "inject.value=nan", "inject.rank=1")
+    words = ("model=mlp", "precision=fp16_static", "scaler.scale=128", "train.patience=3", "train.batch_size=9")
+    failed = run_command(*words, TWO, f"distributed={kind}", *fault, "run.name=r", cwd=tmp_path)
+    assert failed.returncode == 4, failed.stderr
+    kept = torch.load(tmp_path / "outputs/r/failure/step.pt", weights_only=True)
+    assert kept["batch"]["inputs"].shape[0] == 9
+    assert kept["batch"]["inputs"].isfinite().all()
+    monkeypatch.chdir(tmp_path)
+    found = diagnose_run("last").found
+    assert found.verdict.startswith(f"the injected fault is the cause: nan into {tensor}; ")
+    assert "2 ranks had a part of its batch each; here one process does the whole of it" in found.remarks
+    assert "its loss is the one on record" in found.remarks
+    assert [remedy.helped for remedy in found.remedies] == [True]
