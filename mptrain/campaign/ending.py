@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mptrain.dataset.batch import Batch
 from mptrain.errors import StorageError
+from mptrain.runlog.plain_state import load_plain
 from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def read_ending(directory: RunDirectory, trust: str = "") -> Ending:
     try:
         fields = parse_strict(recorded.read_text(encoding="utf-8"))
         path = kept
-        saved = torch.load(kept, weights_only=True, map_location="cpu")
+        saved = load_plain(kept)
         return Ending(
             step=int(saved["step"]),
             learner=str(fields["learner"]),
@@ -67,7 +66,7 @@ def read_ending(directory: RunDirectory, trust: str = "") -> Ending:
         )
     except OSError as error:
         why, cause = f"cannot be read: {error.strerror or error}", error
-    except Exception as error:  # torch documents no set of errors for a file that it cannot read
+    except Exception as error:  # it holds something else than what a run writes there
         cause = error
     hint = f"look at a step by number: mptrain diagnose {directory.root} --step N{trust}"
     raise StorageError(f"{path} {why}", hint) from cause

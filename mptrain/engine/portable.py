@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from mptrain.errors import CheckpointError
 from mptrain.numerics.rounding import saturated
+from mptrain.runlog.plain_state import NotPlain, load_plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,12 +69,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         CheckpointError: There is no such file, or no state dict in it.
     """
     try:
-        with warnings.catch_warnings():  # of protocols that torch may not read: what it cannot read is said below
-            warnings.simplefilter("ignore")
-            content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_plain(path)
     except FileNotFoundError as error:
         raise CheckpointError(f"model.weights={path}: there is no such file", "give a state dict or a run") from error
-    except Exception as error:  # unpickling raises whatever the bytes make of it
+    except (OSError, NotPlain) as error:
         raise CheckpointError(
             f"model.weights={path} cannot be read as tensors and nothing else",
             "save them with torch.save(model.state_dict(), PATH); a run is given by its directory",

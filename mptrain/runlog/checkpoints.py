@@ -29,7 +29,7 @@ from mptrain.runlog.manifest import (
     read_manifest,
     step_of,
 )
-from mptrain.runlog.plain_state import check_plain
+from mptrain.runlog.plain_state import NotPlain, check_plain, load_plain
 from mptrain.runlog.shards import FOLDER, with_parts, write_parts
 from mptrain.runlog.storage import (
     TEMPORARY,
@@ -324,8 +324,8 @@ def _load(path: Path) -> Loaded:
     if digest.hexdigest() != manifest.sha256:
         raise CheckpointError(f"{data} is damaged: its SHA-256 is not the one in {path.name}")
     try:
-        state = torch.load(data, weights_only=True, map_location="cpu")
-    except Exception as error:  # torch documents no set of errors for a file that it cannot read
+        state = load_plain(data)
+    except (OSError, NotPlain) as error:
         raise CheckpointError(f"{data} cannot be loaded safely: {error}") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{data} is damaged: it holds no state, but a value of type {type(state).__name__}")

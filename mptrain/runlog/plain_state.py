@@ -1,16 +1,23 @@
-"""Checks that a state consists of plain values, so that ``torch.load(weights_only=True)`` will take it back.
+"""States of plain values: what is saved is checked, so that it can be read back; what is read can be anybody's.
 
 The check runs at save time, where the mistake is made, and not when a run is to be resumed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import sys
+import warnings
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from torch import Tensor
 
 _LEAVES = frozenset({str, int, float, bool, type(None)})
@@ -46,6 +53,59 @@ def check_plain(value: Any, where: str = "state") -> list[Tensor]:
     if kind is list or kind is tuple:
         return [tensor for index, item in enumerate(value) for tensor in check_plain(item, f"{where}[{index}]")]
     raise TypeError(f"{where} is a {_name(kind)}; only plain containers, numbers, text, None and tensors can be saved")
+
+
+class NotPlain(Exception):
+    """A file holds something else than tensors and plain values, or is damaged; the message is short and says why."""
+
+
+def load_plain(path: Path) -> Any:
+    """What ``torch.save`` has written, on the CPU, if it is tensors and plain values: nothing in the file is called.
+
+    Raises:
+        OSError: The file cannot be read.
+        NotPlain: It holds anything else, or is damaged.
+    """
+    with path.open("rb"):  # what is raised below is about what is in it
+        pass
+    try:
+        with _brief_refusals(), warnings.catch_warnings():  # of protocols that torch may not read: it says so, or does
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch documents no set of errors for a file that it cannot read
+        said = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch wraps it in advice
+        lines = str(said)[:_LONGEST].splitlines()
+        raise NotPlain(lines[0] if lines else type(said).__name__) from error
+
+
+#: Characters of a sentence about a file.
+_LONGEST = 200
+
+
+class _Brief(pickle.UnpicklingError):
+    def __init__(self, message: str = "") -> None:
+        super().__init__(str(message)[:_LONGEST])
+
+
+@contextlib.contextmanager
+def _brief_refusals() -> Iterator[None]:
+    """Cut what torch's unpickler says about a file.
+
+    `torch.load` looks into that sentence by patterns whose time grows with the square of the longest word. The words are
+    the file's: one of 80,000 characters took it two minutes to refuse.
+    """
+    module = sys.modules.get(
+        "torch._weights_only_unpickler"
+    )  # private: where it is another one, sentences stay as long as they are
+    before = getattr(module, "UnpicklingError", None)
+    if module is None or before is None:
+        yield
+        return
+    module.UnpicklingError = _Brief  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        module.UnpicklingError = before  # type: ignore[attr-defined]
 
 
 def _name(kind: type) -> str:

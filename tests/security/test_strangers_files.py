@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import shutil
+import time
+import zipfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.runlog import RunPaths, create_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
+from mptrain.runlog.plain_state import NotPlain, load_plain
 
 ONE_STEP = (*TINY, "train.max_steps=2", "run.name=run")
 
@@ -95,6 +100,34 @@ def test_weights_that_are_a_pickle_of_something_else_run_nothing(tmp_path, conte
     with pytest.raises(CheckpointError, match="cannot be read as tensors and nothing else"):
         read_weights(tmp_path / "weights.pt")
     assert not Path("it-ran").exists()
+
+
+def archive_with(pickled):
+    """A file of torch.save with another pickle in it."""
+    sound, whole = io.BytesIO(), io.BytesIO()
+    torch.save({"weight": torch.ones(2)}, sound)
+    with zipfile.ZipFile(sound) as before, zipfile.ZipFile(whole, "w") as after:
+        for name in before.namelist():
+            after.writestr(name, pickled if name.endswith(".pkl") else before.read(name))
+    return whole.getvalue()
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"\x80\x02c" + b"x" * 600_000 + b"\ny\n.",
+        b"\x80\x02ctorch\n" + b"y" * 600_000 + b"\n.",
+        b"\x80\x02X" + (600_000).to_bytes(4, "little") + b"k" * 600_000 + b"Q.",
+    ],
+)
+def test_names_without_end_in_a_file_do_not_take_time_without_end(tmp_path, pickled):
+    (tmp_path / "weights.pt").write_bytes(archive_with(pickled))
+    before = time.monotonic()
+    with pytest.raises(NotPlain) as refused:
+        load_plain(tmp_path / "weights.pt")
+    assert time.monotonic() - before < 10  # hours, if torch makes its own sentence of it
+    assert len(str(refused.value)) <= 200
+    assert torch._weights_only_unpickler.UnpicklingError is pickle.UnpicklingError
 
 
 def test_what_a_failed_run_kept_of_its_last_step_runs_nothing(capsys, tmp_path):
