@@ -243,6 +243,8 @@ def _continue(
         if loaded is None:
             _require_never_saved(directory, state)
             notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]
+        else:
+            notes += built[0].fault.in_words()
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed)
@@ -314,7 +316,9 @@ def _attempt(
     if loaded and (other := other_training_data(directory.root, parts)):
         warnings, changed = (*warnings, *other), (*changed, *other)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
-    state = describe(directory, config, parts.device, before).begin(from_step, changed if loaded else ())
+    state = describe(directory, config, parts.device, parts.ranks.count, before).begin(
+        from_step, changed if loaded else ()
+    )
     directory.write_state(state)
     writer = RecordWriter(directory.paths)
     storage = Storage(

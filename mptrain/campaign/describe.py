@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from mptrain.config.schema import Config
 
 
-def describe(directory: RunDirectory, config: Config, device: torch.device, before: RunState | None) -> RunState:
+def describe(
+    directory: RunDirectory, config: Config, device: torch.device, ranks: int, before: RunState | None
+) -> RunState:
     """The state of a run that is about to be worked on.
 
     Args:
         directory: Its directory.
         config: Its configuration.
         device: Where it will train.
+        ranks: On how many processes.
         before: What ``run.json`` said until now; its attempts are kept.
     """
     state = RunState(
@@ -36,6 +39,7 @@ def describe(directory: RunDirectory, config: Config, device: torch.device, befo
         versions=versions_now(),
         device=_device_in_words(device),
         precision=config.precision.in_words(),
+        ranks=ranks,
     )
     return replace(state, attempts=before.attempts) if before else state
 

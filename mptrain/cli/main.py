@@ -61,7 +61,7 @@ def _be_silent_on_other_ranks() -> None:
         return
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
-    if begun.local_rank != 0 and "MPTRAIN_TRACEBACK" not in os.environ:
+    if not begun.speaks and "MPTRAIN_TRACEBACK" not in os.environ:
         os.dup2(quiet, 2)
     os.close(quiet)
 

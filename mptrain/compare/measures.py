@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -61,6 +62,14 @@ def measure(run: Run) -> RunMeasures:
         raise StorageError(f"{run.paths.root}: {names} are not those of a run: {error!r}", _RESTORE) from error
 
 
+_PROCS = re.compile(r"^(distributed:\n(?:[ ]+.*\n)*?[ ]+procs:).*$", re.MULTILINE)
+
+
+def _with_ranks(run: Run) -> str:
+    """The configuration, which under torchrun does not know of how many ranks it is, with their number."""
+    return run.config if run.state.ranks is None else _PROCS.sub(rf"\g<1> {run.state.ranks}", run.config, count=1)
+
+
 def _measured(run: Run, seen: _Events) -> RunMeasures:
     config = settings(run.config)
     summary = _summary_of_its_end(run) or _summary_of_steps(run, seen)
@@ -76,7 +85,7 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
         status=run.state.status,
         exit_code=run.state.exit_code,
         reason=run.state.reason,
-        config=run.config,
+        config=_with_ranks(run),
         overrides=run.overrides,
         chosen=chosen(run.config),
         metrics=_numbers(summary.get(split) or seen.metrics.get(split, {})),

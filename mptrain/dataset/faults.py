@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from mptrain.errors import DataError
 
 OnError = Literal["stop", "skip"]
+
+#: In the words of an OSError whose file has gone.
+_NOT_THERE = f"[Errno {errno.ENOENT}]"
 
 
 def none_usable(what: str, first: str) -> DataError:
@@ -49,6 +54,12 @@ class Faults:
             return
         if self.on_error == "stop":
             name, reason = next(iter(problems.items()))
+            missing = [folder for folder in Path(name).parents if not folder.exists()] if _NOT_THERE in reason else []
+            if missing:
+                raise DataError(
+                    f"{name}: the folder {missing[-1]} is not there any more",
+                    "bring it back; nothing of the run is lost",
+                )
             more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
             raise DataError(
                 f"{name}: {reason}{more}", f"{hint}, or set dataset.on_error=skip to leave out and count such"

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import IO, TYPE_CHECKING
 
 from mptrain.distributed.ranks import ALONE, Group, RankLost, Ranks, how_one_ended, is_loss
-from mptrain.distributed.torchrun import begun_by_torchrun, restarts, store_of_torchrun
+from mptrain.distributed.torchrun import begun_by_torchrun, meet, restarts, store_of_torchrun
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ def gathered(options: DistributedOptions) -> Iterator[Ranks]:
                 f"distributed.procs={options.procs}, but torchrun has begun {begun.count} ranks",
                 "leave distributed.procs out: it begins ranks where torchrun does not",
             )
-        store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun())
-        group = Group(begun.rank, begun.count, begun.local_rank, begun.local_count, options.timeout, store)
+        store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun(options.timeout))
+        meet(store, begun.count, options.timeout)
+        group = Group(begun.rank, begun.count, begun.local_rank, begun.local_count, options.timeout, store, MEETING)
         try:
             yield group
         finally:

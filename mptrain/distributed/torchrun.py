@@ -5,8 +5,12 @@ Read before torch is imported: the command line asks who speaks for all.
 
 from __future__ import annotations
 
+import math
 import os
+import socket
+import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mptrain.errors import EnvironmentRefused
@@ -24,32 +28,47 @@ class Begun:
         count: Of all.
         local_rank: Among those on this machine.
         local_count: Of those on this machine.
+        speaks: It says its errors: the first on its machine, or nobody has said whether it is.
     """
 
     rank: int
     count: int
     local_rank: int
     local_count: int
+    speaks: bool = True
 
 
 def begun_by_torchrun() -> Begun | None:
     """What torchrun says of this process; None where it says nothing, or there is only one rank.
 
     Raises:
-        EnvironmentRefused: A variable of torchrun's is not a number.
+        EnvironmentRefused: Variables of torchrun's are there that mean nothing, or some are missing.
     """
     rank, count = _number("RANK"), _number("WORLD_SIZE")
     if rank is None or count is None or count < 2:
         return None
-    local_rank, local_count = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
-    return Begun(rank, count, rank if local_rank is None else local_rank, local_count or count)
-
-
-def _number(name: str) -> int | None:
-    word = os.environ.get(name) or None
-    if word is not None and not word.isdecimal():
+    if rank >= count:
         raise EnvironmentRefused(
-            f"the environment says {name}={word}, which is not a number", f"unset {name}, or let torchrun set it"
+            f"the environment says RANK={rank} and WORLD_SIZE={count}", f"ranks count from 0 to {count - 1}"
+        )
+    if not os.environ.get("MASTER_ADDR") or _number("MASTER_PORT", most=_LAST_PORT) is None:
+        raise EnvironmentRefused(
+            "the environment names a RANK and a WORLD_SIZE, but not where the ranks meet",
+            "begin them by torchrun, or set MASTER_ADDR and MASTER_PORT too",
+        )
+    local_rank, local_count = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
+    return Begun(rank, count, rank if local_rank is None else local_rank, local_count or count, not local_rank)
+
+
+_LAST_PORT = 65535
+
+
+def _number(name: str, most: float = math.inf) -> int | None:
+    word = os.environ.get(name) or None
+    if word is not None and not (word.isdecimal() and int(word) <= most):
+        what = "a whole number" if most == math.inf else f"a number up to {most}"
+        raise EnvironmentRefused(
+            f"the environment says {name}={word}, which is not {what}", f"unset {name}, or let torchrun set it"
         )
     return None if word is None else int(word)
 
@@ -64,27 +83,78 @@ def agent_keeps_the_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def store_of_torchrun() -> Store:
+def meeting_place() -> str:
+    """Where the ranks meet, for people."""
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+
+
+#: Seconds of one attempt to reach the store.
+_ATTEMPT = 3.0
+
+
+def store_of_torchrun(timeout: float = 30.0) -> Store:
     """Where the ranks meet that torchrun has begun: it keeps the store while ranks come and go.
 
+    Args:
+        timeout: Seconds to look for it.
+
     Raises:
-        EnvironmentRefused: It is not said where.
+        EnvironmentRefused: This rank has to keep it and cannot.
         RankLost: Nobody keeps it.
     """
     from torch._C._distributed_c10d import TCPStore
 
     from mptrain.distributed.ranks import RankLost
 
-    host, port, rank = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT"), _number("RANK")
-    if not host or port is None:
-        raise EnvironmentRefused(
-            "the environment names a RANK and a WORLD_SIZE, but not where the ranks meet",
-            "begin them by torchrun, or set MASTER_ADDR and MASTER_PORT too",
-        )
+    keeps = _number("RANK") == 0 and not agent_keeps_the_store()
+    host, port, deadline = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), time.monotonic() + timeout
+    while not keeps:  # torch would look for it too, but hears no signal meanwhile
+        try:
+            with socket.create_connection((host, port), timeout=_ATTEMPT):
+                break
+        except OSError as error:
+            if time.monotonic() >= deadline:
+                raise RankLost(f"no first rank has answered at {meeting_place()} for {timeout:g} s") from error
+            time.sleep(0.1)
     try:
-        return TCPStore(host, port, is_master=rank == 0 and not agent_keeps_the_store(), wait_for_workers=False)
+        store = TCPStore(host, port, is_master=keeps, wait_for_workers=False, timeout=timedelta(seconds=timeout))
     except RuntimeError as error:
-        raise RankLost(f"the ranks cannot meet at {host}:{port}") from error
+        if not keeps:
+            raise RankLost(f"the ranks cannot meet at {meeting_place()}") from error
+        raise EnvironmentRefused(
+            f"the first rank cannot listen at {meeting_place()}", "choose another MASTER_PORT"
+        ) from error
+    return store
+
+
+#: How many ranks have come, and that all have.
+_COME, _ALL = "come", "all"
+
+
+def meet(store: Store, count: int, timeout: float) -> None:
+    """Wait until all ranks have come to a store, hearing signals meanwhile.
+
+    Args:
+        store: Of this beginning of the ranks.
+        count: How many there must be.
+        timeout: Seconds to wait for them.
+
+    Raises:
+        RankLost: They do not come, or the store has gone.
+    """
+    from mptrain.distributed.ranks import RankLost
+
+    deadline = time.monotonic() + timeout
+    try:
+        if store.add(_COME, 1) == count:
+            store.set(_ALL, "")
+        while not store.check([_ALL]):
+            if time.monotonic() > deadline:
+                found = store.add(_COME, 0)
+                raise RankLost(f"{found} of {count} ranks have come to {meeting_place()} within {timeout:g} s")
+            time.sleep(0.02)
+    except RuntimeError as error:
+        raise RankLost(f"whoever kept the store at {meeting_place()} has ended before all ranks had come") from error
 
 
 #: Under which the first rank says where the run is, for the ranks that torchrun begins when some have died.

@@ -464,7 +464,10 @@ class Loop:
             kept = f"; weights and batch are saved in {self.storage.paths.root}"
         else:
             kept = f"; the batch is saved in {self.storage.paths.failure}"
-        closer = f"{diagnosis.advice}; mptrain diagnose {self.storage.paths.root} tries it on that step"
+        advice = diagnosis.advice
+        if self.parts.fault.is_at(diagnosis.step):
+            advice = "a fault was put in on purpose (inject.*): leave it out, or let it end before train.patience does"
+        closer = f"{advice}; mptrain diagnose {self.storage.paths.root} tries it on that step"
         raise NumericsError(diagnosis.in_words() + kept, closer)
 
     def _settle(self) -> None:

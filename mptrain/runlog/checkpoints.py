@@ -210,7 +210,7 @@ class CheckpointStore:
     def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
         """What can be done with a run one of whose checkpoints is damaged."""
         if not isinstance(which, Path) and (other := self.best()) not in (None, damaged) and which == LAST:
-            return f"mptrain eval --best takes {other.name}; mptrain resume goes on from the newest that is sound"
+            return f"--best takes {other.name}; mptrain resume goes on from the newest that is sound"
         return "mptrain resume goes on from the newest one that is sound"
 
     def best(self) -> Path | None:

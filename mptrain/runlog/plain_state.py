@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import sys
+import tarfile
 import warnings
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
@@ -69,9 +70,13 @@ def load_plain(path: Path) -> Any:
     with path.open("rb"):  # what is raised below is about what is in it
         pass
     try:
+        if tarfile.is_tarfile(path):  # which torch would unpack into a folder before it refuses it
+            raise NotPlain("it is a tar archive, as torch wrote them before 0.2")
         with _brief_refusals(), warnings.catch_warnings():  # of protocols that torch may not read: it says so, or does
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
+    except NotPlain:
+        raise
     except Exception as error:  # torch documents no set of errors for a file that it cannot read
         said = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch wraps it in advice
         lines = str(said)[:_LONGEST].splitlines()

@@ -122,6 +122,8 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
         StorageError: It cannot be read.
     """
     for name, digest in files.items():
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} is missing")
         with storing(folder / name, "read"):
             found = _digest(folder / name)
         if found != digest:
@@ -176,7 +178,9 @@ class _Description(pickle.Unpickler):
             CheckpointError: It is none.
         """
         if (module, name) not in _ALLOWED:
-            raise CheckpointError(f"the description of the parts names {module}.{name}, which no description does")
+            raise CheckpointError(
+                f"the description of the parts wants {module}.{name} called, which torch's own does not: it is somebody else's"
+            )
         return super().find_class(module, name)
 
 

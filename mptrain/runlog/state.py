@@ -31,6 +31,7 @@ _STATE_KINDS: dict[str, Kind] = {
     "exit_code": optional(is_whole),
     "git_sha": optional(is_text),
     "versions": mapping(is_text),
+    "ranks": optional(is_count),
 }
 _ATTEMPT_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("started", "host"), is_text),
@@ -82,6 +83,7 @@ class RunState:
         versions: Name to version of what computes: python, torch, mptrain, CUDA.
         device: The device in words.
         precision: Which dtype everything has, in words.
+        ranks: Processes that train it; None in records from before it was kept.
         attempts: Every process that worked on it, in order.
         schema: Version of this layout.
     """
@@ -96,6 +98,7 @@ class RunState:
     versions: dict[str, str] = field(default_factory=dict)
     device: str = ""
     precision: str = ""
+    ranks: int | None = None
     attempts: tuple[Attempt, ...] = ()
     schema: int = SCHEMA
 

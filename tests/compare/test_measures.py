@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from compare.fake_runs import SOME_DATA, SOME_RECORDS, epoch, some_summary, step, write_run, yaml_of
 
 from mptrain.compare.measures import measure
+from mptrain.compare.settings import settings
 from mptrain.errors import StorageError
 from mptrain.records import EvalRecord, EventRecord, ExponentCounts, HistogramRecord, OverflowRecord
 from mptrain.runlog import open_run, read_run
@@ -163,3 +165,14 @@ def test_damage_of_what_is_said_of_the_data_is_located(tmp_path):
     run.paths.data.write_text("{")
     with pytest.raises(StorageError, match=r"data\.json"):
         measure(run)
+
+
+@pytest.mark.parametrize(("ranks", "known"), [(None, None), (1, 1), (2, 2)])
+def test_how_many_ranks_there_were_stands_where_torchrun_is_not_known_of(tmp_path, ranks, known):
+    config = yaml_of(distributed={"kind": "ddp", "procs": None, "timeout": 1800.0})
+    run = write_run(tmp_path, config=config, summary=some_summary())
+    found = settings(measure(replace(run, state=replace(run.state, ranks=ranks))).config)
+    assert found["distributed.procs"] == known
+    assert {key: value for key, value in found.items() if key != "distributed.procs"} == {
+        key: value for key, value in settings(config).items() if key != "distributed.procs"
+    }

@@ -267,3 +267,20 @@ def test_mirroring_follows_the_first_draw(tmp_path):
     mirrored = decode(str(tmp_path / "dot.png"), 8, 1, [0.2, *whole])
     assert kept[0, 3, 0] == 200
     assert torch.equal(mirrored, kept.flip(2))
+
+
+@pytest.mark.parametrize("on_error", ["stop", "skip"])
+def test_a_folder_that_has_gone_is_told_from_a_file_that_is_broken(root, on_error):
+    dataset = load_image_folder(root=root, image_size=8, workers=0, on_error=on_error)
+    (root / "train").rename(root / "away")
+    if on_error == "skip":
+        with pytest.raises(DataError, match="no image of a batch can be used"):
+            dataset.train.fetch([0, 1], 0, 0)
+        return
+    with pytest.raises(DataError, match=rf"ant/.*: the folder {root}/train is not there any more$") as gone:
+        dataset.train.fetch([0, 1], 0, 0)
+    assert gone.value.hint == "bring it back; nothing of the run is lost"
+    (root / "away").rename(root / "train")
+    next((root / "train/ant").iterdir()).unlink()
+    with pytest.raises(DataError, match=r"cannot be decoded: .*No such file"):
+        dataset.train.fetch(list(range(len(dataset.train))), 0, 0)

@@ -58,6 +58,7 @@ def undisturbed(tmp_path_factory):
     assert finished.returncode == 0, finished.stderr
     assert "cpu, 2 ranks (gloo)" in finished.stdout
     assert finished.stdout.count("done") == 1  # the others are silent
+    assert json.loads((folder / "outputs/r/run.json").read_text())["ranks"] == 2
     return folder / "outputs/r"
 
 
@@ -299,6 +300,7 @@ def test_a_step_that_went_wrong_on_another_rank_is_done_again_as_a_whole(tmp_pat
     words = ("model=mlp", "precision=fp16_static", "scaler.scale=128", "train.patience=3", "train.batch_size=9")
     failed = run_command(*words, TWO, f"distributed={kind}", *fault, "run.name=r", cwd=tmp_path)
     assert failed.returncode == 4, failed.stderr
+    assert "hint: a fault was put in on purpose (inject.*)" in failed.stderr
     kept = torch.load(tmp_path / "outputs/r/failure/step.pt", weights_only=True)
     assert kept["batch"]["inputs"].shape[0] == 9
     assert kept["batch"]["inputs"].isfinite().all()

@@ -27,7 +27,7 @@ from mptrain.engine.turns import AgreedTurns
 from mptrain.errors import CheckpointError, DataError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
-from mptrain.runlog.shards import _Description
+from mptrain.runlog.shards import _Description, with_parts
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7])
@@ -177,7 +177,7 @@ class Evil:
 
 def test_a_description_of_parts_lets_no_code_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=r"names (posix|os)\.system"):
+    with pytest.raises(CheckpointError, match=r"wants (posix|os)\.system"):
         _Description(io.BytesIO(pickle.dumps(Evil()))).load()
     assert not list(tmp_path.iterdir())
 
@@ -301,3 +301,8 @@ def test_an_error_of_one_rank_while_all_prepare_is_the_runs(where, rank, error, 
     assert finished.returncode == code, finished.stderr
     assert finished.stderr.count("nothing there") == 1
     assert (f"rank {rank}: " in finished.stderr) == (rank > 0)
+
+
+def test_a_part_that_is_missing_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp is missing"):
+        with_parts({}, tmp_path, {"__1_0.distcp": "0" * 64})

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import shutil
+import tarfile
 import time
 import zipfile
 from hashlib import sha256
@@ -128,6 +129,16 @@ def test_names_without_end_in_a_file_do_not_take_time_without_end(tmp_path, pick
     assert time.monotonic() - before < 10  # hours, if torch makes its own sentence of it
     assert len(str(refused.value)) <= 200
     assert torch._weights_only_unpickler.UnpicklingError is pickle.UnpicklingError
+
+
+@pytest.mark.parametrize("blocks", [0, 2])
+def test_an_archive_that_torch_would_unpack_is_left_alone(tmp_path, monkeypatch, blocks):
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_, **__: pytest.fail("a folder was made"))
+    with tarfile.open(tmp_path / "weights.pt", "w") as archive:
+        for number in range(blocks):
+            archive.addfile(tarfile.TarInfo(f"storages{number}"), io.BytesIO(b""))
+    with pytest.raises(NotPlain, match="tar archive"):
+        load_plain(tmp_path / "weights.pt")
 
 
 def test_what_a_failed_run_kept_of_its_last_step_runs_nothing(capsys, tmp_path):
