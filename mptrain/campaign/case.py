@@ -60,7 +60,8 @@ class Case:
             EnvironmentRefused: This device cannot do that.
             ConfigError: The words do not fit the configuration.
         """
-        parts, _ = build(reload(self.config.yaml, words, allow=self.config.extensions.allow), weights=False)
+        config = reload(self.config.yaml, words, allow=self.config.extensions.allow)
+        parts, _ = build(config, weights=False, micro_batches=self.parts.plan.accumulate)
         stand_at(parts, self.moment)
         scales = None
         if scale is not None:

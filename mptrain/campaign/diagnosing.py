@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 #: The class of a loss scaling rule, and its first scale.
 _Beginning: TypeAlias = tuple[type, float]
 
+#: Why what several ranks did gives another loss on one.
+_OF_RANKS = "several ranks have other random numbers, and round their sums otherwise"
+
 
 @dataclass(frozen=True)
 class Diagnosed:
@@ -151,7 +154,7 @@ def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:
         because = "the weights are older"
     if ending.ranks > 1:
         remarks.append(f"{ending.ranks} ranks had a part of its batch each; here one process does the whole of it")
-        because = because if because != Place.because else "random numbers and the rounding of sums are others"
+        because = because if because != Place.because else _OF_RANKS
     accounts = loaded.state["accounts"]
     scales = {
         one.name: float((accounts[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners
@@ -229,7 +232,9 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Plac
         _require_fit(parts, loaded.state)
     moment = _moment(parts, options, loaded.state if loaded else None, wanted)
     remark = f"step {wanted:,}, from {begins}{trained}"
-    return Place(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
+    place = Place(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
+    state = directory.read_state()
+    return replace(place, because=_OF_RANKS) if state is not None and (state.ranks or 1) > 1 else place
 
 
 def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> Moment:

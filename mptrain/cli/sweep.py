@@ -122,9 +122,9 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         require_no_links(found.folder)
         require_free(found)
         found = take_stock(replace(found, parallel=jobs or found.parallel))
-        asked = launcher_of(launcher, jobs)
         composer = Composer(found.config_dirs, found.config_name)
         missing = missing_points(found)
+        asked = launcher_of(launcher, jobs) if missing else None
         if missing:
             _require_trust(found, allow)
             warn(f"{found.paths.json} brings its own files along: --config-dir {one}" for one in found.config_dirs)

@@ -62,12 +62,13 @@ def measure(run: Run) -> RunMeasures:
         raise StorageError(f"{run.paths.root}: {names} are not those of a run: {error!r}", _RESTORE) from error
 
 
-_PROCS = re.compile(r"^(distributed:\n(?:[ ]+.*\n)*?[ ]+procs:).*$", re.MULTILINE)
+_PROCS = re.compile(r"^(distributed:\n(?:  .*\n)*?  procs:).*$", re.MULTILINE)
 
 
 def _with_ranks(run: Run) -> str:
-    """The configuration, which under torchrun does not know of how many ranks it is, with their number."""
-    return run.config if run.state.ranks is None else _PROCS.sub(rf"\g<1> {run.state.ranks}", run.config, count=1)
+    """The configuration, which under torchrun does not know of how many ranks it is, with their number; null for one."""
+    ranks = run.state.ranks
+    return run.config if ranks is None else _PROCS.sub(rf"\g<1> {ranks if ranks > 1 else 'null'}", run.config, count=1)
 
 
 def _measured(run: Run, seen: _Events) -> RunMeasures:

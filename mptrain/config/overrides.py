@@ -178,7 +178,8 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
         return Problem(what, f"did you mean {guess}={show(value)}?" if guess else f"choose {chosen}")
     if guess := _guess(key, tree, catalogue):
         return Problem(what, f"did you mean {guess}={show(value)}?")
-    if section := did_you_mean(key, [name for name in tree if isinstance(tree[name], dict)]):
+    sections = [name for name in tree if isinstance(tree[name], dict)]
+    if "." not in key and (section := did_you_mean(key, sections)):
         keys = [f"{section}.{name}" for name in tree[section] if not name.startswith("_")]
         return Problem(what, f"{section} is a section of keys: {', '.join(keys[:8])}{' and more' * (len(keys) > 8)}")
     parent = lookup(tree, key.rpartition(".")[0])

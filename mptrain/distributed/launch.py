@@ -60,11 +60,13 @@ def gathered(options: DistributedOptions) -> Iterator[Ranks]:
         if options.procs not in (None, begun.count):
             raise ConfigError(
                 f"distributed.procs={options.procs}, but torchrun has begun {begun.count} ranks",
-                "leave distributed.procs out: it begins ranks where torchrun does not",
+                "write distributed.procs=null: it begins ranks where torchrun does not",
             )
         store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun(options.timeout))
-        meet(store, begun.count, options.timeout)
-        group = Group(begun.rank, begun.count, begun.local_rank, begun.local_count, options.timeout, store, MEETING)
+        meet(store, begun.rank, begun.count, options.timeout)
+        group = Group(
+            begun.rank, begun.count, begun.local_rank, begun.local_count, options.timeout, store, MEETING + begun.count
+        )
         try:
             yield group
         finally:

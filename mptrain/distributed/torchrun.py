@@ -88,8 +88,8 @@ def meeting_place() -> str:
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
-#: Seconds of one attempt to reach the store.
-_ATTEMPT = 3.0
+#: Seconds of one attempt to reach the store, and those in which one that is there answers.
+_ATTEMPT, _ANSWER = 3.0, 30.0
 
 
 def store_of_torchrun(timeout: float = 30.0) -> Store:
@@ -114,28 +114,34 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
                 break
         except OSError as error:
             if time.monotonic() >= deadline:
-                raise RankLost(f"no first rank has answered at {meeting_place()} for {timeout:g} s") from error
+                why = error.strerror or type(error).__name__
+                raise RankLost(f"no first rank has answered at {meeting_place()} for {timeout:g} s: {why}") from error
             time.sleep(0.1)
     try:
-        store = TCPStore(host, port, is_master=keeps, wait_for_workers=False, timeout=timedelta(seconds=timeout))
+        store = TCPStore(
+            host, port, is_master=keeps, wait_for_workers=False, timeout=timedelta(seconds=min(timeout, _ANSWER))
+        )
     except RuntimeError as error:
         if not keeps:
             raise RankLost(f"the ranks cannot meet at {meeting_place()}") from error
         raise EnvironmentRefused(
-            f"the first rank cannot listen at {meeting_place()}", "choose another MASTER_PORT"
+            f"the first rank cannot listen at {meeting_place()}",
+            "MASTER_ADDR must be its machine, and MASTER_PORT a free port of that",
         ) from error
+    store.set_timeout(timedelta(seconds=timeout))
     return store
 
 
-#: How many ranks have come, and that all have.
+#: Under which ranks say that they have come, and the first of them that all have.
 _COME, _ALL = "come", "all"
 
 
-def meet(store: Store, count: int, timeout: float) -> None:
+def meet(store: Store, rank: int, count: int, timeout: float) -> None:
     """Wait until all ranks have come to a store, hearing signals meanwhile.
 
     Args:
         store: Of this beginning of the ranks.
+        rank: Which this one is.
         count: How many there must be.
         timeout: Seconds to wait for them.
 
@@ -144,15 +150,16 @@ def meet(store: Store, count: int, timeout: float) -> None:
     """
     from mptrain.distributed.ranks import RankLost
 
-    deadline = time.monotonic() + timeout
+    deadline, keys = time.monotonic() + timeout, [f"{_COME}/{one}" for one in range(count)]
     try:
-        if store.add(_COME, 1) == count:
-            store.set(_ALL, "")
+        store.set(keys[rank], "")
         while not store.check([_ALL]):
-            if time.monotonic() > deadline:
-                found = store.add(_COME, 0)
+            if rank == 0 and store.check(keys):
+                store.set(_ALL, "")
+            elif time.monotonic() > deadline:
+                found = sum(store.check([key]) for key in keys)
                 raise RankLost(f"{found} of {count} ranks have come to {meeting_place()} within {timeout:g} s")
-            time.sleep(0.02)
+            time.sleep(0.02 + count / 10_000)  # one store answers all of them
     except RuntimeError as error:
         raise RankLost(f"whoever kept the store at {meeting_place()} has ended before all ranks had come") from error
 

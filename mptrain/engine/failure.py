@@ -170,7 +170,7 @@ def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mappi
         diagnosis: What was found.
         batch: The prepared batch of the last step, of all ranks.
         random: The random state before that step, the first rank's. ``step.pt`` is loadable with ``weights_only=True``.
-        ranks: How many did it.
+        ranks: How many did it, if ``batch`` is that of all.
     """
     with storing(folder):
         folder.mkdir(exist_ok=True)

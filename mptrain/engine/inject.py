@@ -57,7 +57,8 @@ class Injection:
         self, options: InjectOptions, model: nn.Module, learners: Sequence[Learner], ranks: Ranks = ALONE
     ) -> None:
         self._options = options
-        self._is_mine = options.rank in (None, ranks.rank) or ranks.count == 1  # which does what all others would do
+        self._rank = options.rank if ranks.count > 1 else None  # one alone does what any would do
+        self._is_mine = self._rank in (None, ranks.rank)
         self._model = model
         self._learners = learners
         self._kind, _, self._name = (options.tensor or "").partition(":")
@@ -81,7 +82,7 @@ class Injection:
         steps = {1: f"in step {options.step}", None: f"from step {options.step} on"}.get(
             options.count, f"in {options.count} steps from {options.step} on"
         )
-        where = "" if options.rank is None else f" on rank {options.rank}"
+        where = "" if self._rank is None else f" on rank {self._rank}"
         return (f"a fault is put in on purpose: {options.value} into {options.tensor}{where}, {steps}",)
 
     def check(self, batch: Batch, planned: int) -> list[str]:

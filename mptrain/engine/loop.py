@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +33,7 @@ from mptrain.engine.summary import summarise
 from mptrain.engine.tally import Tally
 from mptrain.engine.turns import AgreedTurns, Turns
 from mptrain.engine.watchdog import Watchdog
-from mptrain.errors import EXIT_PREEMPTED, DataError, NumericsError, Preempted, StorageError
+from mptrain.errors import EXIT_PREEMPTED, NumericsError, Preempted, StorageError
 from mptrain.optimizer import multi_tensor
 from mptrain.records import EpochRecord, EventRecord, ProgressRecord
 from mptrain.runlog.sink import Fanout
@@ -450,13 +451,16 @@ class Loop:
         assert account.last is not None
         own = diagnose(self.parts, learner, account.last, account.history.consecutive, given)
         diagnosis = nearest_to_the_cause(self._ranks.everyones(own))
+        if self.parts.fault.is_at(diagnosis.step):
+            first = "a fault was put in on purpose (inject.*), so leave that out first"
+            diagnosis = replace(diagnosis, advice=f"{first}; {diagnosis.advice}")
         if self._ranks.first:
-            whole = batch
+            whole, ranks = batch, 1
             if self._ranks.count > 1:
-                with contextlib.suppress(DataError):  # then there is this rank's part
+                with contextlib.suppress(Exception):  # no memory, no file: then there is this rank's part
                     fetched = self.parts.loaders["train"].whole_batch(self.progress.epoch, self.progress.batch - 1)
-                    whole = self.parts.prepare(fetched)
-            keep_failure(self.storage.paths.failure, diagnosis, whole, self._random, self._ranks.count)
+                    whole, ranks = self.parts.prepare(fetched), self._ranks.count
+            keep_failure(self.storage.paths.failure, diagnosis, whole, self._random, ranks)
         self._sink.take(EventRecord("failure", self.progress.step, {"cause": diagnosis.cause}))
         if self._ranks.added([not is_sound(self.parts)]) == [0]:
             self._save()
@@ -464,10 +468,7 @@ class Loop:
             kept = f"; weights and batch are saved in {self.storage.paths.root}"
         else:
             kept = f"; the batch is saved in {self.storage.paths.failure}"
-        advice = diagnosis.advice
-        if self.parts.fault.is_at(diagnosis.step):
-            advice = "a fault was put in on purpose (inject.*): leave it out, or let it end before train.patience does"
-        closer = f"{advice}; mptrain diagnose {self.storage.paths.root} tries it on that step"
+        closer = f"{diagnosis.advice}; mptrain diagnose {self.storage.paths.root} tries it on that step"
         raise NumericsError(diagnosis.in_words() + kept, closer)
 
     def _settle(self) -> None:

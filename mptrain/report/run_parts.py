@@ -75,7 +75,9 @@ def open_with_history(path: Path, most: int) -> OpenedRun:
     run = read_run(path)
     dead = run.state.status == "running" and open_run(path).holder() is None
     history = read_history(run, most)
-    if history.steps < (ended := run.summary.get("steps") or 0):
+    last = run.state.attempts[-1].to_step if run.state.attempts else None
+    ended = run.summary.get("steps") or 0
+    if history.steps < ended and (run.state.status == "done" or last == ended):  # else it is that of an earlier end
         history.notes.append(f"{run.paths.steps.name} lacks steps: it has {history.steps:,} of the {ended:,} attempted")
     return OpenedRun(run, history, flat(run.config), dead)
 

@@ -209,9 +209,9 @@ class CheckpointStore:
 
     def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
         """What can be done with a run one of whose checkpoints is damaged."""
-        if not isinstance(which, Path) and (other := self.best()) not in (None, damaged) and which == LAST:
-            return f"--best takes {other.name}; mptrain resume goes on from the newest that is sound"
-        return "mptrain resume goes on from the newest one that is sound"
+        hint = "restore it from a copy; a run that is not done goes on from one before it that is sound: mptrain resume"
+        other = self.best() if which == LAST else None
+        return hint if other in (None, damaged) else f"--best takes {other.name}, or {hint}"
 
     def best(self) -> Path | None:
         """The manifest with the best metric; None where no checkpoint has one."""

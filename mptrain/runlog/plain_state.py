@@ -70,9 +70,9 @@ def load_plain(path: Path) -> Any:
     with path.open("rb"):  # what is raised below is about what is in it
         pass
     try:
-        if tarfile.is_tarfile(path):  # which torch would unpack into a folder before it refuses it
-            raise NotPlain("it is a tar archive, as torch wrote them before 0.2")
-        with _brief_refusals(), warnings.catch_warnings():  # of protocols that torch may not read: it says so, or does
+        if _is_tar(path):  # which torch would unpack into a folder before it refuses it
+            raise NotPlain("it is a tar archive, as early versions of torch wrote them, or nothing but zeros")
+        with brief_refusals(), warnings.catch_warnings():  # of protocols that torch may not read: it says so, or does
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except NotPlain:
@@ -81,6 +81,15 @@ def load_plain(path: Path) -> Any:
         said = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch wraps it in advice
         lines = str(said)[:_LONGEST].splitlines()
         raise NotPlain(lines[0] if lines else type(said).__name__) from error
+
+
+def _is_tar(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            tarfile.open(fileobj=file, mode="r:").close()  # as torch does; other modes would unpack what is compressed
+        except tarfile.TarError:
+            return False
+    return True
 
 
 #: Characters of a sentence about a file.
@@ -93,7 +102,7 @@ class _Brief(pickle.UnpicklingError):
 
 
 @contextlib.contextmanager
-def _brief_refusals() -> Iterator[None]:
+def brief_refusals() -> Iterator[None]:
     """Cut what torch's unpickler says about a file.
 
     `torch.load` looks into that sentence by patterns whose time grows with the square of the longest word. The words are

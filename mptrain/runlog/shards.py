@@ -17,6 +17,7 @@ import torch
 
 from mptrain.errors import CheckpointError, StorageError
 from mptrain.numerics.shards import is_sharded
+from mptrain.runlog.plain_state import brief_refusals
 from mptrain.runlog.storage import storing, sync_folder
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _read(folder: Path, files: frozenset[str]) -> dict[str, Tensor]:
             described.storage_meta = StorageMeta(load_id=self.load_id)
             return described
 
-    with warnings.catch_warnings():
+    with brief_refusals(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that there is one process, which is meant
         load(tensors, storage_reader=Reader(folder), no_dist=True)
     return tensors
@@ -179,7 +180,7 @@ class _Description(pickle.Unpickler):
         """
         if (module, name) not in _ALLOWED:
             raise CheckpointError(
-                f"the description of the parts wants {module}.{name} called, which torch's own does not: it is somebody else's"
+                f"the description of the parts wants {f'{module}.{name}'[:100]} called, which torch's own does not: it is somebody else's"
             )
         return super().find_class(module, name)
 

@@ -15,6 +15,7 @@ ROWS = [
         ["precison=amp_dynamic"],
         ["error: unknown key 'precison'", "hint: did you mean precision=amp_dynamic?"],
     ),
+    (["scaler.foo=1"], ["error: unknown key 'scaler.foo'", "hint: mptrain.scaler.DynamicScaler takes "]),
     (["+train2=x"], ["error: unknown key 'train2'", "hint: train is a section of keys: train.epochs, "]),
     (["trian", "model=resnet50"], ["error: 'trian' is not a command", "hint: did you mean train?"]),
     (["train.epochs=1.5"], ["error: train.epochs=1.5: must be a whole number, at least 1"]),

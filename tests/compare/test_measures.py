@@ -167,9 +167,9 @@ def test_damage_of_what_is_said_of_the_data_is_located(tmp_path):
         measure(run)
 
 
-@pytest.mark.parametrize(("ranks", "known"), [(None, None), (1, 1), (2, 2)])
+@pytest.mark.parametrize(("ranks", "known"), [(None, None), (1, None), (2, 2)])
 def test_how_many_ranks_there_were_stands_where_torchrun_is_not_known_of(tmp_path, ranks, known):
-    config = yaml_of(distributed={"kind": "ddp", "procs": None, "timeout": 1800.0})
+    config = yaml_of(distributed={"kind": "ddp", "deeper": {"procs": 7}, "procs": None, "timeout": 1800.0})
     run = write_run(tmp_path, config=config, summary=some_summary())
     found = settings(measure(replace(run, state=replace(run.state, ranks=ranks))).config)
     assert found["distributed.procs"] == known

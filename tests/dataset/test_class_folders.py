@@ -279,7 +279,7 @@ def test_a_folder_that_has_gone_is_told_from_a_file_that_is_broken(root, on_erro
         return
     with pytest.raises(DataError, match=rf"ant/.*: the folder {root}/train is not there any more$") as gone:
         dataset.train.fetch([0, 1], 0, 0)
-    assert gone.value.hint == "bring it back; nothing of the run is lost"
+    assert gone.value.hint == "bring it back; a run goes on from its last checkpoint"
     (root / "away").rename(root / "train")
     next((root / "train/ant").iterdir()).unlink()
     with pytest.raises(DataError, match=r"cannot be decoded: .*No such file"):

@@ -15,7 +15,9 @@ import torch
 from several_ranks import trained_alone
 from small_runs import command, environment, run_command
 
+from mptrain.campaign import case
 from mptrain.campaign.diagnosing import diagnose_run
+from mptrain.engine.revisit import look
 from tests.faults.attempts import children_of
 
 WORDS = (
@@ -310,3 +312,18 @@ def test_a_step_that_went_wrong_on_another_rank_is_done_again_as_a_whole(tmp_pat
     assert "2 ranks had a part of its batch each; here one process does the whole of it" in found.remarks
     assert "its loss is the one on record" in found.remarks
     assert [remedy.helped for remedy in found.remedies] == [True]
+
+
+def test_remedies_of_a_step_of_several_ranks_are_tried_in_its_micro_batches(tmp_path, monkeypatch):
+    words = ("model=mlp", "precision=fp16_static", "scaler.scale=1e30", "train.patience=3", "train.batch_size=9")
+    failed = run_command(*words, TWO, "run.name=r", cwd=tmp_path)
+    assert failed.returncode == 4, failed.stderr
+    monkeypatch.chdir(tmp_path)
+    tried = []
+    monkeypatch.setattr(
+        case, "look", lambda parts, *rest: tried.append(parts.plan.accumulate) or look(parts, *rest), raising=True
+    )
+    found = diagnose_run("last").found
+    assert "its loss is the one on record" in found.remarks
+    assert found.remedies[0].helped
+    assert set(tried) == {2}

@@ -68,16 +68,16 @@ def test_ranks_that_do_not_come_are_counted(port):
 
     def come_too():
         with contextlib.suppress(RankLost):
-            meet(store, 3, 0.5)
+            meet(store, 2, 3, 0.5)
 
     threading.Thread(target=come_too).start()
     with pytest.raises(RankLost, match=f"2 of 3 ranks have come to 127.0.0.1:{port} within 0.5 s"):
-        meet(store, 3, 0.5)
+        meet(store, 0, 3, 0.5)
 
 
 def test_all_who_come_go_on(port):
     store, met = HashStore(), []
-    threads = [threading.Thread(target=lambda: met.append(meet(store, 3, 30))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda rank=rank: met.append(meet(store, rank, 3, 30))) for rank in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -152,7 +152,9 @@ def test_a_flipped_bit_anywhere_falls_back_to_the_previous_checkpoint(store, off
     assert "step-00000002.pt is damaged" in loaded.skipped[0]
     with pytest.raises(StorageError, match=r"step-00000002\.pt is damaged") as refused:
         store.load("last")
-    assert refused.value.hint == "mptrain resume goes on from the newest one that is sound"
+    assert refused.value.hint == (
+        "restore it from a copy; a run that is not done goes on from one before it that is sound: mptrain resume"
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
