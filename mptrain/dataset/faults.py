@@ -11,8 +11,8 @@ from mptrain.errors import DataError
 
 OnError = Literal["stop", "skip"]
 
-#: In the words of an OSError whose file has gone, and in those of `mptrain.dataset.audio`.
-_NOT_THERE = (f"[Errno {errno.ENOENT}]", "there is no such file")
+#: In the words of an OSError whose file has gone; a sample that is none by itself, such as a line, is not told so.
+_NOT_THERE = f"[Errno {errno.ENOENT}]"
 
 
 def none_usable(what: str, first: str) -> DataError:
@@ -54,11 +54,7 @@ class Faults:
             return
         if self.on_error == "stop":
             name, reason = next(iter(problems.items()))
-            missing = (
-                [folder for folder in Path(name).parents if not folder.exists()]
-                if any(words in reason for words in _NOT_THERE)
-                else []
-            )
+            missing = [folder for folder in Path(name).parents if not folder.exists()] if _NOT_THERE in reason else []
             if missing:
                 raise DataError(
                     f"{name}: the folder {missing[-1]} is not there any more",

@@ -70,9 +70,11 @@ def test_ranks_that_do_not_come_are_counted(port):
         with contextlib.suppress(RankLost):
             meet(store, 2, 3, 0.5)
 
-    threading.Thread(target=come_too).start()
+    other = threading.Thread(target=come_too)
+    other.start()
     with pytest.raises(RankLost, match=f"2 of 3 ranks have come to 127.0.0.1:{port} within 0.5 s"):
         meet(store, 0, 3, 0.5)
+    other.join()
 
 
 def test_all_who_come_go_on(port):
