@@ -178,8 +178,7 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
         return Problem(what, f"did you mean {guess}={show(value)}?" if guess else f"choose {chosen}")
     if guess := _guess(key, tree, catalogue):
         return Problem(what, f"did you mean {guess}={show(value)}?")
-    sections = [name for name in tree if isinstance(tree[name], dict)]
-    if "." not in key and (section := did_you_mean(key, sections)):
+    if section := _like_a_section(key, tree):
         keys = [f"{section}.{name}" for name in tree[section] if not name.startswith("_")]
         return Problem(what, f"{section} is a section of keys: {', '.join(keys[:8])}{' and more' * (len(keys) > 8)}")
     parent = lookup(tree, key.rpartition(".")[0])
@@ -252,9 +251,14 @@ def _guess(key: str, tree: dict[str, Any], catalogue: Catalogue) -> str:
     same_name = [name for name in keys if name.rpartition(".")[2] == last]
     if same_name:
         return did_you_mean(key, same_name) or same_name[0]
-    if not section and did_you_mean(key, [name for name in tree if isinstance(tree[name], dict)]):
+    if _like_a_section(key, tree):
         return ""
     return did_you_mean(key, keys) or names.get(did_you_mean(last, names), "")
+
+
+def _like_a_section(key: str, tree: dict[str, Any]) -> str:
+    """The section that a word without a dot looks like; empty where it is like none."""
+    return "" if "." in key else did_you_mean(key, [name for name in tree if isinstance(tree[name], dict)])
 
 
 def _appending(key: str, value: Any, parent: dict[str, Any], tree: dict[str, Any]) -> str:

@@ -108,9 +108,9 @@ class Target:
             return target(**self.arguments, **extra)
         except MptrainError:
             raise
+        except ValueError as error:
+            raise ConfigError(f"{self.path} refuses its arguments: {error}") from error
         except Exception as error:  # a user's or torchvision's constructor may raise anything; ours has its callers
-            if isinstance(error, ValueError):
-                raise ConfigError(f"{self.path} refuses its arguments: {error}") from error
             if is_allowed(self.path, ("mptrain",)):
                 raise
             given = ", ".join(f"{name}={show(value)}" for name, value in self.arguments.items())

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-import socket
 import time
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from mptrain.errors import EnvironmentRefused
@@ -102,6 +100,9 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
         EnvironmentRefused: This rank has to keep it and cannot.
         RankLost: Nobody keeps it.
     """
+    import socket
+    from datetime import timedelta
+
     from torch._C._distributed_c10d import TCPStore
 
     from mptrain.distributed.ranks import RankLost

@@ -108,9 +108,8 @@ def brief_refusals() -> Iterator[None]:
     `torch.load` looks into that sentence by patterns whose time grows with the square of the longest word. The words are
     the file's: one of 80,000 characters took it two minutes to refuse.
     """
-    module = sys.modules.get(
-        "torch._weights_only_unpickler"
-    )  # private: where it is another one, sentences stay as long as they are
+    # Both names are private: where torch has others, its sentences stay as long as they are.
+    module = sys.modules.get("torch._weights_only_unpickler")
     before = getattr(module, "UnpicklingError", None)
     if module is None or before is None:
         yield
