@@ -5,9 +5,10 @@ Called once, at the end, so it may wait for the device.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,7 +84,7 @@ _ADVICE = {
 }
 
 
-def diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, batch: Batch) -> Diagnosis:
+def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, batch: Batch) -> Diagnosis:
     """Look at the tensors of the last step, whose gradients are still there.
 
     Args:
@@ -114,9 +115,44 @@ def diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, bat
     return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, advice)
 
 
-def nearest_to_the_cause(found: Sequence[Diagnosis]) -> Diagnosis:
-    """Of what several ranks have found, what lies first on the way from the data to the gradients."""
-    return min(found, key=lambda diagnosis: list(_WHAT).index(diagnosis.cause))
+def explain(
+    parts: Parts,
+    account: Account,
+    progress: Progress,
+    batch: Batch,
+    given: Batch,
+    random: Mapping[str, Any],
+    folder: Path,
+) -> Diagnosis:
+    """Find out on all ranks why a learner only overflows, and keep on the first what its last step can be done again from.
+
+    Args:
+        parts: The run.
+        account: Of that learner.
+        progress: Just behind that step.
+        batch: Of that step, prepared; this rank's part.
+        given: What was trained on; another one where a fault was put into it.
+        random: The first rank's random state before that step.
+        folder: Where it is kept; made if missing.
+
+    Raises:
+        StorageError: The disk refuses.
+    """
+    learner = next(learner for learner in parts.learners if learner.name == account.name)
+    assert account.last is not None
+    found = parts.ranks.everyones(_diagnose(parts, learner, account.last, account.history.consecutive, given))
+    diagnosis = min(found, key=lambda one: list(_WHAT).index(one.cause))  # nearest to the data
+    if parts.fault.is_at(diagnosis.step):
+        first = "a fault was put in on purpose (inject.*), so leave that out first"
+        diagnosis = replace(diagnosis, advice=f"{first}; {diagnosis.advice}")
+    if parts.ranks.first:
+        whole, ranks = batch, 1
+        if parts.ranks.count > 1:
+            with contextlib.suppress(Exception):  # no memory, no file: then there is this rank's part
+                fetched = parts.loaders["train"].whole_batch(progress.epoch, progress.batch - 1)
+                whole, ranks = parts.prepare(fetched), parts.ranks.count
+        _keep(folder, diagnosis, whole, random, ranks)
+    return diagnosis
 
 
 def _scale_keys(scaler: Scaler) -> str:
@@ -162,7 +198,7 @@ def require_success(progress: Progress, accounts: Sequence[Account], metric: str
     return warnings
 
 
-def keep_failure(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any], ranks: int = 1) -> None:
+def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any], ranks: int) -> None:
     """Write ``diagnosis.json`` and ``step.pt``, from which the last step can be done again.
 
     Args:

@@ -5,10 +5,8 @@ It reads top to bottom. What one step does is in `mptrain.engine.step`; what is 
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +16,7 @@ from mptrain.engine.carried import Carried
 from mptrain.engine.clock import Clock
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
-from mptrain.engine.failure import diagnose, is_sound, keep_failure, nearest_to_the_cause, require_success
+from mptrain.engine.failure import explain, is_sound, require_success
 from mptrain.engine.interrupt import Interrupts
 from mptrain.engine.job import LearnerTotals, Progress
 from mptrain.engine.ledger import Account, Ledger
@@ -440,34 +438,16 @@ class Loop:
         return parts.device.type == "cpu" and len(parts.learners) == 1 and not sharded and not parts.carried()
 
     def _give_up(self, account: Account, batch: Batch, given: Batch) -> None:
-        """End a run that only overflows: keep what explains it, and the weights if they are sound.
-
-        Args:
-            account: Of the learner that overflows.
-            batch: Of the last step, prepared; this rank's part.
-            given: What was trained on; another one where a fault was put into it.
-        """
-        learner = next(learner for learner in self.parts.learners if learner.name == account.name)
-        assert account.last is not None
-        own = diagnose(self.parts, learner, account.last, account.history.consecutive, given)
-        diagnosis = nearest_to_the_cause(self._ranks.everyones(own))
-        if self.parts.fault.is_at(diagnosis.step):
-            first = "a fault was put in on purpose (inject.*), so leave that out first"
-            diagnosis = replace(diagnosis, advice=f"{first}; {diagnosis.advice}")
-        if self._ranks.first:
-            whole, ranks = batch, 1
-            if self._ranks.count > 1:
-                with contextlib.suppress(Exception):  # no memory, no file: then there is this rank's part
-                    fetched = self.parts.loaders["train"].whole_batch(self.progress.epoch, self.progress.batch - 1)
-                    whole, ranks = self.parts.prepare(fetched), self._ranks.count
-            keep_failure(self.storage.paths.failure, diagnosis, whole, self._random, ranks)
+        """End a run that only overflows: keep what explains it, and the weights if they are sound."""
+        failure = self.storage.paths.failure
+        diagnosis = explain(self.parts, account, self.progress, batch, given, self._random, failure)
         self._sink.take(EventRecord("failure", self.progress.step, {"cause": diagnosis.cause}))
         if self._ranks.added([not is_sound(self.parts)]) == [0]:
             self._save()
             self._saver.wait()
             kept = f"; weights and batch are saved in {self.storage.paths.root}"
         else:
-            kept = f"; the batch is saved in {self.storage.paths.failure}"
+            kept = f"; the batch is saved in {failure}"
         closer = f"{diagnosis.advice}; mptrain diagnose {self.storage.paths.root} tries it on that step"
         raise NumericsError(diagnosis.in_words() + kept, closer)
 

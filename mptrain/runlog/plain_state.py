@@ -78,9 +78,14 @@ def load_plain(path: Path) -> Any:
     except NotPlain:
         raise
     except Exception as error:  # torch documents no set of errors for a file that it cannot read
-        said = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch wraps it in advice
-        lines = str(said)[:_LONGEST].splitlines()
-        raise NotPlain(lines[0] if lines else type(said).__name__) from error
+        raise NotPlain(why_refused(error)) from error
+
+
+def why_refused(error: BaseException) -> str:
+    """What torch says about a file that it cannot read, in one line."""
+    said = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch wraps it in advice
+    lines = str(said)[:_LONGEST].splitlines()
+    return lines[0] if lines else type(said or error).__name__
 
 
 def _is_tar(path: Path) -> bool:

@@ -1,23 +1,23 @@
 """Tensors of which every rank holds a part, in files of `torch.distributed.checkpoint` beside a checkpoint's data file.
 
 Each rank writes its own part, so no memory holds the whole. What comes back are whole tensors, at any number of
-ranks. torch describes the parts in a pickled file that its own reader runs as it finds it; here only the classes that
-descriptions consist of are let out of it, and only files that the checkpoint's manifest names are read.
+ranks. torch describes the parts in a pickled file, which `mptrain.runlog.description` reads without running it, and only
+files that the checkpoint's manifest names are read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import pickle
 import shutil
 import warnings
-from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
 from mptrain.errors import CheckpointError, StorageError
 from mptrain.numerics.shards import is_sharded
-from mptrain.runlog.plain_state import brief_refusals
+from mptrain.runlog.description import read_description
+from mptrain.runlog.plain_state import brief_refusals, why_refused
 from mptrain.runlog.storage import storing, sync_folder
 
 if TYPE_CHECKING:
@@ -122,6 +122,8 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
         CheckpointError: A file is missing, damaged or not what torch writes.
         StorageError: It cannot be read.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
+
     for name, digest in files.items():
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing")
@@ -130,29 +132,29 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
         if found != digest:
             raise CheckpointError(f"{folder / name} is damaged: its SHA-256 is not the one in the manifest")
     try:
-        tensors = _read(folder, frozenset(files))
+        tensors = _read(folder, files)
         return _put_back(state, tensors)
     except CheckpointError:
         raise
+    except CheckpointException as error:  # no Exception, and its words are a traceback
+        first = next(iter(error.failures.values()))[0]
+        raise CheckpointError(f"{folder} cannot be loaded safely: {why_refused(first)}") from error
     except Exception as error:  # torch documents no set of errors for files that it cannot read
-        raise CheckpointError(f"{folder} cannot be loaded safely: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{folder} cannot be loaded safely: {why_refused(error)}") from error
 
 
-def _read(folder: Path, files: frozenset[str]) -> dict[str, Tensor]:
+def _read(folder: Path, files: Mapping[str, str]) -> dict[str, Tensor]:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import StorageMeta
+    from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
     if DESCRIPTION not in files:
         raise CheckpointError(f"{folder} has no description that the manifest knows")
-    with (folder / DESCRIPTION).open("rb") as file:
-        described = _Description(file).load()
-    for info in described.storage_data.values():
-        if info.relative_path not in files or getattr(info, "transform_descriptors", None):
-            raise CheckpointError(f"{folder} names a file that is none of the checkpoint's")
+    described = read_description(folder / DESCRIPTION, files)
     tensors = {
-        name: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in described.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
 
     class Reader(FileSystemReader):
@@ -164,49 +166,6 @@ def _read(folder: Path, files: frozenset[str]) -> dict[str, Tensor]:
         warnings.simplefilter("ignore", UserWarning)  # that there is one process, which is meant
         load(tensors, storage_reader=Reader(folder), no_dist=True)
     return tensors
-
-
-class _Description(pickle.Unpickler):
-    """Reads torch's description of parts, and nothing that is none."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file)
-
-    def find_class(self, module: str, name: str) -> Any:
-        """A class of a description.
-
-        Raises:
-            CheckpointError: It is none.
-        """
-        if (module, name) not in _ALLOWED:
-            raise CheckpointError(
-                f"the description of the parts wants {f'{module}.{name}'[:100]} called, which torch's own does not: it is somebody else's"
-            )
-        return super().find_class(module, name)
-
-
-_OF_TORCH = "torch.distributed.checkpoint."
-_ALLOWED = {
-    *(
-        (f"{_OF_TORCH}metadata", name)
-        for name in (
-            "Metadata",
-            "MetadataIndex",
-            "TensorStorageMetadata",
-            "TensorProperties",
-            "ChunkStorageMetadata",
-            "StorageMeta",
-        )
-    ),
-    (f"{_OF_TORCH}metadata", "_MEM_FORMAT_ENCODING"),
-    (f"{_OF_TORCH}filesystem", "_StorageInfo"),
-    ("torch", "Size"),
-    *(("torch", name) for name in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")),
-    ("torch", "strided"),
-    ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "PurePosixPath"),
-}
 
 
 def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import importlib
 import os
 import pickle
 import subprocess
@@ -26,8 +26,9 @@ from mptrain.engine.origin import digest_of_samples, sample_digests
 from mptrain.engine.turns import AgreedTurns
 from mptrain.errors import CheckpointError, DataError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
+from mptrain.runlog.description import read_description
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
-from mptrain.runlog.shards import _Description, with_parts
+from mptrain.runlog.shards import with_parts
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7])
@@ -177,9 +178,26 @@ class Evil:
 
 def test_a_description_of_parts_lets_no_code_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
     with pytest.raises(CheckpointError, match=r"wants (posix|os)\.system"):
-        _Description(io.BytesIO(pickle.dumps(Evil()))).load()
-    assert not list(tmp_path.iterdir())
+        read_description(tmp_path / ".metadata", {})
+    assert [path.name for path in tmp_path.iterdir()] == [".metadata"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pathlib PosixPath", "torch.serialization _get_layout", "torch Size", "torch float32"]
+    + [f"torch.distributed.checkpoint.{of}" for of in ("metadata Metadata", "filesystem _StorageInfo")],
+)
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_description_of_parts_changes_no_class_of_the_program(tmp_path, name, slots):
+    attributes = pickle.dumps({"changed": 1}, 2)[2:-1]
+    module, of = name.split()
+    state = b"N" + attributes + b"\x86" if slots else attributes  # (None, attributes), or attributes, and BUILD
+    (tmp_path / ".metadata").write_bytes(b"\x80\x02c" + f"{module}\n{of}\n".encode() + state + b"b.")
+    with pytest.raises(CheckpointError):
+        read_description(tmp_path / ".metadata", {})
+    assert not hasattr(getattr(importlib.import_module(module), of), "changed")
 
 
 def test_a_manifest_names_parts_in_its_own_folder_only(tmp_path):

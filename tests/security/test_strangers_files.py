@@ -10,11 +10,13 @@ import shutil
 import tarfile
 import time
 import zipfile
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from small_runs import TINY
 
 from mptrain.campaign.recipe_format import read_recipe
@@ -26,6 +28,7 @@ from mptrain.runlog import RunPaths, create_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.runlog.plain_state import NotPlain, load_plain
+from mptrain.runlog.shards import with_parts
 
 ONE_STEP = (*TINY, "train.max_steps=2", "run.name=run")
 
@@ -113,7 +116,7 @@ def archive_with(pickled):
     return whole.getvalue()
 
 
-@pytest.mark.parametrize(
+ENDLESS = pytest.mark.parametrize(
     "pickled",
     [
         b"\x80\x02c" + b"x" * 600_000 + b"\ny\n.",
@@ -121,6 +124,9 @@ def archive_with(pickled):
         b"\x80\x02X" + (600_000).to_bytes(4, "little") + b"k" * 600_000 + b"Q.",
     ],
 )
+
+
+@ENDLESS
 def test_names_without_end_in_a_file_do_not_take_time_without_end(tmp_path, pickled):
     (tmp_path / "weights.pt").write_bytes(archive_with(pickled))
     before = time.monotonic()
@@ -129,6 +135,25 @@ def test_names_without_end_in_a_file_do_not_take_time_without_end(tmp_path, pick
     assert time.monotonic() - before < 10  # hours, if torch makes its own sentence of it
     assert len(str(refused.value)) <= 200
     assert torch._weights_only_unpickler.UnpicklingError is pickle.UnpicklingError
+
+
+@ENDLESS
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_names_without_end_in_a_part_of_a_checkpoint_do_not_take_time_without_end(tmp_path, pickled):
+    torch.distributed.checkpoint.save({"/weight": torch.ones(2)}, checkpoint_id=tmp_path)
+    description, part = tmp_path / ".metadata", tmp_path / "__0_0.distcp"
+    described = pickle.loads(description.read_bytes())
+    (entry,) = described.storage_data
+    part.write_bytes(archive_with(pickled))
+    described.storage_data[entry] = replace(described.storage_data[entry], offset=0, length=part.stat().st_size)
+    description.write_bytes(pickle.dumps(described))
+    files = {path.name: sha256(path.read_bytes()).hexdigest() for path in (description, part)}
+    before = time.monotonic()
+    with pytest.raises(CheckpointError, match="cannot be loaded safely") as refused:
+        with_parts({"weight": {"__part__": "/weight"}}, tmp_path, files)
+    assert time.monotonic() - before < 10
+    assert len(str(refused.value)) < 300 + len(str(tmp_path))
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("blocks", [0, 2])

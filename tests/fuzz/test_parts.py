@@ -1,0 +1,95 @@
+"""Whatever the files of a sharded checkpoint hold, it is loaded whole or refused, and nothing in it is run."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+from fuzz.hostile import ODD, examples, only_our_errors, spoiled
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mptrain.runlog.shards import DESCRIPTION, with_parts
+
+PART = "__0_0.distcp"
+WEIGHTS = {"/weight": torch.arange(6.0).reshape(2, 3), "/bias": torch.ones(2, dtype=torch.float16)}
+STATE = {"step": 7, "weight": {"__part__": "/weight"}, "bias": {"__part__": "/bias"}}
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz") / "step-00000007.parts"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.distributed.checkpoint.save(WEIGHTS, checkpoint_id=folder)
+    return {name: (folder / name).read_bytes() for name in (DESCRIPTION, PART)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("spoiled")
+
+
+def load(folder, files):
+    """Load files that their manifest vouches for."""
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    with only_our_errors(folder):
+        return with_parts(STATE, folder, digests)
+    return None
+
+
+def test_what_is_sound_is_loaded(sound, folder):
+    loaded = load(folder, sound)
+    assert loaded["step"] == 7
+    assert torch.equal(loaded["weight"], WEIGHTS["/weight"])
+    assert torch.equal(loaded["bias"], WEIGHTS["/bias"])
+
+
+@examples(80, 5000)
+@given(st.data())
+def test_a_spoiled_description(sound, folder, data):
+    load(folder, {**sound, DESCRIPTION: data.draw(spoiled(sound[DESCRIPTION]))})
+
+
+@examples(80, 5000)
+@given(st.data())
+def test_a_spoiled_part(sound, folder, data):
+    load(folder, {**sound, PART: data.draw(spoiled(sound[PART]))})
+
+
+@examples(80, 5000)
+@given(st.data())
+def test_a_description_with_values_of_another_kind(sound, folder, data):
+    described = pickle.loads(sound[DESCRIPTION])
+    for _ in range(data.draw(st.integers(1, 2))):
+        thing, attribute = data.draw(st.sampled_from(fields_of(described)))
+        value = copy.deepcopy(data.draw(st.sampled_from([*ODD, (), (1,), (2**40, 2**40), (-2, 3), torch.int64, PART])))
+        object.__setattr__(thing, attribute, value)
+    try:
+        description = pickle.dumps(described)
+    except (TypeError, AttributeError):  # an index that no mapping takes
+        return
+    load(folder, {**sound, DESCRIPTION: description})
+
+
+def fields_of(described):
+    """Whatever can be another value in a description, as far as it still has its form."""
+    things = [described]
+    if isinstance(described.state_dict_metadata, dict):
+        for entry in described.state_dict_metadata.values():
+            things.append(entry)
+            chunks = getattr(entry, "chunks", None)
+            things += chunks if isinstance(chunks, list) else []
+    if isinstance(described.storage_data, dict):
+        things += [*described.storage_data.keys(), *described.storage_data.values()]
+    things = [thing for thing in things if hasattr(thing, "__dict__")]
+    return [(thing, name) for thing in things for name in vars(thing) if name != "properties"] + [
+        (thing.properties, "dtype") for thing in things if hasattr(thing, "properties")
+    ]
