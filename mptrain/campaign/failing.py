@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 def in_the_users_terms(error: BaseException, config: Config, directory: RunDirectory, ranks: Ranks) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
     trust = retyped(config.extensions.allow)
-    again = f"continue with: mptrain resume {directory.root}{trust}"
+    resume = _begun_alike("mptrain resume", config, ranks)
+    again = f"continue with: {resume} {directory.root}{trust}"
     if ranks.count > 1 and is_loss(error):
         why = ranks.why()
         if why is not None:
@@ -46,8 +47,9 @@ def in_the_users_terms(error: BaseException, config: Config, directory: RunDirec
     if isinstance(error, NumericsError) and trust:
         line = f"mptrain diagnose {directory.root}"
         return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))
-    if isinstance(error, Preempted) and trust:
-        return Preempted(str(error), f"{error.hint}{trust}", error.exit_code, saved=error.saved)
+    if isinstance(error, Preempted) and (trust or resume not in error.hint):
+        hint = error.hint.replace("mptrain resume", resume)
+        return Preempted(str(error), f"{hint}{trust}", error.exit_code, saved=error.saved)
     if isinstance(error, KeyboardInterrupt):
         by, code = (
             (f"{error.name}: ended", EXIT_PREEMPTED)
@@ -78,6 +80,14 @@ def in_the_users_terms(error: BaseException, config: Config, directory: RunDirec
             how_it_failed(error, directory)  # keeps the traceback
             return own
     return error
+
+
+def _begun_alike(command: str, config: Config, ranks: Ranks) -> str:
+    """A command as it is begun on as many ranks, where torchrun has begun these."""
+    if ranks.count == 1 or config.distributed.procs is not None:  # which the run's config.yaml says
+        return command
+    machines = "" if ranks.here == ranks.count else f" --nnodes={ranks.count // ranks.here} ..."
+    return f"torchrun --nproc-per-node={ranks.here}{machines} -m {command}"
 
 
 def _is_from_allocator(error: BaseException) -> bool:

@@ -225,6 +225,8 @@ def _how_to_allow(path: str, allow: Sequence[str]) -> str:
     package = path.split(".")[0]
     if package == "mptrain":  # what does not stand in this group was not made to be called from YAML
         return f"name a class or function of {' or '.join(allow)}"
+    if package in sys.stdlib_module_names:  # whoever wrote that meant no part of a run
+        return f"{package} is of Python's own library, which has no parts of a run: look at who wrote this file"
     return f"if you trust it, add extensions.allow=[{package}.*]"
 
 

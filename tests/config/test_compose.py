@@ -259,9 +259,17 @@ def test_facts_of_a_precision_that_contradict_each_other_are_refused():
 
 
 def test_a_target_that_is_not_allowed_is_refused_by_name():
-    [(what, hint)] = problems("model._target_=os.system").items()
-    assert "'os.system' is not in an allowed package" in what
-    assert "extensions.allow=[os.*]" in hint
+    [(what, hint)] = problems("model._target_=theirs.net").items()
+    assert "'theirs.net' is not in an allowed package" in what
+    assert "extensions.allow=[theirs.*]" in hint
+
+
+@pytest.mark.parametrize("target", ["os.system", "subprocess.run", "shutil.rmtree", "builtins.exec"])
+def test_nobody_is_told_how_to_allow_what_is_no_part_of_a_run(target):
+    [(what, hint)] = problems(f"model._target_={target}").items()
+    assert f"'{target}' is not in an allowed package" in what
+    assert "look at who wrote this" in hint
+    assert "extensions.allow" not in hint
 
 
 def test_a_trusted_extension_is_called(tmp_path, monkeypatch):

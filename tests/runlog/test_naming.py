@@ -22,6 +22,7 @@ from mptrain.runlog.naming import check_run_name, fresh_name
         "/etc/run",
         "..",
         "../x",
+        "last",
         "a/..",
         "a/../../x",
         ".",
