@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
     from mptrain.engine.job import Options, Parts
     from mptrain.engine.storage import NoStorage, Storage
+    from mptrain.records import Record
     from mptrain.runlog.sink import Sink
 
 
@@ -70,6 +71,7 @@ class Loop:
             else AgreedTurns(self.interrupts, self._time_is_over, self._ranks)
         )
         self._within = False  # a step
+        self._coming: list[Record] = []  # of the next step; on record when it is done, so that it can be done again
         self._carried = Carried(parts)
         self._tally = Tally(self.progress)
         self._sink = Fanout((storage.writer, self._tally, *displays))
@@ -150,6 +152,8 @@ class Loop:
                     lost = self._ranks.count > 1 and is_loss(error)
                     if lost:
                         self._ranks.abandon()
+                    else:
+                        self._record_coming()
                     if not lost or self.parts.device.type == "cpu":  # a device may wait for the lost one for ever
                         self._ledger.flush()  # what was recorded on the device is on record whatever ended the run
                     if lost:
@@ -218,7 +222,7 @@ class Loop:
         begins = progress.batch == 0 and not (loader.one_batch and progress.epoch)
         if begins and self._ranks.first:  # which keeps the record
             first = batch if self._ranks.count == 1 else loader.whole_batch(progress.epoch)
-            self._sink.take(EventRecord("data_order", progress.step, data_order(loader, progress.epoch, first)))
+            self._coming.append(EventRecord("data_order", progress.step, data_order(loader, progress.epoch, first)))
         if not self._rehearsed:
             self._rehearse(self.parts.prepare(batch))
 
@@ -233,12 +237,12 @@ class Loop:
         self._ranks.begin_step(self.parts.loaders["train"].seed, step)
         if self._ledger.close_to(self.options.train.patience):
             self._random = random_state(self.parts.device)
-        for record in self.parts.fault.records(step):
-            self._sink.take(record)
+        self._coming += self.parts.fault.records(step)
         self._within = True
         watches = [self.parts.probe.watch(learner.name, step) for learner in self.parts.learners]
         with self.parts.fault.at(step, batch) as given:
             self._steps.take(given, watches, as_usual=not self.parts.fault.is_at(step))
+        self._record_coming()
         for watch in watches:
             for seen in watch.records():
                 self._sink.take(seen)
@@ -251,6 +255,10 @@ class Loop:
         account = self._ledger.hopeless(self.options.train.patience)
         if account is not None:
             self._give_up(account, batch, given)
+
+    def _record_coming(self) -> None:
+        while self._coming:
+            self._sink.take(self._coming.pop(0))
 
     def _move_on(self) -> bool:
         """There was progress; whether the run is asked to end."""
@@ -304,6 +312,7 @@ class Loop:
         """Validate, write the epoch's row and begin the next one."""
         progress = self.progress
         self._ledger.flush()
+        self._name_unusable()
         metrics: dict[str, float] = {}
         completed = progress.epoch + (progress.batch >= self.steps_per_epoch)
         if "val" in self.parts.loaders:
@@ -332,7 +341,6 @@ class Loop:
             progress.epoch_seconds, progress.epoch_terms = 0.0, 0
             for totals in progress.learners.values():
                 totals.epoch_loss, totals.epoch_losses, totals.epoch_skipped = 0.0, 0, 0
-        self._name_unusable()
 
     def _evaluate(self, split: str, epoch: int) -> dict[str, float]:
         self._show("evaluating")
@@ -350,6 +358,7 @@ class Loop:
         if outcome is None:
             self._obey_signals()
         assert outcome is not None
+        self._name_unusable()  # the ranks' last exchange before the evaluation is on record and counts as done
         metrics = outcome.record.metrics
         self._sink.take(outcome.record)
         if files := keep_exhibits(
@@ -367,7 +376,6 @@ class Loop:
     def _evaluate_test(self) -> None:
         if "test" in self.parts.loaders:
             self._evaluate("test", self.progress.epoch)
-            self._name_unusable()
 
     def _validation_metric(self) -> float | None:
         """The metric of exactly the present weights, if they were validated."""

@@ -19,6 +19,7 @@ from mptrain.campaign import case
 from mptrain.campaign.diagnosing import diagnose_run
 from mptrain.engine.revisit import look
 from tests.faults.attempts import children_of
+from tests.faults.references import result_of
 
 WORDS = (
     "model=mlp",
@@ -91,6 +92,73 @@ def test_nothing_is_lost_with_a_rank(tmp_path, undisturbed, how):
     finished = run_command("resume", "r", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     assert (run / "steps.jsonl").read_bytes() == (undisturbed / "steps.jsonl").read_bytes()
+
+
+MORTAL = """
+import os, signal
+from pathlib import Path
+from mptrain.engine.loop import Loop
+from mptrain.model import mlp as net
+
+def dies_in(name, step, testing):
+    inner = getattr(Loop, name)
+    def outer(loop, *given):
+        here = (loop._ranks.rank, loop.progress.step, getattr(loop, "testing", False)) == (1, step, testing)
+        if here and not Path("died").exists():
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return inner(loop, *given)
+    setattr(Loop, name, outer)
+
+def evaluate_test(loop, inner=Loop._evaluate_test):
+    loop.testing = True
+    inner(loop)
+
+Loop._evaluate_test = evaluate_test
+if "DIES_IN" in os.environ:
+    name, *where = os.environ["DIES_IN"].split(":")
+    dies_in(name, *map(int, where))
+"""
+
+
+def train_mortal(folder, words, **more):
+    (folder / "mortal.py").write_text(MORTAL)
+    path = f"{environment()['PYTHONPATH']}:{folder}"
+    return run_command(*words, "extensions.allow=[mortal.*]", cwd=folder, PYTHONPATH=path, **more)
+
+
+MORTALS = (
+    *("model=mlp", "model._target_=mortal.net", "precision=fp16_dynamic", "dataset.train_samples=24", TWO),
+    *("train.batch_size=8", "train.epochs=3", "inject.step=5", "inject.tensor=input", "run.name=r"),
+)
+
+
+@pytest.fixture(scope="module")
+def immortal(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("immortal")
+    finished = train_mortal(folder, MORTALS)
+    assert finished.returncode == 0, finished.stderr
+    result = result_of(folder / "outputs/r")
+    assert any(b'"injected"' in line for line in result.events)
+    return result
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *("attempt:3:0", "attempt:4:0", "_name_unusable:9:1"),
+        *(pytest.param(f"{place}:0", marks=pytest.mark.slow) for place in ("_evaluate:6", "_name_unusable:6")),
+    ],
+)
+def test_what_is_done_again_without_a_rank_is_on_record_once(tmp_path, immortal, place):
+    lost = train_mortal(tmp_path, MORTALS, DIES_IN=place)
+    assert lost.returncode == 75, lost.stderr
+    assert "rank 1 was ended by SIGKILL; saved after step" in lost.stderr
+    finished = train_mortal(tmp_path, ("resume", "r"), DIES_IN=place)
+    assert finished.returncode == 0, finished.stderr
+    result = result_of(tmp_path / "outputs/r")
+    assert result.steps == immortal.steps
+    assert result.events == immortal.events
 
 
 @pytest.mark.parametrize("last", ["distributed.procs=2", pytest.param("distributed.procs=4", marks=pytest.mark.slow)])
