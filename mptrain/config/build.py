@@ -84,6 +84,7 @@ def build(
     memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
     if not is_sharded_by(config, ranks.count):  # whose parts are cut out of contiguous weights only
         model.to(memory_format=memory_format)
+    _require_copies(config, model, sharded=is_sharded_by(config, ranks.count))
     loaders = build_loaders(config, dataset, device, ranks)
     spread, blank = spread_model(config, model, kept, initial, ranks, len(task.objectives()))
     plan = Plan(
@@ -115,7 +116,6 @@ def build(
     )
     _refuse_hooks_in_compiled(config, parts)
     _refuse_single_samples(config, parts)
-    _require_copies(config, model)
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
 
@@ -356,16 +356,21 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
             ) from error
 
 
-def _require_copies(config: Config, model: nn.Module) -> None:
-    """Refuse a model that cannot be copied where evaluations will copy it.
+def _require_copies(config: Config, model: nn.Module, *, sharded: bool) -> None:
+    """Refuse a model that cannot be copied where evaluations will copy it; one whose parts are sharded is no more copied.
 
     Raises:
         ConfigError: It holds tensors that were computed from parameters, as the older weight and spectral norms do.
     """
     half_storage = config.precision.parameters != "float32"
-    if config.train.ema_decay is None and not (config.precision.eval == "fp32" and half_storage):
+    if config.train.ema_decay is not None:
+        key = "train.ema_decay"
+    elif config.precision.eval == "fp32" and half_storage:
+        key = "precision.eval=fp32"
+    elif sharded:
+        key = "distributed=fsdp2"
+    else:
         return
-    key = "train.ema_decay" if config.train.ema_decay is not None else "precision.eval=fp32"
     try:
         copy.deepcopy(model)
     except RuntimeError as error:

@@ -108,7 +108,7 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 }
 
 
-class _Reader(pickle.Unpickler):
+class _Reader(pickle._Unpickler):  # in Python: in the other one a few bytes take as much memory as they name
     def find_class(self, module: str, name: str) -> Any:
         """What stands in for a class of a description.
 

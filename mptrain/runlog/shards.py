@@ -133,7 +133,7 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
             raise CheckpointError(f"{folder / name} is damaged: its SHA-256 is not the one in the manifest")
     try:
         tensors = _read(folder, files)
-        return _put_back(state, tensors)
+        return _put_back(state, tensors, {})
     except CheckpointError:
         raise
     except CheckpointException as error:  # no Exception, and its words are a traceback
@@ -168,14 +168,18 @@ def _read(folder: Path, files: Mapping[str, str]) -> dict[str, Tensor]:
     return tensors
 
 
-def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    if isinstance(value, dict):
-        if value.keys() == {_MARK}:
-            return tensors[value[_MARK]]
-        return {key: _put_back(item, tensors) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_put_back(item, tensors) for item in value)
-    return value
+def _put_back(value: Any, tensors: Mapping[str, Tensor], done: dict[int, Any]) -> Any:
+    """A state with tensors in the places of their marks; what stands in several places is gone through once (``done``)."""
+    if not isinstance(value, (dict, list, tuple)):
+        return value
+    if isinstance(value, dict) and value.keys() == {_MARK}:
+        return tensors[value[_MARK]]
+    if id(value) not in done:
+        if isinstance(value, dict):
+            done[id(value)] = {key: _put_back(item, tensors, done) for key, item in value.items()}
+        else:
+            done[id(value)] = type(value)(_put_back(item, tensors, done) for item in value)
+    return done[id(value)]
 
 
 def _is_of(name: str, rank: int) -> bool:

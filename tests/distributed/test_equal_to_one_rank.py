@@ -78,6 +78,7 @@ def test_other_shapes_of_training_on_two_ranks():
         [*BASE, "precision=fp16_dynamic", "scaler=als"],
         [*BASE, "model=cnn", "precision=fp16_dynamic"],
         [*BASE, "model=cnn", "precision=fp32", "distributed=fsdp2"],
+        [*BASE, "model=cnn", "precision=fp16_dynamic", "distributed=fsdp2", "train.ema_decay=0.9"],
         [*BASE, "model=mlp", "precision=fp16_noscale", "distributed=fsdp2"],
         [*BASE, "model=mlp", "precision=fp16_dynamic", "distributed.reduce=gradients"],
     ]

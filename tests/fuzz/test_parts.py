@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
+import resource
+import time
 import warnings
 
 import pytest
@@ -35,11 +37,16 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("spoiled")
 
 
-def load(folder, files):
-    """Load files that their manifest vouches for."""
+def written(folder, files):
+    """The digests of files that are there now."""
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+def load(folder, files):
+    """Load files that their manifest vouches for."""
+    digests = written(folder, files)
     with only_our_errors(folder):
         return with_parts(STATE, folder, digests)
     return None
@@ -93,3 +100,23 @@ def fields_of(described):
     return [(thing, name) for thing in things for name in vars(thing) if name != "properties"] + [
         (thing.properties, "dtype") for thing in things if hasattr(thing, "properties")
     ]
+
+
+def test_a_few_bytes_that_name_much_memory_take_none(sound, folder):
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for bomb in (
+        b"\x80\x04}r\x00\x00\x00\x08.",  # remembered under a number of which others make the length of a table
+        b"\x80\x04\x8e" + (2**40).to_bytes(8, "little") + b"x.",  # a text of a terabyte
+        b"\x80\x04\x95" + (2**40).to_bytes(8, "little") + b"}.",  # a frame of one
+    ):
+        assert load(folder, {**sound, DESCRIPTION: bomb}) is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 2**20  # KiB
+
+
+def test_a_state_in_which_one_list_stands_everywhere_is_gone_through_once(sound, folder):
+    shared = [{"__part__": "/weight"}]
+    for _ in range(60):
+        shared = [shared, shared]
+    before = time.process_time()
+    assert len(with_parts({"state": shared}, folder, written(folder, sound))["state"]) == 2
+    assert time.process_time() - before < 10
