@@ -296,10 +296,10 @@ class Loop:
 
     def _name_unusable(self) -> None:
         """Put on record, and warn of, the samples that were left out since the last call."""
-        for split, loader in self.parts.loaders.items():
-            found = {
-                name: why for theirs in self._ranks.everyones(loader.split.faults.found) for name, why in theirs.items()
-            }
+        own = {split: loader.split.faults.found for split, loader in self.parts.loaders.items()}
+        everyones = self._ranks.everyones(own)
+        for split in own:
+            found = {name: why for theirs in everyones for name, why in theirs[split].items()}
             news = {name: found[name] for name in found if name not in self._unusable[split]}
             if news:
                 self._unusable[split] |= news.keys()
@@ -449,8 +449,9 @@ class Loop:
         """End a run that only overflows: keep what explains it, and the weights if they are sound."""
         failure = self.storage.paths.failure
         diagnosis = explain(self.parts, account, self.progress, batch, given, self._random, failure)
+        sound = self._ranks.added([not is_sound(self.parts)]) == [0]
         self._sink.take(EventRecord("failure", self.progress.step, {"cause": diagnosis.cause}))
-        if self._ranks.added([not is_sound(self.parts)]) == [0]:
+        if sound:
             self._save()
             self._saver.wait()
             kept = f"; weights and batch are saved in {self.storage.paths.root}"

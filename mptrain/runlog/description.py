@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -17,7 +17,7 @@ from mptrain.errors import CheckpointError
 from mptrain.runlog.plain_state import why_refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from torch.distributed.checkpoint.filesystem import _StorageInfo
@@ -108,7 +108,37 @@ _STAND_INS: dict[tuple[str, str], Any] = {
 }
 
 
-class _Reader(pickle._Unpickler):  # in Python: in the other one a few bytes take as much memory as they name
+class _Reader(pickle._Unpickler):
+    """Reads what torch writes: mappings whose keys are names and indices, no sets, no bytes.
+
+    In Python, because the other one takes as much memory as a few bytes name; and with keys checked before they are hashed,
+    because hashing what is nested deeply ends the process, or never ends.
+    """
+
+    stack: list[Any]
+    pop_mark: Callable[[], list[Any]]
+
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
+    for _code in (pickle.BYTEARRAY8, pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET, pickle.DICT):
+        del dispatch[_code[0]]
+
+    def _load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        self._set([key, value])
+
+    def _load_setitems(self) -> None:
+        self._set(self.pop_mark())
+
+    dispatch[pickle.SETITEM[0]] = _load_setitem
+    dispatch[pickle.SETITEMS[0]] = _load_setitems
+
+    def _set(self, items: list[Any]) -> None:
+        mapping = self.stack[-1]
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if type(mapping) is not dict or type(key) not in (str, _Index):
+                raise TypeError("a mapping of something else than names and indices")
+            mapping[key] = value
+
     def find_class(self, module: str, name: str) -> Any:
         """What stands in for a class of a description.
 
@@ -139,20 +169,27 @@ def _described(whole: Any, folder: Path, files: Mapping[str, str]) -> Metadata:
         name, offset, length = place["relative_path"], _count(place["offset"]), _count(place["length"])
         if type(name) is not str or name not in files or place.get("transform_descriptors"):
             raise CheckpointError(f"{folder} names a file that is none of the checkpoint's")
+        if type(index["fqn"]) is not str:
+            raise TypeError("a tensor without a name")
         places[index["fqn"], _shape(index["offset"])] = _StorageInfo(name, offset, length)
     _check_places(places.values(), folder)
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     for name, value in described["state_dict_metadata"].items():
+        if type(name) is not str:
+            raise TypeError("a tensor without a name")
         entry = _fields(value, _Tensor)
         dtype = _dtype(entry["properties"])
         size = _shape(entry["size"])
-        chunks = []
+        chunks, begun = [], set()
         for item in entry["chunks"]:
             chunk = _fields(item, _Chunk)
             offsets, sizes = _shape(chunk["offsets"]), _shape(chunk["sizes"])
             inside = all(a + b <= c for a, b, c in zip(offsets, sizes, size, strict=True))
             if not inside or math.prod(sizes) * dtype.itemsize > places[name, offsets].length:
                 raise ValueError(f"a part of {name} is larger than what there is of it")
+            if offsets in begun:
+                raise ValueError(f"a part of {name} is there twice")
+            begun.add(offsets)
             chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
         if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
             raise ValueError(f"the parts of {name} are not the whole of it")
@@ -162,15 +199,17 @@ def _described(whole: Any, folder: Path, files: Mapping[str, str]) -> Metadata:
 
 
 def _check_places(places: Iterable[_StorageInfo], folder: Path) -> None:
-    by_file: dict[str, list[int]] = {}
+    by_file: dict[str, list[tuple[int, int]]] = {}
     for place in places:
-        by_file.setdefault(place.relative_path, []).append(place.offset)
-    for name, offsets in by_file.items():
+        by_file.setdefault(place.relative_path, []).append((place.offset, place.length))
+    for name, spans in by_file.items():
+        free, size = 0, (folder / name).stat().st_size
         with (folder / name).open("rb") as file:
-            for offset in sorted(offsets):
+            for offset, length in sorted(spans):
                 file.seek(offset)
-                if file.read(len(_ARCHIVE)) != _ARCHIVE:
-                    raise ValueError(f"there is no tensor at byte {offset} of {name}")
+                if not free <= offset <= offset + length <= size or file.read(len(_ARCHIVE)) != _ARCHIVE:
+                    raise ValueError(f"there is no tensor of its own at byte {offset} of {name}")
+                free = offset + length
 
 
 def _fields(value: Any, kind: type[_StandIn]) -> dict[str, Any]:
@@ -188,12 +227,12 @@ def _dtype(properties: Any) -> torch.dtype:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
+    if type(value) is not int or not 0 <= value < 2**63:
         raise TypeError("no count")
     return value
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    if type(value) is not tuple:
+    if type(value) is not tuple or len(value) > 64:
         raise TypeError("no shape")
     return tuple(_count(item) for item in value)

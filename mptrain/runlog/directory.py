@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.errors import StorageError, did_you_mean
+from mptrain.errors import ConfigError, StorageError, did_you_mean
 from mptrain.masking import masked
 from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
@@ -151,6 +151,8 @@ def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
     if name is None:
         return _create_fresh(root, label)
     check_run_name(name)
+    if name == "last":  # runs that are called so already can be gone on with
+        raise ConfigError("run.name='last' is what commands call the newest run", "choose another run.name")
     path = root / name
     for ancestor in path.relative_to(root).parents:
         if str(ancestor) != "." and (root / ancestor / RUN_JSON).exists():

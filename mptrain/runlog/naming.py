@@ -20,14 +20,12 @@ def check_run_name(name: str) -> str:
     """The name, if ``ROOT/NAME`` is a usable path inside ROOT; sub-folders as in ``a/b`` are allowed.
 
     Raises:
-        ConfigError: Empty, ``last``, absolute, with ``.`` or ``..`` or empty parts, with control characters, or with a
+        ConfigError: Empty, absolute, with ``.`` or ``..`` or empty parts, with control characters, or with a
             part that starts with ``-`` or ``.``, has blanks at its ends, or is too long.
     """
     why = next((why for part in name.split("/") if (why := _objection(part))), "")
     if name.startswith("/"):
         why = "is an absolute path"
-    if name == "last":
-        why = "is what commands call the newest run"
     if not name:
         why = "is empty"
     if why:

@@ -85,7 +85,7 @@ def why_refused(error: BaseException) -> str:
     """What torch says about a file that it cannot read, in one line."""
     said = error.__context__ if isinstance(error.__context__, _Brief) else error  # torch wraps it in advice
     lines = str(said)[:_LONGEST].splitlines()
-    return lines[0] if lines else type(said or error).__name__
+    return lines[0] if lines else type(said).__name__
 
 
 def _is_tar(path: Path) -> bool:

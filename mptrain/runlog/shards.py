@@ -98,6 +98,8 @@ def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> d
         save(dict(parts), storage_writer=FileSystemWriter(folder, overwrite=False))
     except CheckpointException as raised:  # of any rank, told to all
         first = next(iter(raised.failures.values()))[0]
+        if not isinstance(first, Exception):  # a signal says nothing about the disk
+            raise first from raised
         with storing(folder):
             raise first if isinstance(first, OSError) else OSError(str(first)) from raised
     own: dict[str, str] = {}
@@ -138,6 +140,8 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
         raise
     except CheckpointException as error:  # no Exception, and its words are a traceback
         first = next(iter(error.failures.values()))[0]
+        if not isinstance(first, Exception):  # a signal says nothing about the files
+            raise first from error
         raise CheckpointError(f"{folder} cannot be loaded safely: {why_refused(first)}") from error
     except Exception as error:  # torch documents no set of errors for files that it cannot read
         raise CheckpointError(f"{folder} cannot be loaded safely: {why_refused(error)}") from error
@@ -152,7 +156,7 @@ def _read(folder: Path, files: Mapping[str, str]) -> dict[str, Tensor]:
         raise CheckpointError(f"{folder} has no description that the manifest knows")
     described = read_description(folder / DESCRIPTION, files)
     tensors = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        name: torch.zeros(entry.size, dtype=entry.properties.dtype)
         for name, entry in described.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }

@@ -16,6 +16,7 @@ from fuzz.hostile import ODD, examples, only_our_errors, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mptrain.errors import CheckpointError
 from mptrain.runlog.shards import DESCRIPTION, with_parts
 
 PART = "__0_0.distcp"
@@ -111,6 +112,43 @@ def test_a_few_bytes_that_name_much_memory_take_none(sound, folder):
     ):
         assert load(folder, {**sound, DESCRIPTION: bomb}) is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 2**20  # KiB
+
+
+HOSTILE = {
+    "a key that is nested deeply": b"\x80\x02})" + b"\x85" * 300_000 + b"Ns.",
+    "a key of which there are powers of two": b"\x80\x02})" + b"2\x86" * 60 + b"Ns.",
+    "a set of such": b"\x80\x04\x8f()" + b"2\x86" * 60 + b"\x90.",
+    "bytes that are only named": b"\x80\x05\x96" + (2**31).to_bytes(8, "little") + b".",
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_hostile_descriptions_are_refused_in_time(sound, folder, what):
+    assert load(folder, {**sound, DESCRIPTION: HOSTILE[what]}) is None
+
+
+@pytest.mark.parametrize("twice", ["chunk", "place"])
+def test_what_is_there_twice_is_refused(sound, folder, twice):
+    described = pickle.loads(sound[DESCRIPTION])
+    entry = described.state_dict_metadata["/bias"]
+    if twice == "chunk":
+        entry.size = torch.Size([4])
+        entry.chunks = entry.chunks * 2
+    else:
+        places = described.storage_data
+        for place in places.values():
+            place.offset = 0
+    with pytest.raises(CheckpointError, match=r"there twice|of its own"):
+        with_parts(STATE, folder, written(folder, {**sound, DESCRIPTION: pickle.dumps(described)}))
+
+
+def test_a_signal_is_no_damage(sound, folder, monkeypatch):
+    def press(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "load", press)
+    with pytest.raises(KeyboardInterrupt):
+        with_parts(STATE, folder, written(folder, sound))
 
 
 def test_a_state_in_which_one_list_stands_everywhere_is_gone_through_once(sound, folder):

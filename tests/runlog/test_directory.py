@@ -76,6 +76,11 @@ def test_names_that_are_all_taken_end_in_an_error_and_not_in_a_loop(tmp_path, mo
         create_run(tmp_path, "x")
 
 
+def test_no_run_is_called_as_commands_call_the_newest_one(tmp_path):
+    with pytest.raises(ConfigError, match="what commands call the newest run"):
+        create_run(tmp_path, "x", "last")
+
+
 def test_a_name_is_made_once(tmp_path):
     assert create_run(tmp_path, "x", "a/b").root == tmp_path / "a" / "b"
     with pytest.raises(StorageError, match="exists") as caught:

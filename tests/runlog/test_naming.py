@@ -22,7 +22,6 @@ from mptrain.runlog.naming import check_run_name, fresh_name
         "/etc/run",
         "..",
         "../x",
-        "last",
         "a/..",
         "a/../../x",
         ".",
