@@ -1,8 +1,8 @@
 """Tensors of which every rank holds a part, in files of `torch.distributed.checkpoint` beside a checkpoint's data file.
 
 Each rank writes its own part, so no memory holds the whole. What comes back are whole tensors, at any number of
-ranks. torch describes the parts in a pickled file, which `mptrain.runlog.description` reads without running it, and only
-files that the checkpoint's manifest names are read.
+ranks. torch describes the parts in a pickled file, which `mptrain.runlog.shard_description` reads without running it,
+and only files that the checkpoint's manifest names are read.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from mptrain.errors import CheckpointError, StorageError
 from mptrain.numerics.shards import is_sharded
-from mptrain.runlog.description import read_description
 from mptrain.runlog.plain_state import brief_refusals, why_refused
+from mptrain.runlog.shard_description import read_description
 from mptrain.runlog.storage import storing, sync_folder
 
 if TYPE_CHECKING:

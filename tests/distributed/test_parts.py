@@ -26,8 +26,8 @@ from mptrain.engine.origin import digest_of_samples, sample_digests
 from mptrain.engine.turns import AgreedTurns
 from mptrain.errors import CheckpointError, DataError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
-from mptrain.runlog.description import read_description
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
+from mptrain.runlog.shard_description import read_description
 from mptrain.runlog.shards import with_parts
 
 
