@@ -52,7 +52,6 @@ from mptrain.runlog import (
     last_run,
     open_run,
     read_summary,
-    require_no_links,
     truncate_records,
     write_atomically,
     write_summary,
@@ -193,14 +192,12 @@ def find_run(run: str) -> RunDirectory:
             f"{directory.root} has no config.yaml",
             "it was killed before it began: start it again" if killed else "restore the file from a copy",
         )
-    require_no_links(directory.root)
     return directory
 
 
 def _continue(
     directory: RunDirectory, config: Config, show: Show, ranks: Ranks, *, explicit: bool, said: Collection[str] = ()
 ) -> Outcome:
-    require_no_links(directory.root)
     with directory.lock():
         path = directory.paths.config
         old = written_config(directory) if path.exists() else config.yaml

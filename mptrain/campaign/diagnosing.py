@@ -22,7 +22,6 @@ from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.numerics.formats import scale_in_words
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.diagnosis import FOLDER
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.reader import read_run
 
@@ -86,7 +85,7 @@ def diagnose_run(
         if not place.trained:
             place = _rescaled(place, before)
     found = examine(str(directory.root), config, place, learner)
-    return Diagnosed(found, write_diagnosis(directory.root / FOLDER, found, overrides))
+    return Diagnosed(found, write_diagnosis(directory.paths.diagnosis, found, overrides))
 
 
 def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> Diagnosed:

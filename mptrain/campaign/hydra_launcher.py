@@ -24,7 +24,7 @@ from mptrain.campaign.sweep import quoted
 from mptrain.campaign.worker import one_line
 from mptrain.config.overrides import parse
 from mptrain.config.ranges import first_line
-from mptrain.config.targets import is_allowed
+from mptrain.config.targets import is_allowed, resolve
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweep_csv import summary_of
 
@@ -44,8 +44,9 @@ RunBatch = Callable[[Sequence[Point]], "tuple[Sweep, int]"]
 _TARGET = "hydra_plugins.mptrain.ProcessLauncher"
 
 
-#: Where sweepers of Hydra's, and the parts that they are made of, come from.
-_SWEEPERS = ("hydra_plugins", "hydra._internal.core_plugins", "optuna", "ax", "nevergrad")
+#: Where sweepers of Hydra's come from, of which it knows a list; and the parts that they are made of.
+_SWEEPERS = ("hydra_plugins", "hydra._internal.core_plugins")
+_PARTS = ("hydra_plugins", "optuna.samplers")
 
 
 class JobFailedError(MptrainError):
@@ -142,14 +143,19 @@ def _require_tame(node: DictConfig) -> None:
     Raises:
         ConfigError: They name something.
     """
-    found = [("hydra.callbacks", "a callback")] if node.get("callbacks") else []
+    found = ["hydra.callbacks would call a callback"] if node.get("callbacks") else []
     for name in ("sweeper", "launcher"):
-        tree = OmegaConf.to_container(node[name], resolve=True)
-        found += [(f"hydra.{name}", path) for path in _targets(tree) if not is_allowed(path, _SWEEPERS)]
+        tree: Any = OmegaConf.to_container(node[name], resolve=True)
+        own = str(tree.pop("_target_", ""))
+        if not is_allowed(own, _SWEEPERS):
+            found.append(f"hydra.{name} would call {own}")
+        for path in _targets(tree):  # Hydra would follow any attribute of a module, out of the package too
+            try:
+                resolve(path, _PARTS)
+            except ConfigError as error:
+                found.append(f"hydra.{name} would call {path}: {error}")
     if found:
-        raise ConfigError(
-            [Problem(f"{key} would call {what}, which is no part of a sweeper", "leave it out") for key, what in found]
-        )
+        raise ConfigError([Problem(f"{what}: no part of a sweeper", "leave it out") for what in found])
 
 
 def _targets(tree: Any) -> Iterator[str]:

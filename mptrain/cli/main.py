@@ -114,7 +114,7 @@ def _dispatch(words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         return _help([first] if command else [])
     if command:
-        if command is not _resume:
+        if command not in (_train, _resume):
             _refuse_torchrun(f"mptrain {first}")
         return command(words[1:])
     if first in ("--version", "-V"):

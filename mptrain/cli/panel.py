@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mptrain.cli import wording
+from mptrain.cli.messages import printable
 from mptrain.cli.progress import LearnerProgress, RunProgress
 from mptrain.records import EvalRecord
 from mptrain.runlog.storage import readable_bytes
@@ -96,7 +97,12 @@ def render(seen: RunProgress, title: str = "") -> RenderableType:
         rows.append(_Parts(*_metrics(seen.evaluation)))
     if seen.progress is not None:
         rows.append(_machine(seen.progress))
-    return Panel(Group(*rows), title=escape(title) or None, title_align="left", border_style="dim", padding=(0, 1))
+    return Panel(Group(*rows), title=_shown(title) or None, title_align="left", border_style="dim", padding=(0, 1))
+
+
+def _shown(name: str) -> str:
+    """A word out of a file, or of a part of the user's, which controls neither rich nor the terminal."""
+    return escape(printable(name))
 
 
 def _bar(progress: ProgressRecord) -> RenderableType:
@@ -107,7 +113,7 @@ def _bar(progress: ProgressRecord) -> RenderableType:
     return _Parts(
         f"[bold]step {progress.step:,}/{progress.steps:,}[/]",
         f"{100 * done:.0f} %",
-        f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}  [dim]{escape(progress.doing)}[/]",
+        f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}  [dim]{_shown(progress.doing)}[/]",
         f"[dim]left[/] {wording.duration(progress.eta)}",
         first=bar,
     )
@@ -115,7 +121,7 @@ def _bar(progress: ProgressRecord) -> RenderableType:
 
 def _numbers(name: str, learner: LearnerProgress, evaluation: EvalRecord | None) -> RenderableType:
     last = learner.last
-    parts = [f"[bold]{escape(name)}[/]"] if name else []
+    parts = [f"[bold]{_shown(name)}[/]"] if name else []
     parts += [
         f"[dim]loss[/] [bold]{learner.loss:.4f}[/]",
         f"[dim]lr[/] {last.lr:.3g}",
@@ -127,8 +133,8 @@ def _numbers(name: str, learner: LearnerProgress, evaluation: EvalRecord | None)
 
 
 def _metrics(evaluation: EvalRecord) -> list[str]:
-    found = [f"[green]{escape(name)}[/]" for name in wording.metrics(evaluation.metrics).split("  ")]
-    found[0] = f"[dim]{escape(evaluation.split)}[/] {found[0]}"
+    found = [f"[green]{_shown(name)}[/]" for name in wording.metrics(evaluation.metrics).split("  ")]
+    found[0] = f"[dim]{_shown(evaluation.split)}[/] {found[0]}"
     return found
 
 
@@ -154,7 +160,7 @@ def _machine(progress: ProgressRecord) -> RenderableType:
     if progress.data_wait >= 0.2:
         waiting = f"[yellow]{waiting}[/]"
     parts = [
-        f"{wording.rate(progress.terms_per_second)} [dim]{escape(progress.term)}/s[/]",
+        f"{wording.rate(progress.terms_per_second)} [dim]{_shown(progress.term)}/s[/]",
         waiting,
         f"{readable_bytes(progress.memory)} [dim]memory[/]",
     ]

@@ -19,7 +19,6 @@ from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
 from mptrain.config.trust import confirm, let_in, retyped_for
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
-from mptrain.runlog import require_no_links
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 
 if TYPE_CHECKING:
@@ -119,7 +118,6 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         MptrainError: As `sweep`; or its jobs let in other code.
     """
     with each_warning_once():
-        require_no_links(found.folder)
         require_free(found)
         found = take_stock(replace(found, parallel=jobs or found.parallel))
         composer = Composer(found.config_dirs, found.config_name)

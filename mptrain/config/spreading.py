@@ -122,7 +122,7 @@ def spread_model(
     options = config.distributed
     wide = options.reduce == "float32"
     if not is_sharded_by(config, ranks.count):
-        return spread_over(ranks, None, wide=wide), None
+        return spread_over(ranks, None, wide=wide, meeting=options.sync_batchnorm), None
     if learners > 1:
         raise ConfigError(
             f"distributed=fsdp2 with {learners} learners: it gathers the weights of one loss at a time",
@@ -136,4 +136,4 @@ def spread_model(
             parameter.data = initial[name].to(parameter.device)
     apart = list(kept.values()) if policy.parameters != "float32" else []
     shard(root, model, options.units, apart, ranks, compute=compute, wide=wide)
-    return spread_over(ranks, root, wide=wide), blank
+    return spread_over(ranks, root, wide=wide, meeting=True), blank

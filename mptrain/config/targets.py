@@ -22,6 +22,12 @@ from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+#: Trackers, as YAML names them and where they are defined. Around them is what runs them: it is handed pickles.
+_TRACKERS = (
+    *("NoLogger", "TensorBoard", "MLflow", "WandB"),
+    *("base.NoLogger", "tensorboard.TensorBoard", "mlflow.MLflow", "wandb.WandB"),
+)
+
 #: Group to the packages whose classes and functions any YAML file may name there, which were made for that; not the
 #: rest of mptrain, where some take words of a command line or write files. Recipes compute what ``arithmetic`` names.
 PACKAGES: dict[str, tuple[str, ...]] = {
@@ -31,7 +37,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "optimizer": ("mptrain.optimizer.*",),
     "schedule": ("mptrain.schedule.*",),
     "scaler": ("mptrain.scaler.*",),
-    "logger": ("mptrain.logger.*",),
+    "logger": tuple(f"mptrain.logger.{name}" for name in _TRACKERS),
     "diagnostics": ("mptrain.diagnostics.probe.*", "mptrain.diagnostics.histograms.*"),
     "arithmetic": ("mptrain.numerics.demonstrations.*",),
 }

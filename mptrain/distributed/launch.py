@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -34,6 +35,8 @@ GRACE = 10.0
 
 #: Seconds that ranks which are all there have to connect to each other.
 MEETING = 30.0
+
+_HOST = "127.0.0.1"
 
 #: Bytes in which the number of a port is told.
 _PORT = 2
@@ -193,13 +196,22 @@ def _store(port: int | None) -> TCPStore:
     from torch._C._distributed_c10d import TCPStore
 
     try:
-        return TCPStore("127.0.0.1", port or 0, is_master=port is None, wait_for_workers=False)
+        if port is not None:
+            return TCPStore(_HOST, port, is_master=False, wait_for_workers=False)
+        with socket.create_server((_HOST, 0)) as listening:  # a store that listens by itself does so on all networks
+            return TCPStore(
+                _HOST,
+                listening.getsockname()[1],
+                is_master=True,
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
     except (RuntimeError, OSError) as error:
         if port is not None:
             raise RankLost from error
         raise EnvironmentRefused(
             f"ranks cannot meet on this machine: {error}",
-            "they need a TCP port of 127.0.0.1; run without distributed.procs",
+            f"they need a TCP port of {_HOST}; run without distributed.procs",
         ) from error
 
 

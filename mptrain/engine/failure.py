@@ -18,7 +18,7 @@ from mptrain.errors import NumericsError
 from mptrain.masking import masked
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.shards import part
-from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.storage import storing, temporary, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -217,7 +217,9 @@ def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str,
             "random": random,
             "ranks": ranks,
         }
-        torch.save(saved, folder / "step.pt")
+        draft = temporary(folder / "step.pt")
+        torch.save(saved, draft)
+        draft.replace(folder / "step.pt")
     write_atomically(folder / "diagnosis.json", json.dumps(masked(asdict(diagnosis)), indent=2) + "\n")
 
 

@@ -61,7 +61,7 @@ class BufferGuard:
                     module._buffers[name] = view
                     self._places.append((qualified, module, name, view))
             self._flat.append((flat, flat.clone()))
-            if lasting and dtype.is_floating_point:
+            if lasting:
                 self._lasting.append(flat)
 
     def snapshot(self) -> None:
@@ -70,7 +70,7 @@ class BufferGuard:
             saved.copy_(flat)
 
     def lasting(self) -> list[Tensor]:
-        """The memory of all floating-point buffers that are part of the weights, such as BatchNorm's running statistics."""
+        """The memory of all buffers that are part of the weights, such as BatchNorm's running statistics; one tensor a dtype."""
         return self._lasting
 
     def restore(self, skip: Tensor) -> None:

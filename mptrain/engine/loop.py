@@ -177,6 +177,7 @@ class Loop:
         progress = self.progress
         if self.parts.loaders.keys() == {"train"}:
             self._warn(f"{self.parts.dataset.name} has neither validation nor test data: nothing will be evaluated")
+        self._turns.ask()  # whether time is over already, in a run that goes on
         while not self._finished or progress.evaluated_at != progress.step:
             self._train_epoch()
             self._evaluate_epoch()

@@ -118,14 +118,19 @@ class _Several:
 
     def align(self, guard: BufferGuard) -> None:
         """See `Spread`."""
-        self.ranks.take_from_first(guard.lasting())
+        self.ranks.take_from_first([flat.view(torch.uint8) for flat in guard.lasting()])  # of any dtype
 
 
 class DataParallel(_Several):
-    """Every rank has all weights: torch's DistributedDataParallel, and our own sums where an update has several micro-batches."""
+    """Every rank has all weights: torch's DistributedDataParallel, and our own sums where an update has several micro-batches.
 
-    def __init__(self, ranks: Ranks, *, wide: bool) -> None:
+    Args:
+        meeting: Passes of the model wait for those of other ranks, as synchronised BatchNorm does.
+    """
+
+    def __init__(self, ranks: Ranks, *, wide: bool, meeting: bool) -> None:
         super().__init__(ranks, wide=wide)
+        self._meeting = meeting
         self._wrapped: dict[int, nn.Module] = {}
         self._sums: list[tuple[Tensor, Tensor]] = []
 
@@ -141,7 +146,7 @@ class DataParallel(_Several):
 
     def micro_batches(self, batch: Batch, wanted: int) -> tuple[Batch, ...]:
         """See `Spread`. Where there are several, only sums are exchanged, behind the last: so the parts may differ in number."""
-        return batch.split(wanted)
+        return _as_many(batch, wanted) if self._meeting else batch.split(wanted)
 
     def settle(self, weights: Weights, *, alone: bool) -> None:
         """See `Spread`: a gradient that this rank does not have counts as zeros where another has one."""
@@ -178,12 +183,8 @@ class Sharded(_Several):
         self._root = root
 
     def micro_batches(self, batch: Batch, wanted: int) -> tuple[Batch, ...]:
-        """See `Spread`; those that are missing to ``wanted`` are stand-ins without weight, since each pass gathers weights."""
-        if wanted == 1:
-            return (batch,)
-        parts = batch.split(wanted)
-        missing = (replace(parts[0], stand_in=True),) * (wanted - len(parts))
-        return (*parts, *missing)
+        """See `Spread`: each pass gathers weights."""
+        return _as_many(batch, wanted)
 
     def loss(self, learner: Learner, model: nn.Module, *, alone: bool) -> Loss:
         """See `Spread`."""
@@ -225,17 +226,24 @@ class LossOf(nn.Module):
         return loss
 
 
-def spread_over(ranks: Ranks, root: LossOf | None, *, wide: bool) -> Spread:
+def spread_over(ranks: Ranks, root: LossOf | None, *, wide: bool, meeting: bool) -> Spread:
     """The way in which a run is spread.
 
     Args:
         ranks: Who they are.
         root: What was sharded; None where every rank has all weights.
         wide: Sum half-precision gradients in FP32.
+        meeting: Passes of the model wait for those of other ranks.
     """
     if ranks.count == 1:
         return Alone()
-    return DataParallel(ranks, wide=wide) if root is None else Sharded(ranks, root, wide=wide)
+    return DataParallel(ranks, wide=wide, meeting=meeting) if root is None else Sharded(ranks, root, wide=wide)
+
+
+def _as_many(batch: Batch, wanted: int) -> tuple[Batch, ...]:
+    """So many micro-batches on every rank: stand-ins without weight where a part has fewer samples."""
+    parts = batch.split(wanted)
+    return (*parts, *(replace(parts[0], stand_in=True),) * (wanted - len(parts)))
 
 
 def _squares(norms: Tensor) -> Tensor:

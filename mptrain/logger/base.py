@@ -99,7 +99,12 @@ def kept_id(file: Path, make: Callable[[], str]) -> str:
     Args:
         file: In the tracker's folder of the run directory.
         make: Makes a new id.
+
+    Raises:
+        ValueError: The file is a symbolic link.
     """
+    if file.is_symlink():  # of a run that somebody else made
+        raise ValueError(f"{file} is a symbolic link")
     if file.exists():
         return file.read_text(encoding="utf-8").strip()
     identity = make()

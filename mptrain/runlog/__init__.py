@@ -4,7 +4,7 @@ Importing it must not import torch. Checkpoints hold tensors and are therefore i
 `mptrain.runlog.checkpoints`.
 """
 
-from mptrain.runlog.directory import RunDirectory, create_run, existing_run, last_run, open_run, require_no_links
+from mptrain.runlog.directory import RunDirectory, create_run, existing_run, last_run, open_run
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.lock import Holder
 from mptrain.runlog.naming import check_run_name
@@ -33,7 +33,6 @@ __all__ = [
     "read_run",
     "read_summary",
     "readable_bytes",
-    "require_no_links",
     "storing",
     "truncate_records",
     "write_atomically",

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-#: Of a run directory: three files of each step that was looked at.
-FOLDER = "diagnosis"
-
 #: Letters of the words in a file's name at most.
 _LONGEST = 60
 

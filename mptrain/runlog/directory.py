@@ -17,7 +17,14 @@ from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import check_run_name, fresh_name
 from mptrain.runlog.state import RunState, parse_state
-from mptrain.runlog.storage import TEMPORARY, remove_drafts, storing, sync_folder, write_atomically
+from mptrain.runlog.storage import (
+    TEMPORARY,
+    remove_drafts,
+    require_no_links,
+    storing,
+    sync_folder,
+    write_atomically,
+)
 from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
@@ -176,7 +183,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
 
     Raises:
         ConfigError: The name is not usable.
-        StorageError: ``root/NAME`` is something else than a run directory.
+        StorageError: ``root/NAME`` is something else than a run directory, or has symbolic links in it.
     """
     paths = RunPaths(root / check_run_name(name))
     with storing(paths.root, "read"):
@@ -185,7 +192,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
         early = {paths.lock.name, paths.config.name, paths.overrides.name, paths.data.name}
         found = {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY}
         if RUN_JSON in found or found <= early:
-            return RunDirectory(paths)
+            return _without_links(paths)
     raise StorageError(f"{paths.root} exists and is not a run: it has no {RUN_JSON}", "choose another run.name")
 
 
@@ -193,13 +200,23 @@ def open_run(path: Path) -> RunDirectory:
     """The run in a directory.
 
     Raises:
-        StorageError: There is no such directory, or it holds no ``run.json``.
+        StorageError: There is no such directory, it holds no ``run.json``, or there are symbolic links in it.
     """
     paths = RunPaths(path)
     if not path.is_dir():
         raise StorageError(f"no run directory {path}", _meant(path))
     if not paths.run_json.exists():
         raise StorageError(f"{path} is not a run directory: it has no {RUN_JSON}", "name the folder of one run")
+    return _without_links(paths)
+
+
+def _without_links(paths: RunPaths) -> RunDirectory:
+    """The run, if no link in it leads elsewhere.
+
+    Raises:
+        StorageError: Names a link.
+    """
+    require_no_links(paths.root, paths.folders)
     return RunDirectory(paths)
 
 
@@ -216,24 +233,11 @@ def _meant(path: Path) -> str:
     return f"did you mean {runs[guess]}?" if guess else "name a directory that holds a run.json, or write: last"
 
 
-def require_no_links(folder: Path) -> None:
-    """Refuse to write into the folder of a run or sweep with links in it: they could lead anywhere if somebody else made it.
-
-    Raises:
-        StorageError: Names a link.
-    """
-    with storing(folder, "read"):
-        links = sorted(entry.name for entry in folder.iterdir() if entry.is_symlink()) if folder.is_dir() else []
-    if links:
-        hint = "put what it points to in its place: what mptrain writes stays in the folder itself"
-        raise StorageError(f"{folder / links[0]} is a symbolic link", hint)
-
-
 def last_run(root: Path) -> RunDirectory:
     """The run that was started or resumed last; directories with a damaged ``run.json`` are passed over.
 
     Raises:
-        StorageError: There is no run below the root.
+        StorageError: There is no run below the root, or the last one has symbolic links in it.
     """
     newest: tuple[str, RunDirectory] | None = None
     for run in _runs_below(root):
@@ -245,7 +249,7 @@ def last_run(root: Path) -> RunDirectory:
             newest = (state.started, run)
     if newest is None:
         raise StorageError(f"there is no run in {root}", "train first, or set run.root to where the runs are")
-    return newest[1]
+    return _without_links(newest[1].paths)
 
 
 def _create_fresh(root: Path, label: str) -> RunDirectory:

@@ -105,6 +105,21 @@ class RunPaths:
         return self.root / "export"
 
     @property
+    def diagnosis(self) -> Path:
+        """The folder of what looks at single steps have found (see `mptrain.runlog.diagnosis`)."""
+        return self.root / "diagnosis"
+
+    @property
+    def figures(self) -> Path:
+        """The pictures of the report in Markdown."""
+        return self.root / "figures"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All folders but those of trackers, which may hold what they like."""
+        return (self.checkpoints, self.failure, self.samples, self.export, self.diagnosis, self.figures)
+
+    @property
     def logger_log(self) -> Path:
         """What the experiment tracker printed; made only where there is one."""
         return self.root / "logger.log"

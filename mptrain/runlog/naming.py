@@ -23,7 +23,7 @@ def check_run_name(name: str) -> str:
         ConfigError: Empty, absolute, with ``.`` or ``..`` or empty parts, with control characters, or with a
             part that starts with ``-`` or ``.``, has blanks at its ends, or is too long.
     """
-    why = next((why for part in name.split("/") if (why := _objection(part))), "")
+    why = next((why for part in name.split("/") if (why := objection(part))), "")
     if name.startswith("/"):
         why = "is an absolute path"
     if not name:
@@ -48,8 +48,8 @@ def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
     return moment.strftime("%Y-%m-%d"), f"{moment:%H-%M-%S}-{plain}-{secrets.token_hex(2)}"
 
 
-def _objection(part: str) -> str:
-    """Why one part of a name cannot be used; empty if it can."""
+def objection(part: str) -> str:
+    """Why one part of a name cannot be used, as in ``name {objection}``; empty if it can."""
     if part in ("", ".", ".."):
         return f"has {part!r} as a part of the path"
     if part[0] in "-.":

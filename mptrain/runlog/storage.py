@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mptrain.errors import StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
 TEMPORARY = ".tmp"
@@ -102,6 +102,26 @@ def remove_drafts(folder: Path) -> None:
         for path in folder.iterdir():
             if _DRAFT.fullmatch(path.name):
                 path.unlink(missing_ok=True)
+
+
+def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
+    """Refuse the folder of a run or sweep with links in it: they could lead anywhere if somebody else made it.
+
+    Args:
+        folder: What lies in it is looked at, but not what lies in its folders.
+        inside: Those of its folders in which everything is looked at.
+
+    Raises:
+        StorageError: Names a link.
+    """
+    with storing(folder, "read"):
+        entries = list(folder.iterdir()) if folder.is_dir() else []
+        for place in inside:
+            entries += place.rglob("*") if place.is_dir() else ()
+        links = sorted(entry for entry in entries if entry.is_symlink())
+    if links:
+        hint = "put what it points to in its place: what mptrain reads and writes stays in the folder itself"
+        raise StorageError(f"{links[0]} is a symbolic link", hint)
 
 
 def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, good: str = "") -> None:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from mptrain.errors import EXIT_NUMERICS, StorageError
 from mptrain.masking import masked
 from mptrain.runlog.kinds import each, is_count, is_mapping, is_number, is_text, is_whole, misfit, optional
+from mptrain.runlog.naming import objection
 from mptrain.runlog.state import check_schema, now, parse_object
-from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.storage import require_no_links, storing, write_atomically
 from mptrain.runlog.sweep_csv import write_rows
 
 if TYPE_CHECKING:
@@ -194,9 +195,10 @@ def read_sweep(folder: Path) -> Sweep:
     """The sweep in a folder.
 
     Raises:
-        StorageError: There is none, or ``sweep.json`` is damaged or of a newer schema.
+        StorageError: There is none, ``sweep.json`` is damaged or of a newer schema, or there are symbolic links in it.
     """
     path = SweepPaths(folder).json
+    require_no_links(folder, [SweepPaths(folder).figures])
     with storing(path, "read"):
         try:
             text = path.read_bytes().decode("utf-8", "replace")
@@ -239,6 +241,6 @@ def _job(number: int, fields: dict[str, Any]) -> SweepJob:
         raise ValueError(f"job {number} says that its number is {job.number!r}")
     if job.status not in get_args(JobStatus):
         raise ValueError(f"status {job.status!r} is none of {', '.join(get_args(JobStatus))}")
-    if job.name in ("", ".", "..") or "/" in job.name:
-        raise ValueError(f"the name {job.name!r} leads out of the folder")
+    if why := "leads out of the folder" if "/" in job.name else objection(f"{job.name}.log"):
+        raise ValueError(f"the name {job.name!r} {why}")
     return job

@@ -82,6 +82,14 @@ def test_what_is_no_run_is_refused_under_torchrun(terminal, monkeypatch, words):
     assert terminal.err.startswith("error: torchrun begins the ranks of one run, and ")
 
 
+@pytest.mark.parametrize("words", [("train", "model=mlp"), ("model=mlp",)])
+def test_a_run_begins_under_torchrun(terminal, monkeypatch, words):
+    for name, value in THERE.items():
+        monkeypatch.setenv(name, value)
+    assert terminal(*words) == 0, terminal.err
+    assert terminal.trained
+
+
 @pytest.mark.parametrize(
     ("variables", "said"),
     [

@@ -94,6 +94,18 @@ def test_nothing_is_lost_with_a_rank(tmp_path, undisturbed, how):
     assert (run / "steps.jsonl").read_bytes() == (undisturbed / "steps.jsonl").read_bytes()
 
 
+def test_a_run_whose_time_is_over_goes_on_without_a_step(tmp_path):
+    words = (*WORDS, TWO, "train.epochs=100000", "train.max_minutes=0.01", "run.name=r")
+    finished = run_command(*words, cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    run = tmp_path / "outputs/r"
+    steps, state = (run / "steps.jsonl").read_bytes(), json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**state, "status": "running"}))  # killed behind its last checkpoint
+    finished = run_command("resume", "r", cwd=tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert (run / "steps.jsonl").read_bytes() == steps
+
+
 MORTAL = """
 import os, signal
 from pathlib import Path

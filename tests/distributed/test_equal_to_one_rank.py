@@ -97,8 +97,13 @@ def test_other_shapes_of_training_on_two_ranks():
 
 def test_statistics_of_batch_normalisation_over_all_ranks():
     words = [*BASE, "model=cnn", "precision=fp32", "distributed.sync_batchnorm=true", "dataset.train_samples=96"]
-    (answers,) = trained_by(2, words)
+    uneven = [*words, "dataset.train_samples=67", "train.batch_size=8", "train.accumulate=4"]
+    answers, of_uneven = trained_by(2, words, uneven)
     require_same(trained_alone(*words), answers, tolerance=2e-4)
+    first, second = of_uneven  # the last batch has 3 samples, for 4 micro-batches that wait for each other
+    assert len(first["steps"]) == 9 * 3
+    assert str(second["steps"]) == str(first["steps"])
+    assert second["weights"] == first["weights"]
 
 
 def test_a_state_carried_from_batch_to_batch_and_two_learners():

@@ -22,8 +22,9 @@ def campaign(*words, timeout):
     return done.stdout
 
 
+@pytest.mark.timeout(1000)
 def test_twenty_faults(tmp_path):
-    output = campaign("--n", "20", "--seed", "0", "--jobs", "2", "--keep", str(tmp_path), timeout=250)
+    output = campaign("--n", "20", "--seed", "0", "--jobs", "2", "--keep", str(tmp_path), timeout=900)
     assert output.startswith("| fault | cases |")
     assert "| all | 20 |" in output
 

@@ -187,6 +187,24 @@ def test_a_saved_configuration_calls_nothing_but_parts_of_mptrain(group, path):
 
 
 @pytest.mark.parametrize(
+    "target",
+    [
+        "{_target_: mptrain.logger.worker.main}",
+        "{_target_: mptrain.logger.base.require_package, package: strangers_module.x, extra: y}",
+        "{_target_: mptrain.logger.base.kept_id, file: it-ran}",
+    ],
+)
+def test_what_runs_trackers_is_none(capsys, stranger, target):
+    """It unpickles what it reads, imports packages, writes files."""
+    Path("conf/logger").mkdir(parents=True)
+    Path("conf/logger/evil.yaml").write_text(target)
+    code, errors = run(capsys, "--config-dir", "conf", "logger=evil", *ONE_STEP)
+    assert code == 2
+    assert "is not in an allowed package (mptrain.logger.NoLogger, " in errors[0]
+    assert not Path("it-ran").exists()
+
+
+@pytest.mark.parametrize(
     "said",
     ["allow: [strangers_module]", "allow: ['${seed}', strangers_module]", "allow: '${model.hidden}'", "'${model}'"],
 )
@@ -259,9 +277,19 @@ def test_a_file_at_the_top_cannot_have_a_module_imported_by_looking_for_options_
     [
         ("callbacks: {x: {_target_: strangers_module.network}}", "hydra.callbacks"),
         ("sweeper: {params: {x: {_target_: strangers_module.network}}}", "hydra.sweeper"),
+        *(  # attributes of what Hydra, or an installed plugin, has imported
+            (f"sweeper: {{params: {{x: {{_target_: {path}, path: it-ran}}}}}}", "hydra.sweeper")
+            for path in (
+                "hydra._internal.core_plugins.basic_sweeper.logging.os.mkdir",
+                "hydra_plugins.helpful.os.mkdir",
+                "hydra_plugins.helpful.mkdir",
+            )
+        ),
     ],
 )
 def test_a_file_of_options_cannot_give_hydra_something_to_call(capsys, stranger, said, key):
+    Path("lib/hydra_plugins").mkdir()
+    Path("lib/hydra_plugins/helpful.py").write_text("import os\nfrom os import mkdir\n")
     Path("conf/debug").mkdir(parents=True)
     Path("conf/debug/evil.yaml").write_text(f"# @package _global_\nhydra:\n  {said}\n")
     words = ("-m", "--config-dir", "conf", "debug=evil", "hydra/sweeper=basic", "seed=0,1", *TINY)
@@ -327,6 +355,22 @@ def test_a_link_in_the_folder_of_a_run_is_not_written_through(capsys, tmp_path, 
         assert errors[0] == f"error: outputs/run/{name} is a symbolic link"
         assert errors[1].startswith("hint: ")
     assert (target / "mine.pt" if target.is_dir() else target).read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["failure/step.pt", "samples/x-000001.tsv", "checkpoints/a.parts/b", "diagnosis/x"])
+def test_a_link_in_a_folder_of_a_run_is_neither_written_through_nor_shown(capsys, tmp_path, name):
+    assert main(list(ONE_STEP)) == 0
+    precious = tmp_path / "precious"
+    precious.write_text("precious words")
+    place = Path("outputs/run", name)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(precious)
+    for words in (("resume", "outputs/run", "train.max_steps=3"), ("report", "outputs/run"), ("report", "last")):
+        code, errors = run(capsys, *words)
+        assert code == 6
+        assert errors[0] == f"error: outputs/run/{name} is a symbolic link"
+    assert precious.read_text() == "precious words"
+    assert not Path("outputs/run/report.html").exists()
 
 
 def test_an_error_shows_no_control_sequence(capsys):

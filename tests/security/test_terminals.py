@@ -9,15 +9,19 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from mptrain.campaign.points import expand
 from mptrain.campaign.sweep import plan_sweep
 from mptrain.cli.messages import say
+from mptrain.cli.panel import render
+from mptrain.cli.progress import RunProgress
 from mptrain.cli.reproduce import print_recipe
 from mptrain.cli.rows import print_rows
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import Lines, LiveTable
 from mptrain.config.compose import Composer
+from mptrain.records import EvalRecord, ProgressRecord, StepRecord
 from mptrain.runlog.sweeps import read_sweep
 
 EVIL = "a\x1b]0;title\x07b\x1b[2Jc\x9b1md\x1b[8me\r\x00f\x1b[?1049h"
@@ -56,7 +60,6 @@ def sweep(tmp_path):
     fields = json.loads((folder / "sweep.json").read_text())
     for job, status in zip(fields["jobs"], ("done", "failed"), strict=True):
         job |= {
-            "name": EVIL.replace("\0", ""),
             "varied": [EVIL],
             "arm": EVIL,
             "reason": EVIL,
@@ -64,7 +67,7 @@ def sweep(tmp_path):
             "code": 4,
         }
     (folder / "sweep.json").write_text(json.dumps(fields))
-    run = folder / EVIL.replace("\0", "")
+    run = folder / fields["jobs"][0]["name"]
     run.mkdir()
     numbers = {"schema": 1, "metric": 0.5, "metric_name": EVIL, "metric_split": EVIL}
     (run / "summary.json").write_text(json.dumps(numbers))
@@ -90,6 +93,19 @@ def test_live_tables_of_sweeps(sweep):
         with table._console.capture() as drawn:
             table._console.print(table.render(width, 40))
         assert not harmful(drawn.get())
+
+
+def test_the_panel_of_a_run():
+    """Its title is a word of the configuration that a run was saved with; metrics and terms are named by tasks."""
+    seen = RunProgress()
+    for learner in (EVIL, "other"):
+        seen.take(StepRecord(learner, 1, 1, 0, 1.0, 8.0, False, False, 2.0, 0.1))
+    seen.take(EvalRecord(EVIL, 1, 1, 200, {EVIL: 0.1}))
+    seen.take(ProgressRecord(1, 40, 0, 10, 4215.2, EVIL, 0.25, 512_000_000, 32.0, EVIL))
+    console = Console(width=300, file=Screen())
+    console.print(render(seen, EVIL))
+    assert console.file.getvalue().count("]0;title") >= 5
+    assert not harmful(console.file.getvalue())
 
 
 def test_recipes(screen):
