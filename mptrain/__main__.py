@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from mptrain.cli.main import main
+import signal
+
+from mptrain.cli.main import main as run_words
+
+
+def main() -> int:
+    """Runs the words after the program's name; returns the exit code."""
+    return run_words(at_end=_deaf)
+
+
+def _deaf() -> None:
+    """Nothing is left to be ended: a signal while the interpreter goes would only replace the exit code by its own."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +169,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     changed = {word.partition("=")[0] for word in overrides}
     before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
     config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
-    said = {word.partition("=")[0].lstrip("+~") for word in overrides if not is_trust(word)}
+    said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_trust(word)}
     require_spread(config, config.distributed.procs or 1)  # before there are as many processes
     with gathered(config.distributed) as ranks:
         if not ranks.first:
@@ -196,7 +196,13 @@ def find_run(run: str) -> RunDirectory:
 
 
 def _continue(
-    directory: RunDirectory, config: Config, show: Show, ranks: Ranks, *, explicit: bool, said: Collection[str] = ()
+    directory: RunDirectory,
+    config: Config,
+    show: Show,
+    ranks: Ranks,
+    *,
+    explicit: bool,
+    said: Mapping[str, str] | None = None,
 ) -> Outcome:
     with directory.lock():
         path = directory.paths.config
@@ -221,7 +227,7 @@ def _continue(
         require_logger(config)
         store = _store(directory, config, higher_is_better=True)
         loaded = store.load_latest()
-        strange = require_as_trained(directory, old, state, loaded.manifest, said) if loaded is not None else ""
+        strange = require_as_trained(directory, old, state, loaded.manifest, said or {}) if loaded is not None else ""
         manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
         forgive = state is not None and state.status == "failed"
         ranks.firsts(Beginning(manifest and manifest.absolute(), forgive))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from mptrain.config.compose import compose, reload
@@ -13,7 +14,7 @@ from mptrain.errors import ConfigError, MptrainError, StorageError
 from mptrain.runlog.manifest import manifests_in, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Mapping, Sequence
 
     from mptrain.config.schema import Config
     from mptrain.runlog import RunDirectory, RunState
@@ -60,7 +61,7 @@ def written_config(directory: RunDirectory) -> str:
 
 
 def require_as_trained(
-    directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest, said: Collection[str]
+    directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest, said: Mapping[str, str]
 ) -> str:
     """Refuse a ``config.yaml`` that no command has changed, and that is another than the checkpoint was made with.
 
@@ -69,7 +70,7 @@ def require_as_trained(
         written: The text of the file.
         state: Of the run; its attempts tell what commands have changed.
         manifest: Of the checkpoint.
-        said: Keys that are given a value now, which may be what was damaged.
+        said: Keys that are given a value now, which may be what was damaged, and the words that do.
 
     Returns:
         A warning where it is another, and those keys may be why; empty where it is the same.
@@ -85,9 +86,10 @@ def require_as_trained(
     if said and not untold:
         return strange
     told = f": {'; '.join(change_in_words(*change) for change in untold)}" if untold else ""
-    words = " ".join(f"{key}={show(value)}" for key, _, value in untold) if len(untold) <= 3 and untold else "KEY=VALUE"
+    words = [f"{key}={show(value)}" for key, _, value in untold] if len(untold) <= 3 and untold else ["KEY=VALUE"]
+    line = " ".join([*words, *map(shlex.quote, said.values())])
     raise StorageError(
-        f"{strange}{told}", f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} {words}"
+        f"{strange}{told}", f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} {line}"
     )
 
 

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import report, unwritable, wants_traceback, warn, writing
 from mptrain.distributed.torchrun import begun_by_torchrun
-from mptrain.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, StorageError, UsageError, did_you_mean
+from mptrain.errors import (
+    EXIT_CONFIG,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    MptrainError,
+    Preempted,
+    StorageError,
+    UsageError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,11 +31,12 @@ if TYPE_CHECKING:
     Command = Callable[[list[str]], int]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda: None) -> int:
     """Runs one command line.
 
     Args:
         argv: The words after the program's name; those of this process when not given.
+        at_end: Called when all is done, and a run that a signal has ended has only to say so.
 
     Returns:
         The exit code (see `mptrain.errors`).
@@ -43,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "--traceback" in words and not completing:
         words.remove("--traceback")
         os.environ["MPTRAIN_TRACEBACK"] = "1"
-    code = _guarded(lambda: _completion(words[1:]) if completing else _dispatch(words))
+    code = _guarded(lambda: _completion(words[1:]) if completing else _dispatch(words), at_end)
     # What is left is written here, not while the interpreter ends, when nobody can be told that it failed.
     if code == EXIT_OK:
         code = _guarded(_flush)
@@ -51,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except (OSError, ValueError):
         _discard_output()
+    at_end()
     return code
 
 
@@ -66,7 +77,7 @@ def _be_silent_on_other_ranks() -> None:
     os.close(quiet)
 
 
-def _guarded(action: Callable[[], int]) -> int:
+def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: None) -> int:
     """The exit code of an action, whatever it raises."""
     try:
         return action()
@@ -81,6 +92,8 @@ def _guarded(action: Callable[[], int]) -> int:
         _discard_output()
         return EXIT_OK
     except MptrainError as error:
+        if isinstance(error, Preempted):
+            at_end()
         return report(error)
     except SystemExit as leaving:  # argparse inside Hydra
         return EXIT_OK if leaving.code in (None, 0) else EXIT_CONFIG

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-#: Seconds that other ranks have to end after the first one has.
-GRACE = 10.0
+#: Seconds that other ranks have to end after the first one has; after an error, for which they may wait in an exchange.
+GRACE, GRACE_AFTER_ERROR = 10.0, 1.0
 
 #: Seconds that ranks which are all there have to connect to each other.
 MEETING = 30.0
@@ -88,7 +88,7 @@ def _forked(count: int, timeout: float) -> Iterator[Ranks]:
     # Closed without a word, it tells the others that the first rank has gone.
     reading, writing = (os.fdopen(end, mode, buffering=0) for end, mode in zip(os.pipe(), ("rb", "wb"), strict=True))
     children: dict[int, int] = {}
-    group = None
+    group, grace = None, GRACE
     try:
         for rank in range(1, count):
             child = os.fork()
@@ -104,12 +104,15 @@ def _forked(count: int, timeout: float) -> Iterator[Ranks]:
         _wait_for_all(store, children, timeout)
         group = Group(0, count, 0, count, timeout, store, MEETING, children)
         yield group
+    except BaseException:
+        grace = GRACE_AFTER_ERROR
+        raise
     finally:
         reading.close()
         writing.close()
         if group is not None:
             group.leave()
-        reap(list(children))
+        reap(list(children), grace)
 
 
 def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> None:

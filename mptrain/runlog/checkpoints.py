@@ -209,7 +209,8 @@ class CheckpointStore:
 
     def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
         """What can be done with a run one of whose checkpoints is damaged."""
-        hint = "restore it from a copy; a run that is not done goes on from one before it that is sound: mptrain resume"
+        resume = f"mptrain resume {self.folder.parent}"
+        hint = f"restore it from a copy; a run that is not done goes on from one before it that is sound: {resume}"
         other = self.best() if which == LAST else None
         return hint if other in (None, damaged) else f"--best takes {other.name}, or {hint}"
 

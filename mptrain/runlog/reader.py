@@ -246,5 +246,5 @@ def _number(column: str, cell: str) -> float:
 def _damaged(path: Path, number: int, why: str) -> StorageError:
     return StorageError(
         f"{path}, line {number} is damaged: {why}",
-        "resume the run from a checkpoint, or restore the file from a copy",
+        "restore the file from a copy; the run itself can be gone on with",
     )

@@ -59,7 +59,7 @@ def as_storage_error(
     if error.errno in _FULL:
         wanted = "" if needed is None else f"{readable_bytes(needed)} needed, "
         reason += f" ({wanted}{readable_bytes(free_bytes(path))} free)"
-        hint = "free some space, or set run.root to a folder on another disk"
+        hint = "free some space; new runs can be written to another disk: run.root=FOLDER"
     elif error.errno in _REFUSED:
         hint = "change its permissions, or choose a folder that you can write (run.root for a new run)"
     if good:

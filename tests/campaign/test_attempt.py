@@ -58,7 +58,9 @@ def test_a_configuration_that_no_command_changed_is_refused_and_goes_on_when_ask
     assert f"error: {strange}: optimizer.momentum was 0.9, now 0.8\n" in said
     assert "mptrain resume outputs/run optimizer.momentum=0.8\n" in said
     assert main(["resume", "outputs/run", "train.epochs=4"]) == 6
-    assert strange in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert strange in said
+    assert "mptrain resume outputs/run optimizer.momentum=0.8 train.epochs=4\n" in said
     assert main(["resume", "outputs/run", "optimizer.momentum=0.9"]) == 0
     assert "warning: outputs/run/config.yaml is damaged or was edited" in capsys.readouterr().err
 

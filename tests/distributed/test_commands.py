@@ -256,6 +256,28 @@ except EnvironmentRefused:
     assert done.stdout == "True True\n", done.stderr
 
 
+def test_others_that_wait_for_the_first_rank_do_not_hold_its_error_up():
+    script = """
+import time
+from mptrain.distributed import launch
+from mptrain.distributed.options import DistributedOptions
+
+try:
+    with launch.gathered(DistributedOptions(procs=2)) as ranks:
+        if ranks.first:
+            began = time.monotonic()
+            raise ValueError
+        ranks.everyones("here")
+        time.sleep(1000)
+except ValueError:
+    print(time.monotonic() - began < launch.GRACE / 2)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "True\n", done.stderr
+
+
 def losses_of(run):
     return [json.loads(line)["loss"] for line in (run / "steps.jsonl").read_text().splitlines()]
 
