@@ -19,7 +19,7 @@ from mptrain.campaign.failing import how_it_failed, in_the_users_terms
 from mptrain.campaign.following import follow
 from mptrain.campaign.same_data import other_training_data
 from mptrain.campaign.tracking import require_logger, track
-from mptrain.campaign.written_config import reload_config, require_as_trained, written_config
+from mptrain.campaign.written_config import reload_config, require_as_trained, require_no_damage, written_config
 from mptrain.config.build import build
 from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.ranges import show
@@ -208,7 +208,9 @@ def _continue(
         path = directory.paths.config
         old = written_config(directory) if path.exists() else config.yaml
         changes = diff(old, config.yaml)
+        state = directory.read_state()
         if changes and not explicit:
+            require_no_damage(directory, old, state)
             raise ConfigError(
                 [Problem(f"{directory.root}: {change_in_words(*change)}") for change in changes]
                 + [
@@ -219,7 +221,6 @@ def _continue(
                     )
                 ]
             )
-        state = directory.read_state()
         if state is not None and state.status == "done" and not changes:
             done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
             ranks.firsts(Beginning(done=done))

@@ -93,6 +93,27 @@ def require_as_trained(
     )
 
 
+def require_no_damage(directory: RunDirectory, written: str, state: RunState | None) -> None:
+    """Refuse a ``config.yaml`` that no command has changed, where a command would be blamed for being another.
+
+    Args:
+        directory: The run.
+        written: The text of the file.
+        state: Of the run.
+
+    Raises:
+        StorageError: It is another than the newest checkpoint was made with.
+    """
+    for path in manifests_in(directory.paths.checkpoints):
+        with contextlib.suppress(StorageError):
+            if strange := _strange(directory, written, state, read_manifest(path)):
+                break
+            return
+    else:
+        return
+    raise StorageError(strange, _RESTORE)
+
+
 def _strange(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
     """A sentence where ``config.yaml`` is another than the checkpoint was made with, and no command has changed it."""
     attempts = state.attempts if state else ()

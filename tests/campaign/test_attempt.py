@@ -65,6 +65,21 @@ def test_a_configuration_that_no_command_changed_is_refused_and_goes_on_when_ask
     assert "warning: outputs/run/config.yaml is damaged or was edited" in capsys.readouterr().err
 
 
+def test_a_line_that_says_everything_is_not_blamed_for_what_happened_to_the_file(broken_off, capsys):
+    path = broken_off / "config.yaml"
+    whole = path.read_text()
+    path.write_text(whole[: whole.index("optimizer:")])
+    words = [*WORDS, "run.resume=auto"]
+    assert main(words) == 6
+    errors = capsys.readouterr().err.splitlines()
+    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another"
+    assert errors[-2:] == [f"error: {strange}", "hint: restore the file from a copy"]
+    path.write_text(whole)
+    assert main([*words, "seed=7"]) == 2
+    assert "outputs/run: seed was 0, now 7" in capsys.readouterr().err
+    assert main(words) == 0
+
+
 def test_a_configuration_that_is_damaged_beyond_reading_is_named_and_not_taken_for_a_mistake_of_the_user(
     broken_off, capsys
 ):
