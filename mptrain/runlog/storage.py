@@ -12,13 +12,13 @@ import re
 import secrets
 import shutil
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 TEMPORARY = ".tmp"
 _DRAFT = re.compile(r".+\.[0-9a-f]{8}\.tmp")
@@ -115,10 +115,10 @@ def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
         StorageError: Names a link.
     """
     with storing(folder, "read"):
-        entries = list(folder.iterdir()) if folder.is_dir() else []
-        for place in inside:
-            entries += place.rglob("*") if place.is_dir() else ()
-        links = sorted(entry for entry in entries if entry.is_symlink())
+        links = sorted(entry for entry in folder.iterdir() if entry.is_symlink()) if folder.is_dir() else []
+    for place in () if links else inside:
+        for parent, folders, files in os.walk(place):  # passes over what a run that goes on removes meanwhile
+            links += [path for name in sorted([*folders, *files]) if (path := Path(parent, name)).is_symlink()]
     if links:
         hint = "put what it points to in its place: what mptrain reads and writes stays in the folder itself"
         raise StorageError(f"{links[0]} is a symbolic link", hint)
