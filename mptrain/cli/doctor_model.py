@@ -6,12 +6,14 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
+from mptrain.campaign.data_check import check_data
 from mptrain.campaign.scaling import ScalingReport, check_scaling
+from mptrain.cli.doctor_data import data_lines
 from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
 from mptrain.diagnostics.scaling import Scales, scales_of
 from mptrain.diagnostics.trail import LOSS
-from mptrain.errors import EXIT_NUMERICS, EXIT_OK
+from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.numerics.formats import scale_in_words
 
 if TYPE_CHECKING:
@@ -30,17 +32,23 @@ _FORMATS = {"float16": "FP16", "bfloat16": "BF16", "float32": "FP32", "float64":
 
 
 def doctor_model(config: Config) -> int:
-    """Print what the first step's gradients say about a configuration.
+    """Print what is wrong with the files of the data set, and what the first step's gradients say about a configuration.
 
     Args:
         config: Checked.
 
     Returns:
-        0, or 4 where something is wrong.
+        0, 4 where something is wrong with the model, or 6 where training stops at a file.
 
     Raises:
         MptrainError: The parts cannot be built, or do not get through their first batch.
     """
+    with _Waiting() as waiting:
+        data = check_data(config, waiting.tell)
+    if lines := data_lines(config.chosen.get("dataset", config.dataset.path), data, width_of(sys.stdout)):
+        say("\n".join(lines if data.stopping else [*lines, ""]))
+    if data.stopping:
+        return EXIT_DATA
     with _Waiting() as waiting:
         report = check_scaling(config, waiting.tell)
     name = f"{config.chosen.get('model', config.model.path)} in {config.precision.name}"

@@ -13,12 +13,12 @@ from torch import Tensor
 from mptrain.dataset.box_crop import CROP_DRAWS, FitTo, mirrored, random_window, resized, through_window
 from mptrain.dataset.boxed import BoxedDataset, Boxes, boxed_batch
 from mptrain.dataset.class_folders import GREY_MEAN, GREY_STD, MEAN, STD
-from mptrain.dataset.decoding import UNDECODABLE
 from mptrain.dataset.draws import permutation, uniforms
 from mptrain.dataset.faults import none_usable
 from mptrain.dataset.images import Channels
 from mptrain.dataset.independent import IndependentSamples
 from mptrain.dataset.partition import first_samples
+from mptrain.dataset.picture_files import UNDECODABLE, picture_size, read_picture
 from mptrain.dataset.preparation import Preparation
 from mptrain.errors import DataError
 
@@ -88,16 +88,13 @@ def present(pictures: Sequence[Annotated], folder: Path, faults: Faults) -> list
 
 def _measured(pictures: Sequence[Annotated], faults: Faults) -> list[Annotated]:
     """The pictures with the sizes that their headers say, without those that cannot be used."""
-    from PIL import Image
-
     kept, problems = [], {}
     for picture in pictures:
         try:
-            with Image.open(picture.path) as file:
-                size = file.size
+            size = picture_size(picture.path)
             corners = torch.tensor([box[:4] for box in picture.boxes], dtype=torch.float64).view(-1, 4)
             _require_fit(corners, picture.size if picture.size and picture.size[0] > 0 else None, size)
-        except (*UNDECODABLE, Image.DecompressionBombError) as error:
+        except UNDECODABLE as error:
             problems[picture.path] = f"cannot be used: {error}"
         else:
             kept.append(replace(picture, size=size))
@@ -252,11 +249,7 @@ class PictureSplit(IndependentSamples):
         """
         from PIL import Image
 
-        try:
-            with Image.open(self.listing.paths[place]) as file:
-                picture = file.convert("RGB" if self.channels == 3 else "L")
-        except Image.DecompressionBombError as error:
-            raise OSError(str(error)) from error
+        picture = read_picture(self.listing.paths[place], self.channels, self.faults)
         boxes, said = self.listing.boxes(place), self.listing.size(place)
         _require_fit(boxes.corners, said, picture.size)
         window = (0, 0, *picture.size) if draws is None else random_window(*picture.size, boxes, draws[1:])

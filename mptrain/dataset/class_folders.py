@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from mptrain.dataset.decoding import (
-    EXTENSIONS,
     FolderSplit,
     Listing,
     class_folders,
@@ -17,6 +16,7 @@ from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.faults import Faults, OnError
 from mptrain.dataset.images import Channels, ImageDataset, Normalise, statistics
 from mptrain.dataset.partition import first_samples, hold_out, stratified_order
+from mptrain.dataset.picture_files import EXTENSIONS
 from mptrain.dataset.policies import Augment, variation
 from mptrain.dataset.preparation import Preparation, luminance_of
 from mptrain.errors import ConfigError, DataError
@@ -145,20 +145,21 @@ def _listings(
     if val_samples is not None and "val" in parts:  # what is there to validate on becomes what is there to test on
         held = parts.pop("val")
         parts.setdefault("test", held)
-    everything = list_images(train, classes, Faults(on_error))
+    faults = Faults(on_error)
+    everything = list_images(train, classes, faults)
     counts = everything.targets.bincount(minlength=len(classes)).tolist()
-    if empty := [name for name, count in zip(classes, counts, strict=False) if not count]:
-        more = f" (and {len(empty) - 1} more like it)" if len(empty) > 1 else ""
-        raise DataError(
-            f"{train / empty[0]}: there is no image of this class{more}",
-            f"put images there, or remove the folder; known endings: {' '.join(sorted(EXTENSIONS))}",
-        )
+    empty = [str(train / name) for name, count in zip(classes, counts, strict=False) if not count]
+    faults.report(
+        dict.fromkeys(empty, "there is no image of this class"),
+        f"put images there, or remove the folder; known endings: {' '.join(sorted(EXTENSIONS))}",
+        skippable=False,
+    )
     if val_samples:
         trained, chosen = hold_out(everything.targets, val_samples, train_samples)
         parts["val"] = (everything.select(chosen), Faults(on_error))
     else:
         trained = first_samples(stratified_order(everything.targets), train_samples)
-    parts["train"] = (everything.select(trained), Faults(on_error))
+    parts["train"] = (everything.select(trained), faults)
     return classes, parts
 
 

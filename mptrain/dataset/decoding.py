@@ -7,7 +7,6 @@ is what torchvision's ``resized_crop`` asks of it, but for boxes that begin betw
 from __future__ import annotations
 
 import os
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.draws import uniforms
 from mptrain.dataset.faults import none_usable
 from mptrain.dataset.independent import IndependentSamples
+from mptrain.dataset.picture_files import EXTENSIONS, UNDECODABLE, read_picture
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     from mptrain.dataset.faults import Faults
     from mptrain.dataset.images import Channels
     from mptrain.dataset.policies import Variation
-
-EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-#: What PIL raises for files that are empty, cut short, of another format, or too large to be an honest
-#: picture.
-UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 
 
 @dataclass(frozen=True)
@@ -158,7 +153,7 @@ class FolderSplit(IndependentSamples):
         for index, numbers in zip(indices, draws, strict=True):
             path = self.listing.paths[index]
             try:
-                image = decode(path, self.image_size, self.channels, numbers[:_DRAWS] or None)
+                image = decode(path, self.image_size, self.channels, numbers[:_DRAWS] or None, self.faults)
             except UNDECODABLE as error:
                 self.faults.report({path: f"cannot be decoded: {error}"})
             else:
@@ -172,7 +167,7 @@ class FolderSplit(IndependentSamples):
 _DRAWS = 1 + CROP_DRAWS  # the first mirrors
 
 
-def decode(path: str, image_size: int, channels: Channels, draws: Sequence[float] | None) -> Tensor:
+def decode(path: str, image_size: int, channels: Channels, draws: Sequence[float] | None, faults: Faults) -> Tensor:
     """Read an image file as a square.
 
     Args:
@@ -180,17 +175,14 @@ def decode(path: str, image_size: int, channels: Channels, draws: Sequence[float
         image_size: Side of the square in pixels.
         channels: 3 for RGB, 1 for grey.
         draws: Numbers in [0, 1) that decide on the crop and on mirroring; None cuts out the centre.
+        faults: Takes note of what had to be converted.
 
     Returns:
         uint8 ``[channels, image_size, image_size]``.
     """
     from PIL import Image
 
-    try:
-        with Image.open(path) as file:
-            picture = file.convert("RGB" if channels == 3 else "L")
-    except Image.DecompressionBombError as error:
-        raise OSError(str(error)) from error
+    picture = read_picture(path, channels, faults)
     box = centre_box(*picture.size) if draws is None else random_box(*picture.size, draws[1:])
     # Resampling inside PIL averages over the area that shrinks into a pixel.
     picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)

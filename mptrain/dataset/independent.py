@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mptrain.dataset.draws import sample_order
+from mptrain.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from mptrain.dataset.faults import Faults
+    from mptrain.dataset.source import Split
 
 
 class IndependentSamples(ABC):
@@ -35,3 +38,13 @@ class IndependentSamples(ABC):
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
         """Indices of one epoch; see `mptrain.dataset.source.Split.order`."""
         return sample_order(len(self), seed, epoch, shuffle=shuffle)
+
+    @property
+    def files(self) -> int:
+        """How many files are read when batches ask for them, and not before."""
+        return 0 if cast("Split", self).in_memory else len(self)
+
+    def read(self, number: int) -> None:
+        """Read one of `files` and let ``faults`` know what is wrong with it."""
+        with contextlib.suppress(DataError):  # a batch without a sample
+            cast("Split", self).fetch([number], 0, 0)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.dataset.batch import Batch
+from mptrain.dataset.faults import Faults
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 _Key = tuple[int, list[int], list[int]]
-_Fetched = tuple[Batch | None, dict[str, str], DataError | None]
+_Fetched = tuple[Batch | None, Faults, DataError | None]
 
 
 class Loader:
@@ -99,8 +100,8 @@ class Loader:
                 yield fetched.pin_memory() if self.pin else fetched
             return
         self._plan.keys = [(epoch, *part) for part in parts]
-        for batch, problems, error in self._fetched():
-            self.split.faults.found.update(problems)
+        for batch, news, error in self._fetched():
+            self.split.faults.add(news)
             if error is not None:
                 raise error
             assert batch is not None
@@ -170,7 +171,7 @@ class _Plan:
 
 
 class _Fetcher:
-    """Runs in the worker processes: turns a key into a batch and what was learned about unusable samples."""
+    """Runs in the worker processes: turns a key into a batch and what was learned about its samples."""
 
     def __init__(self, split: Split, seed: int) -> None:
         self.split = split
@@ -178,16 +179,14 @@ class _Fetcher:
 
     def __getitem__(self, key: _Key) -> _Fetched:
         epoch, indices, others = key
-        known = set(self.split.faults.found)
+        faults = self.split.faults
+        before = faults.counts()
         try:
             batch = fetch_part(self.split, indices, others, epoch, self.seed)
         except DataError as error:
             # Raised here, it would arrive with a traceback for a message and without its hint.
-            return None, self._news(known), error
-        return batch, self._news(known), None
-
-    def _news(self, known: set[str]) -> dict[str, str]:
-        return {name: reason for name, reason in self.split.faults.found.items() if name not in known}
+            return None, faults.since(before), error
+        return batch, faults.since(before), None
 
 
 def fetch_part(split: Split, indices: list[int], others: list[int], epoch: int, seed: int) -> Batch:

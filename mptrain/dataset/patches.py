@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.dataset.batch import Batch
-from mptrain.dataset.decoding import UNDECODABLE
 from mptrain.dataset.draws import keys, uniforms
 from mptrain.dataset.faults import none_usable
 from mptrain.dataset.independent import IndependentSamples
+from mptrain.dataset.picture_files import UNDECODABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,6 +41,18 @@ class _Cut(IndependentSamples):
     def in_memory(self) -> bool:
         """All photos are decoded once and kept."""
         return self.photos.fit
+
+    @property
+    def files(self) -> int:
+        """See `IndependentSamples.files`."""
+        return len(self.photos)
+
+    def read(self, number: int) -> None:
+        """See `IndependentSamples.read`."""
+        try:
+            self.photos.decode(number)
+        except UNDECODABLE as error:
+            self.faults.report({self.photos.paths[number]: f"cannot be decoded: {error}"})
 
     def _batch(
         self, cuts: Sequence[tuple[int, int, int, int]], words: Tensor, flips: Sequence[Sequence[bool]]

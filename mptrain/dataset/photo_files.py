@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from mptrain.dataset.decoding import EXTENSIONS, UNDECODABLE
+from mptrain.dataset.picture_files import EXTENSIONS, UNDECODABLE, picture_size, read_picture
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from mptrain.dataset.faults import Faults
     from mptrain.dataset.images import Channels
-
-#: Pillow's modes with at most 8 bits a channel; converting others would clip them.
-_MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
 
 
 class Photos:
@@ -55,7 +52,7 @@ class Photos:
         small: dict[str, str] = {}
         for path in paths:
             try:
-                height, width = _size(path)
+                width, height = picture_size(path)
             except UNDECODABLE as error:
                 broken[path] = f"cannot be decoded: {error}"
                 continue
@@ -74,7 +71,7 @@ class Photos:
         return len(self.paths)
 
     def pixels(self, number: int) -> Tensor:
-        """The photo with this number, uint8 ``[C, H, W]``; transparency is left out.
+        """The photo with this number, uint8 ``[C, H, W]``.
 
         Raises:
             OSError: The file cannot be decoded, or is another one than before; as are the others of `UNDECODABLE`.
@@ -82,13 +79,19 @@ class Photos:
         if number in self._kept:
             self._kept.move_to_end(number)
             return self._kept[number]
-        photo = _decode(self.paths[number], self.channels)
-        if photo.shape[1:] != self.sizes[number]:
-            raise OSError("its size has changed since the run began")
+        photo = self.decode(number)
         self._kept[number] = photo
         while len(self._kept) > 1 and sum(kept.numel() for kept in self._kept.values()) > self._room:
             self._kept.popitem(last=False)
         return photo
+
+    def decode(self, number: int) -> Tensor:
+        """Return what `pixels` does, without keeping it."""
+        picture = read_picture(self.paths[number], self.channels, self.faults)
+        if (picture.height, picture.width) != self.sizes[number]:
+            raise OSError("its size has changed since the run began")
+        values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
+        return values.view(picture.height, picture.width, self.channels).permute(2, 0, 1).contiguous()
 
 
 def files_below(folder: Path) -> list[str]:
@@ -108,26 +111,3 @@ def files_below(folder: Path) -> list[str]:
     if not found:
         raise DataError(f"no images found below {folder}", hint)
     return sorted(found)
-
-
-def _size(path: str) -> tuple[int, int]:
-    from PIL import Image
-
-    try:
-        with Image.open(path) as file:
-            if file.mode not in _MODES:
-                raise OSError(f"more than 8 bits a channel ({file.mode})")
-            return file.height, file.width
-    except Image.DecompressionBombError as error:
-        raise OSError(str(error)) from error
-
-
-def _decode(path: str, channels: Channels) -> Tensor:
-    from PIL import Image
-
-    with Image.open(path) as file:
-        # Of a palette with transparency Pillow makes other colours, and says so, unless it goes this way.
-        whole = file.convert("RGBA") if "transparency" in file.info else file
-        picture = whole.convert("RGB" if channels == 3 else "L")
-    values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-    return values.view(picture.height, picture.width, channels).permute(2, 0, 1).contiguous()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.dataset.faults import in_words
 from mptrain.distributed.ranks import is_loss
 from mptrain.engine.carried import Carried
 from mptrain.engine.clock import Clock
@@ -91,6 +92,7 @@ class Loop:
         self._stalls = 0
         self._rehearsed = False
         self._unusable: dict[str, set[str]] = {name: set() for name in parts.loaders}
+        self._remarked: set[str] = set()  # kinds of unusual files that were named
         self._random: dict[str, Any] = {}  # before the last step, once it may be one that ends the run
 
     @property
@@ -296,11 +298,18 @@ class Loop:
         self._sink.take(EventRecord("warning", self.progress.step, {"message": message}))
 
     def _name_unusable(self) -> None:
-        """Put on record, and warn of, the samples that were left out since the last call."""
-        own = {split: loader.split.faults.found for split, loader in self.parts.loaders.items()}
+        """Put on record, and warn of, the samples that were left out since the last call; and once of each kind of unusual files."""
+        own = {
+            split: (faults.found, {name: kind for name, kind in faults.remarks.items() if kind not in self._remarked})
+            for split, faults in ((split, loader.split.faults) for split, loader in self.parts.loaders.items())
+        }
         everyones = self._ranks.everyones(own)
         for split in own:
-            found = {name: why for theirs in everyones for name, why in theirs[split].items()}
+            found = {name: why for theirs in everyones for name, why in theirs[split][0].items()}
+            remarks = {name: kind for theirs in everyones for name, kind in theirs[split][1].items()}
+            if remarks := {name: kind for name, kind in remarks.items() if kind not in self._remarked}:
+                self._remarked.update(remarks.values())
+                self._warn(f"{split} has unusual files, {in_words(remarks)}")
             news = {name: found[name] for name in found if name not in self._unusable[split]}
             if news:
                 self._unusable[split] |= news.keys()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
+from PIL import Image
 
 from mptrain.cli import doctor_model as module
 from mptrain.diagnostics.scaling import Distances, by_module
@@ -86,3 +88,71 @@ def test_long_names_lose_their_beginning():
     assert row.startswith("…")
     assert "former  " in row
     assert len(row) <= 80
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two classes of plain pictures; and the name of a folder to put others in."""
+    for part, name, number in itertools.product(("train", "val"), ("ant", "bee"), range(4)):
+        path = tmp_path / part / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((12, 10), 60).save(path)
+    return tmp_path
+
+
+FOLDER = ("model=mlp", "dataset=image_folder", "dataset.image_size=8", "dataset.augment=false", "train.batch_size=4")
+
+
+def test_every_file_of_a_folder_that_stops_training_is_listed_at_once_with_what_would_be_converted(terminal, pictures):
+    plain, odd = Image.effect_noise((12, 10), 60), pictures / "train" / "ant"
+    whole = (odd / "0.png").read_bytes()
+    (odd / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (odd / "text.png").write_text("no picture")
+    (pictures / "train" / "empty").mkdir()
+    plain.save(pictures / "val" / "loose.png")
+    plain.resize((1, 1)).save(odd / "one.png")
+    plain.convert("CMYK").save(odd / "ink.jpg")
+    plain.convert("RGBA").save(pictures / "val" / "ant" / "alpha.png")
+    plain.save(odd / "moving.gif", save_all=True, append_images=[plain.rotate(180)])
+    Image.new("I;16", (12, 10), 9).save(odd / "deep.png")
+    plain.save(odd / "other.png", "JPEG")
+    assert terminal("doctor", *FOLDER, f"dataset.root={pictures}") == 6
+    lines = terminal.out.replace("\n  ", " ").splitlines()
+    assert lines[0] == "image_folder: 4 things stop training; 24 files read"
+    assert [line.split(": ")[1].removeprefix(f"{pictures}/") for line in lines if line.startswith("found: ")] == [
+        "train/ant/cut.png",
+        "train/ant/text.png",
+        "train/empty",
+        "val/loose.png",
+    ]
+    notes = {line.split(": ")[1]: line.split(": ")[2] for line in lines if line.startswith("note: ")}
+    assert {remark.removeprefix("palette, "): place.rpartition("/")[2] for remark, place in notes.items()} == {
+        "1x1 pixels": "one.png",
+        "CMYK": "ink.jpg",
+        "transparency (left out)": "alpha.png",
+        "several frames (the first is used)": "moving.gif",
+        "16-bit (the high byte is used)": "deep.png",
+        "JPEG named .png": "other.png",
+    }
+    assert not terminal.err
+
+
+def test_files_that_training_leaves_out_are_notes_and_the_model_is_looked_at(terminal, pictures):
+    (pictures / "train" / "ant" / "text.png").write_text("no picture")
+    assert terminal("doctor", *FOLDER, f"dataset.root={pictures}", "dataset.on_error=skip") == 0
+    first, note, blank, model = terminal.out.replace("\n  ", " ").splitlines()[:4]
+    assert first == "image_folder: nothing stops training, 1 left out; 17 files read"
+    assert note.startswith(f"note: {pictures}/train/ant/text.png: left out: cannot be decoded: ")
+    assert (blank, model.partition(":")[0]) == ("", "mlp in amp_dynamic")
+
+
+def test_photos_and_pictures_with_boxes_are_read_through_as_well(terminal, tmp_path):
+    for number in range(4):
+        Image.effect_noise((64, 64), 60).save(tmp_path / f"{number}.png")
+    whole = (tmp_path / "0.png").read_bytes()
+    for name in ("cut", "half"):
+        (tmp_path / f"{name}.png").write_bytes(whole[: len(whole) // 2])
+    words = ("dataset=photo_folder", f"dataset.root={tmp_path}", "dataset.patch_size=16", "dataset.tile_size=16")
+    assert terminal("doctor", "model=dncnn", *words, "dataset.channels=1", "dataset.degradation=noise") == 6
+    assert terminal.out.startswith("photo_folder: 2 things stop training; ")
+    assert all(f"{name}.png: cannot be decoded: " in terminal.out for name in ("cut", "half"))

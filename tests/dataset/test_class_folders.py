@@ -13,6 +13,7 @@ from mptrain.dataset import Loader, load_image_folder, load_imagenet
 from mptrain.dataset.crop import centre_box, random_box
 from mptrain.dataset.decoding import decode
 from mptrain.dataset.draws import uniforms
+from mptrain.dataset.faults import Faults
 from mptrain.errors import DataError
 
 
@@ -130,7 +131,8 @@ def test_images_beside_class_folders_stop_or_are_counted(root):
     picture((1, 2, 3)).save(root / "train" / "rex.png")
     with pytest.raises(DataError, match=r"train/rex.png: lies in no class folder"):
         load_image_folder(root=root)
-    assert len(load_image_folder(root=root, on_error="skip").train) == 18
+    train = load_image_folder(root=root, on_error="skip").train
+    assert (len(train), train.skipped) == (18, 1)
 
 
 @pytest.mark.parametrize("place", [".", "train"])
@@ -175,8 +177,11 @@ def test_a_class_without_an_image_to_train_on_is_named_also_when_skipping(root):
         (root / "train" / name).mkdir()
     (root / "train" / "dog" / "notes.txt").write_text("no image")
     for on_error in ("stop", "skip"):
-        with pytest.raises(DataError, match=r"train/dog: there is no image of this class \(and 1 more like it\)"):
+        with pytest.raises(
+            DataError, match=r"train/dog: there is no image of this class \(and 1 more like it\)"
+        ) as caught:
             load_image_folder(root=root, on_error=on_error)
+        assert "on_error" not in caught.value.hint
 
 
 def test_classes_that_a_part_lacks_are_counted(root):
@@ -228,7 +233,7 @@ def test_missing_folders_are_told_with_a_way_out(tmp_path):
 def test_every_common_kind_of_picture_becomes_bytes(tmp_path, mode, channels):
     path = tmp_path / "image.tiff"
     Image.new("RGB", (9, 7), (200, 200, 200)).convert(mode).save(path)
-    values = decode(str(path), 4, channels, None)
+    values = decode(str(path), 4, channels, None, Faults())
     assert (tuple(values.shape), values.dtype) == ((channels, 4, 4), torch.uint8)
 
 
@@ -263,8 +268,8 @@ def test_mirroring_follows_the_first_draw(tmp_path):
     image.putpixel((0, 3), 200)
     image.save(tmp_path / "dot.png")
     whole = [1 - 1e-12, 0.5, 0.0, 0.0] * 10  # all of the area, square
-    kept = decode(str(tmp_path / "dot.png"), 8, 1, [0.7, *whole])
-    mirrored = decode(str(tmp_path / "dot.png"), 8, 1, [0.2, *whole])
+    kept = decode(str(tmp_path / "dot.png"), 8, 1, [0.7, *whole], Faults())
+    mirrored = decode(str(tmp_path / "dot.png"), 8, 1, [0.2, *whole], Faults())
     assert kept[0, 3, 0] == 200
     assert torch.equal(mirrored, kept.flip(2))
 

@@ -106,10 +106,11 @@ class TestPhotos:
         whole = save(tmp_path / "good.png")
         (tmp_path / "empty.png").write_bytes(b"")
         (tmp_path / "text.png").write_text("this is no picture")
-        Image.new("I;16", (40, 40)).save(tmp_path / "deep.png")
+        Image.new("F", (40, 40)).save(tmp_path / "deep.tif")
         save(tmp_path / "pixel.png", 1, 1)
         save(tmp_path / "narrow.png", 15, 40)
-        return [whole, *(tmp_path / f"{name}.png" for name in ("empty", "text", "deep", "pixel", "narrow"))]
+        others = (tmp_path / f"{name}.png" for name in ("empty", "text", "pixel", "narrow"))
+        return [whole, tmp_path / "deep.tif", *others]
 
     def test_files_that_cannot_be_used_are_left_out_and_counted(self, tmp_path):
         paths = self.broken(tmp_path)
@@ -117,7 +118,7 @@ class TestPhotos:
         assert photos.paths == [str(paths[0])]
         assert len(photos.faults.found) == 5
         assert "15x40 pixels, and 16x16 are cut out" in photos.faults.found[str(tmp_path / "narrow.png")]
-        assert "more than 8 bits" in photos.faults.found[str(tmp_path / "deep.png")]
+        assert "its mode F does not say which value is white" in photos.faults.found[str(tmp_path / "deep.tif")]
 
     @pytest.mark.parametrize("number", range(1, 6))
     def test_a_file_that_cannot_be_used_stops_with_its_name(self, tmp_path, number):

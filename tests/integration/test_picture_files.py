@@ -1,0 +1,34 @@
+"""Runs on picture files of other kinds than 8-bit RGB."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+from PIL import Image
+from small_runs import loop_of
+
+WORDS = (
+    "dataset=image_folder",
+    "dataset.image_size=8",
+    "dataset.workers=0",
+    "model=mlp",
+    "precision=fp32",
+    "train.batch_size=8",
+    "train.epochs=4",
+)
+
+
+def test_two_classes_of_16_bits_are_told_apart_and_what_was_converted_is_said_once(tmp_path):
+    root, chance = tmp_path / "data", np.random.default_rng(0)
+    for part, name, level in ((part, *one) for part in ("train", "val") for one in (("dark", 5000), ("light", 50000))):
+        (root / part / name).mkdir(parents=True)
+        for number in range(8):
+            values = (level + chance.normal(0, 1500, (10, 10))).clip(0, 65535)
+            Image.fromarray(values.astype(np.uint16)).save(root / part / name / f"{number}.png")
+    loop = loop_of(tmp_path, *WORDS, f"dataset.root={root}")
+    loop.run()
+    assert loop.progress.last["val"]["top1"] == 1.0
+    events = [json.loads(line) for line in (loop.storage.paths.events).read_text().splitlines()]
+    (said,) = [event["message"] for event in events if event["event"] == "warning"]
+    assert said.startswith("train has unusual files, 16-bit (the high byte is used): 16 files, such as /")
