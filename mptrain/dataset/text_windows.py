@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+#: Tokens of the shortest window that is proposed where much longer ones were asked for.
+_SHORTEST = 8
+
 
 class TextSplit:
     """Windows of one text. Window i has the tokens from ``i * sequence_length`` on, and one more to predict.
@@ -58,7 +61,12 @@ class TextSplit:
         windows = max(0, len(numbers) - 1) // sequence_length
         if windows == 0:
             longest = len(numbers) - 1
-            hint = f"write dataset.sequence_length={longest} or less" if longest > 0 else "choose a longer text"
+            shorter = (
+                f"write dataset.sequence_length={longest} or less"
+                if longest >= min(_SHORTEST, sequence_length // 2)
+                else ""
+            )
+            hint = shorter or "choose a longer text: so few tokens teach nothing"
             raise ConfigError(
                 Problem(
                     f"{name} has {len(numbers)} tokens; a window of dataset.sequence_length={sequence_length} takes "

@@ -1,4 +1,4 @@
-"""Classification: one class per sample, cross-entropy, top-1 and top-5 accuracy; mixup in training where asked for.
+"""Classification: one class per sample, cross-entropy, top-1 and, of more than five classes, top-5 accuracy; mixup in training where asked for.
 
 Logits become FP32 before the loss: FP16 logits summed up over a batch overflow at 65504. Mixed targets are FP32, and
 images are mixed in FP32 before they are rounded.
@@ -65,15 +65,20 @@ class Classify(Task):
         return loss
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Loss of each sample, and 1 where its class is the best or among the five best guesses; float64 ``[N]``."""
+        """Return the loss of each sample, and 1 where its class is the best or among the five best guesses; float64 ``[N]``.
+
+        Of five classes or fewer each is among the five best, so ``top5`` is left out.
+        """
         output = model(batch.inputs)
         logits = (output[0] if isinstance(output, tuple) else output).float()
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.targets.unsqueeze(1)
-        return {
+        measured = {
             "loss": F.cross_entropy(logits, batch.targets, reduction="none").double(),
             "top1": best[:, 0].double(),
-            "top5": best.sum(dim=1, dtype=torch.float64),
         }
+        if self.num_classes > 5:
+            measured["top5"] = best.sum(dim=1, dtype=torch.float64)
+        return measured
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits.float(), targets, label_smoothing=self.label_smoothing)

@@ -51,6 +51,14 @@ class TestWindows:
         ) as error:
             split_of(tokens=5)
         assert error.value.hint == "write dataset.sequence_length=4 or less"
+
+    @pytest.mark.parametrize(
+        ("tokens", "hint"), [(2, "choose a longer text"), (9, "write dataset.sequence_length=8 or less")]
+    )
+    def test_a_text_of_next_to_nothing_is_not_cut_into_windows_of_next_to_nothing(self, tokens, hint):
+        with pytest.raises(ConfigError) as error:
+            split_of(tokens, 64)
+        assert error.value.hint.startswith(hint)
         with pytest.raises(ConfigError) as error:
             split_of(tokens=3, shares="dataset.val_share")
         assert error.value.hint.endswith("or less, or change dataset.val_share (0 for no such part)")

@@ -71,5 +71,4 @@ def test_a_run_on_a_folder_with_everything_that_varies_images_resumes_bit_for_bi
     assert [step["loss"] for step in steps_of(rest)] == losses
     last = kept.of(EvalRecord)[-1]
     assert last.samples == 24
-    assert set(last.metrics) == {"loss", "top1", "top5"}
-    assert last.metrics["top5"] == 1.0
+    assert set(last.metrics) == {"loss", "top1"}  # of two classes

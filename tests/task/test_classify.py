@@ -88,18 +88,19 @@ def test_counts_by_hand():
         ]
     )
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        sums = Classify(num_classes=3).measure(Says(logits.to(dtype)), batch_of([0, 4, 5, 5]))
+        sums = Classify(num_classes=6).measure(Says(logits.to(dtype)), batch_of([0, 4, 5, 5]))
         assert sums["top1"].tolist() == [1.0, 0.0, 0.0, 1.0]
         assert sums["top5"].tolist() == [1.0, 1.0, 0.0, 1.0]
         assert all(value.dtype == torch.float64 and value.shape == (4,) for value in sums.values())
-    metrics = Classify(num_classes=3).summarise({name: value.sum().item() for name, value in sums.items()}, 4)
+    metrics = Classify(num_classes=6).summarise({name: value.sum().item() for name, value in sums.items()}, 4)
     assert (metrics["top1"], metrics["top5"]) == (0.5, 0.75)
 
 
-def test_fewer_than_five_classes_are_always_among_the_best_five():
-    sums = Classify(num_classes=3).measure(Says(LOGITS), batch_of([2, 2, 2]))
-    assert sums["top5"].tolist() == [1.0] * 3
-    assert sums["top1"].tolist() == [0.0] * 3
+@pytest.mark.parametrize(("classes", "measured"), [(2, False), (3, False), (5, False), (6, True)])
+def test_of_five_classes_or_fewer_there_is_no_top5(classes, measured):
+    sums = Classify(num_classes=classes).measure(Says(torch.arange(classes).float().repeat(2, 1)), batch_of([0, 0]))
+    assert ("top5" in sums) == measured
+    assert sums["top1"].tolist() == [0.0] * 2
 
 
 def test_sums_over_parts_make_the_metrics_of_the_whole():
@@ -124,6 +125,6 @@ def test_there_is_one_objective_for_all_parameters():
     (objective,) = Classify(num_classes=3).objectives()
     assert objective.learner == "main"
     assert "any.name".startswith(objective.modules)
-    sums = Classify(num_classes=3).measure(Says(LOGITS), batch_of([0, 1, 2]))
+    sums = Classify(num_classes=6).measure(Says(LOGITS), batch_of([0, 1, 2]))
     assert Classify.metric in sums
     assert set(Classify.shares) == set(sums) - {"loss"}
