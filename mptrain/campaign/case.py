@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
+from mptrain.config.trust import fetches
 from mptrain.diagnostics.remarkable import underflows
 from mptrain.engine.revisit import look, stand_at
 from mptrain.errors import ConfigError, EnvironmentRefused
@@ -60,7 +61,7 @@ class Case:
             EnvironmentRefused: This device cannot do that.
             ConfigError: The words do not fit the configuration.
         """
-        config = reload(self.config.yaml, words, allow=self.config.extensions.allow)
+        config = reload(self.config.yaml, words, allow=self.config.extensions.allow, fetch=fetches(self.config))
         parts, _ = build(config, weights=False, micro_batches=self.parts.plan.accumulate)
         stand_at(parts, self.moment)
         scales = None

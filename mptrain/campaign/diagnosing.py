@@ -15,7 +15,7 @@ from mptrain.campaign.ending import read_ending
 from mptrain.campaign.examining import OnRecord, Place, examine
 from mptrain.config.build import build
 from mptrain.config.compose import reload
-from mptrain.config.trust import is_trust, retyped
+from mptrain.config.trust import fetches, is_trust, retyped
 from mptrain.engine.revisit import Moment, moment_at, stand_at
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
@@ -75,7 +75,7 @@ def diagnose_run(
     text = directory.read_config()
     config = reload(text, overrides)
     overrides = [word for word in overrides if not is_trust(word)]  # which changes no number
-    before = _beginnings(reload(text, allow=config.extensions.allow)) if overrides else {}
+    before = _beginnings(reload(text, allow=config.extensions.allow, fetch=fetches(config))) if overrides else {}
     place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
     if overrides:
         changed = f"under {' '.join(overrides)}, unlike the run itself"

@@ -13,6 +13,7 @@ from mptrain.campaign.case import Case, of_learner
 from mptrain.campaign.remedies import in_order, remedies
 from mptrain.config.build import build
 from mptrain.config.compose import reload
+from mptrain.config.trust import fetches
 from mptrain.diagnostics.findings import cause_of
 from mptrain.diagnostics.remarkable import notes_of, rows_of, underflows
 from mptrain.engine.revisit import Moment, look, stand_at
@@ -164,7 +165,7 @@ def _fault(parts: Parts, step: int) -> str:
 
 def _without_fault(config: Config, place: Place, learner: str) -> Case:
     """The same step of a learner without the fault."""
-    config = reload(config.yaml, _WITHOUT_FAULT, allow=config.extensions.allow)
+    config = reload(config.yaml, _WITHOUT_FAULT, allow=config.extensions.allow, fetch=fetches(config))
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
     stand_at(parts, place.moment)
     return _case(config, replace(place, parts=parts), of_learner(look(parts, place.moment), learner))

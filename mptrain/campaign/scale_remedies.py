@@ -12,6 +12,7 @@ import torch
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
+from mptrain.config.trust import fetches
 from mptrain.diagnostics.findings import cause_of
 from mptrain.diagnostics.remarkable import small_gradients
 from mptrain.errors import ConfigError, EnvironmentRefused
@@ -178,7 +179,10 @@ def _written(scale: float) -> str:
 def _refusal(case: Case, words: tuple[str, ...], scale: float) -> str | None:
     """Why a run cannot begin at a scale under some words; None where it does."""
     try:
-        parts, _ = build(reload(case.config.yaml, words, allow=case.config.extensions.allow), weights=False)
+        parts, _ = build(
+            reload(case.config.yaml, words, allow=case.config.extensions.allow, fetch=fetches(case.config)),
+            weights=False,
+        )
     except (ConfigError, EnvironmentRefused) as error:
         return str(error)
     learner = next(learner for learner in parts.learners if learner.name == case.seen.learner)

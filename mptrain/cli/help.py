@@ -122,7 +122,8 @@ DESCRIPTIONS = {
     "--config-dir DIR adds groups and options of your own. KEY=VALUE changes every run; run.root=DIR is where.",
     "list": "Shows all groups and their options, or one group with every option's keys, defaults and comments; or all recipes.",
     "doctor": "Shows the environment, the devices, and which precision suits them. Ends with 3 when "
-    "something that is needed is broken. With KEY=VALUE (or --config-dir DIR) it trains nothing, but computes the gradients of "
+    "something that is needed is broken. With KEY=VALUE (or --config-dir DIR) it trains nothing, but reads all files of the data set, "
+    "lists every one that training would stop at, leave out or convert, and ends with 6 where it would stop. Else it computes the gradients of "
     "the first step in FP64, in FP32 and in the precision at loss scales from 1 to 2^24, and says which scales are right, and "
     "what is wrong by module: a loss or a norm in half precision, gradients that do not follow the scale, an eps that vanishes, a "
     "mask that becomes infinite. Ends with 4 when something is wrong.",

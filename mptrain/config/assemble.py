@@ -23,6 +23,8 @@ from mptrain.errors import ConfigError, Problem
 from mptrain.masking import masked
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from mptrain.config.catalogue import Catalogue
     from mptrain.config.overrides import Words
 
@@ -31,7 +33,12 @@ _FIELDS = tuple(f"{name}.{field.name}" for name, schema in SECTIONS.items() for 
 
 
 def assemble(
-    node: DictConfig, chosen: dict[str, str], words: Words, catalogue: Catalogue, overrides: tuple[str, ...]
+    node: DictConfig,
+    chosen: dict[str, str],
+    words: Words,
+    catalogue: Catalogue,
+    overrides: tuple[str, ...],
+    fetch: Mapping[str, Sequence[str]],
 ) -> Config:
     """The checked configuration.
 
@@ -41,6 +48,7 @@ def assemble(
         words: The parsed command line with the problems that are known already.
         catalogue: Every group and option, for suggestions.
         overrides: The command line as it was written.
+        fetch: Group to the arguments of its target that may download something (see `mptrain.config.trust.may_fetch`).
 
     Raises:
         ConfigError: With all problems found.
@@ -55,6 +63,7 @@ def assemble(
     sections = {name: check_section(name, tree.get(name, {}), schema, problems) for name, schema in SECTIONS.items()}
     defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
     targets = _read_targets(tree, sections["extensions"], problems)
+    targets = {name: dataclasses.replace(one, fetch=tuple(fetch.get(name, ()))) for name, one in targets.items()}
     weights = _take_weights(targets, problems)
     if not problems or _touches_targets(words):  # else a mistyped key would have to wait for torch
         targets = _check_targets(targets, problems)

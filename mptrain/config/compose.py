@@ -10,6 +10,7 @@ import copy
 import dataclasses
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from hydra import compose as hydra_compose
@@ -25,12 +26,13 @@ from mptrain.config.catalogue import RECHOSEN, Catalogue
 from mptrain.config.files import find_endless, find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
 from mptrain.config.ranges import first_line, show
-from mptrain.config.trust import settle
+from mptrain.config.trust import may_fetch, settle
 from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from mptrain.config.catalogue import Option
     from mptrain.config.schema import Config
 
 #: What a folder of one's own looks like.
@@ -57,7 +59,13 @@ def compose(overrides: Sequence[str], *, config_dirs: Sequence[Path | str] = (),
     return Composer(config_dirs, config_name).compose(overrides)
 
 
-def reload(text: str, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()) -> Config:
+def reload(
+    text: str,
+    overrides: Sequence[str] = (),
+    *,
+    allow: Sequence[str] = (),
+    fetch: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Config:
     """The configuration of a finished or interrupted run, from its `Config.yaml`.
 
     Args:
@@ -66,6 +74,7 @@ def reload(text: str, overrides: Sequence[str] = (), *, allow: Sequence[str] = (
             is about (model, dataset, task) stays.
         allow: Packages whose code the user let in before: what the text says of that must be among them, unless a word
             says it (see `mptrain.config.trust`).
+        fetch: What the user let download something before (see `mptrain.config.trust.fetches`).
 
     Raises:
         ConfigError: With all problems found.
@@ -91,7 +100,7 @@ def reload(text: str, overrides: Sequence[str] = (), *, allow: Sequence[str] = (
     settle(node, words.values, "the saved configuration", allow)
     if words.groups and not words.problems:
         composer.choose_again(node, [str(word.input_line) for word in words.groups])
-    return assemble(node, {}, words, composer.catalogue, tuple(overrides))
+    return assemble(node, {}, words, composer.catalogue, tuple(overrides), fetch or may_fetch(words, ours=False))
 
 
 class Composer:
@@ -132,7 +141,20 @@ class Composer:
         except COMPOSITION_ERRORS as error:
             raise ConfigError([*words.problems, self._explain(error, words)]) from error
         settle(node, words.values, "a chosen file")
-        return assemble(node, chosen, words, self.catalogue, tuple(overrides))
+        fetch = may_fetch(words, ours=self._chose_data(chosen, words))
+        return assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
+
+    def _chose_data(self, chosen: dict[str, str], words: Words) -> bool:
+        """Return whether the data set is one of mptrain's that was typed, or that files of mptrain's chose."""
+
+        def is_ours(option: Option | None) -> bool:
+            return option is not None and option.path.is_relative_to(location.configs())
+
+        options = {group: self.catalogue.groups.get(group, {}).get(name) for group, name in chosen.items()}
+        typed = any(word.key_or_group == "dataset" for word in words.groups)
+        return is_ours(options.get("dataset")) and (
+            typed or all(map(is_ours, (self.catalogue.tops[self.name], *options.values())))
+        )
 
     def _explain(self, error: Exception, words: Words) -> Problem:
         """What is wrong with the chosen files; Hydra's own words where they can all be read."""

@@ -7,6 +7,7 @@ are admitted; nothing is called before everything has been checked.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -20,7 +21,7 @@ from mptrain.config.ranges import UNRESOLVED, UnfitError, first_line, fit, hint_
 from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 #: Trackers, as YAML names them and where they are defined. Around them is what runs them: it is handed pickles.
 _TRACKERS = (
@@ -41,6 +42,9 @@ PACKAGES: dict[str, tuple[str, ...]] = {
     "diagnostics": ("mptrain.diagnostics.probe.*", "mptrain.diagnostics.histograms.*"),
     "arithmetic": ("mptrain.numerics.demonstrations.*",),
 }
+
+#: Arguments of torchvision's networks that name weights to download, some by default.
+_PRETRAINED = ("weights", "weights_backbone")
 
 #: What data sets say about themselves (`mptrain.dataset.source.Dataset.facts`).
 DATA_FACTS = (
@@ -82,11 +86,13 @@ class Target:
         path: Dotted path of a class or a function.
         arguments: Keyword arguments, converted to what the callable annotates.
         allow: Patterns of all packages that it may come from: `PACKAGES` of its group, and what the user allows.
+        fetch: Arguments that may make it download something.
     """
 
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     allow: tuple[str, ...] = ()
+    fetch: tuple[str, ...] = ()
 
     def resolve(self) -> Callable[..., Any]:
         """The class or function.
@@ -98,6 +104,9 @@ class Target:
 
     def build(self, **facts: Any) -> Any:
         """Calls the target with its arguments and with those facts that it accepts and they do not give.
+
+        Nothing is downloaded but by arguments in ``fetch``: a data set is told ``download=False``, and torchvision's networks have
+        fresh weights.
 
         Raises:
             ConfigError: The target cannot be had, or refuses the values together.
@@ -111,7 +120,8 @@ class Target:
             and (name in accepted or (open_ended and not dataclasses.is_dataclass(target)))
         }
         try:
-            return target(**self.arguments, **extra)
+            with self._without_pretrained(accepted) as fresh:
+                return target(**fresh, **self._without_download(accepted), **extra)
         except MptrainError:
             raise
         except ValueError as error:
@@ -124,6 +134,44 @@ class Target:
                 f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: {first_line(error)}",
                 "--traceback shows where it failed",
             ) from error
+
+    def _without_download(self, accepted: Mapping[str, Parameter]) -> dict[str, Any]:
+        """Return the arguments; where ``download`` is one that may not, it is False."""
+        withheld = "download" in accepted and "download" not in self.fetch
+        return {**self.arguments, **({"download": False} if withheld else {})}
+
+    @contextlib.contextmanager
+    def _without_pretrained(self, accepted: Mapping[str, Parameter]) -> Iterator[dict[str, Any]]:
+        """Hand out what makes one of torchvision's networks begin with fresh weights, and refuse others that were not typed.
+
+        Raises:
+            ConfigError: Inside, where pretrained weights are asked for, in whatever way.
+        """
+        if not is_allowed(self.path, ("torchvision",)):
+            yield {}
+            return
+        from torchvision.models import WeightsEnum
+
+        asked = {name: value for name, value in self.arguments.items() if "weights" in name or "pretrained" in name}
+        asked = {name: value for name, value in asked.items() if value not in (None, False)}
+        fresh = {name: None for name in _PRETRAINED if name in accepted and name not in self.arguments}
+        if asked and set(asked) <= set(self.fetch):
+            yield fresh
+            return
+
+        def refuse(weights: WeightsEnum, *_: Any, **__: Any) -> None:
+            words = " ".join(f"model.{name}={show(value)}" for name, value in asked.items())
+            raise ConfigError(
+                f"{self.path} would download pretrained weights, {weights}, and only what is typed may download",
+                f"write {words or '+model.weights_backbone=null'}",
+            )
+
+        kept = WeightsEnum.get_state_dict
+        WeightsEnum.get_state_dict = refuse
+        try:
+            yield fresh
+        finally:
+            WeightsEnum.get_state_dict = kept
 
     def check(self, group: str, *, other_facts: bool = False) -> Target:
         """The same target, arguments converted; a dataclass is made once, so that it can object as a whole.

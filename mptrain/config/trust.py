@@ -1,4 +1,4 @@
-"""Whose code a configuration may call: what the person who types says with ``extensions.allow``, never what a file says.
+"""Whose code a configuration may call, and what it may download: what the person who types says, never what a file says.
 
 Runs, sweeps and folders of YAML are copied from machine to machine, and nothing in them tells who wrote them.
 """
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from hydra.core.override_parser.types import Override
 
+    from mptrain.config.overrides import Words
+    from mptrain.config.schema import Config
     from mptrain.runlog.sweeps import Sweep
 
 _SECTION, _NAME = "extensions", "allow"
@@ -62,6 +64,26 @@ def retyped(packages: Sequence[str]) -> str:
 def retyped_for(sweep: Sweep) -> str:
     """What a line that names a sweep, or a run of it, needs behind it (see `retyped`)."""
     return retyped(let_in(word for job in sweep.jobs for word in job.overrides))
+
+
+def may_fetch(words: Words, *, ours: bool) -> dict[str, tuple[str, ...]]:
+    """Return the arguments of data set and model that may download something: those that were typed.
+
+    Args:
+        words: Of the command line.
+        ours: The data set is one of mptrain's that the user chose, whose files say that it is downloaded.
+    """
+    found: dict[str, dict[str, None]] = {"dataset": {"download": None} if ours else {}, "model": {}}
+    for word in words.values:
+        group, _, name = word.key_or_group.partition(".")
+        if group in found and name and not word.is_delete():
+            found[group][name] = None
+    return {group: tuple(names) for group, names in found.items()}
+
+
+def fetches(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return what `may_fetch` returned when a configuration was made."""
+    return {"dataset": config.dataset.fetch, "model": config.model.fetch}
 
 
 def is_trust(word: str) -> bool:

@@ -27,11 +27,24 @@ def missing(what: str, where: str, other_way: str = "") -> DataError:
 
 
 @contextlib.contextmanager
-def fetching(what: str, root: Path) -> Iterator[None]:
-    """Turns whatever a download fails with (no network, no space, a wrong checksum) into a `DataError`."""
+def fetching(what: str, root: Path, folder: Path | None = None) -> Iterator[None]:
+    """Turn whatever a download fails with (no network, no space, a wrong checksum) into a `DataError`; leave no empty folder behind.
+
+    Args:
+        what: Name of the data.
+        root: Where it was looked for.
+        folder: The innermost folder that the download makes; None means ``root``.
+    """
+    place = folder or root
+    new = [one for one in (place, *place.parents) if not one.exists()]
     try:
         yield
-    except _FAILURES as error:
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # not empty, or not made
+            for one in new:
+                one.rmdir()
+        if not isinstance(error, _FAILURES):
+            raise
         raise DataError(
             f"{what} cannot be had: looked in {root}, then {type(error).__name__}: {error}",
             f"copy it there from elsewhere, or set dataset.root=FOLDER to where it is; {NO_DOWNLOAD}",

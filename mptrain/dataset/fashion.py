@@ -77,7 +77,7 @@ def load_fashion_mnist(
     root = root.expanduser()
     paths = find_files(root, DEBIAN)
     if paths is None and download:
-        with fetching("Fashion-MNIST", root):
+        with fetching("Fashion-MNIST", root, root / _TORCHVISION):
             from torchvision.datasets import FashionMNIST
 
             FashionMNIST(root, download=True)

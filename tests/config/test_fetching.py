@@ -1,0 +1,125 @@
+"""Files download nothing: only what was typed, or chosen among mptrain's own data sets, may."""
+
+from __future__ import annotations
+
+import pytest
+import torchvision.models._api as torchvision_api
+from torchvision import datasets
+
+from mptrain.config.compose import compose, reload
+from mptrain.config.targets import PACKAGES, Target
+from mptrain.config.together import build_dataset
+from mptrain.config.trust import fetches
+from mptrain.dataset import fashion as fashion_module
+from mptrain.dataset import load_cifar10, load_fashion_mnist, load_voc
+from mptrain.errors import ConfigError, DataError
+
+
+class Asked(Exception):
+    """Somebody wanted to download."""
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch):
+    def refuse(*arguments, **keywords):
+        raise Asked
+
+    monkeypatch.setattr(torchvision_api, "load_state_dict_from_url", refuse)
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    """What torchvision's CIFAR-10 was told about downloading."""
+    told = []
+
+    def read(root, train, download):
+        told.append(download)
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(datasets, "CIFAR10", read)
+    return told
+
+
+def own_folder(tmp_path, group, text):
+    folder = tmp_path / "mine" / group
+    folder.mkdir(parents=True)
+    (folder / "theirs.yaml").write_text(text)
+    return [tmp_path / "mine"]
+
+
+CIFAR = "_target_: mptrain.dataset.load_cifar10\nroot: {}\ndownload: true\n"
+
+
+def test_a_data_set_that_was_typed_is_downloaded_and_one_that_a_file_names_is_not(tmp_path, downloads):
+    (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
+    root = f"dataset.root={tmp_path / 'data'}"
+    typed = compose(["dataset=cifar10", "model=mlp", root])
+    saved = [reload(typed.yaml, words) for words in ((), ("dataset.download=true",), ("train.epochs=1",))]
+    folders = own_folder(tmp_path, "dataset", CIFAR.format(tmp_path / "data"))
+    own = [
+        compose(["dataset=theirs", "model=mlp", *more], config_dirs=folders)
+        for more in ((), ("dataset.download=true",))
+    ]
+    for config in (typed, *saved, *own):
+        with pytest.raises(DataError):
+            build_dataset(config)
+    assert downloads == [True, False, True, False, False, True]
+    assert (
+        fetches(reload(typed.yaml, fetch=fetches(typed)))
+        == fetches(typed)
+        == {"dataset": ("download", "root"), "model": ()}
+    )
+
+
+def test_a_network_file_cannot_choose_a_data_set_that_is_downloaded(tmp_path):
+    text = "# @package _global_\ndefaults:\n  - override /dataset: cifar10\nmodel:\n  _target_: mptrain.model.mlp\n"
+    folders = own_folder(tmp_path, "model", text)
+    assert compose(["model=theirs"], config_dirs=folders).dataset.fetch == ()
+    assert compose(["model=theirs", "dataset=cifar10"], config_dirs=folders).dataset.fetch == ("download",)
+
+
+def network(path, *typed, **arguments):
+    return Target(path, arguments, PACKAGES["model"], typed)
+
+
+@pytest.mark.parametrize("name", ["segmentation.lraspp_mobilenet_v3_large", "detection.ssdlite320_mobilenet_v3_large"])
+def test_networks_of_torchvision_begin_with_fresh_weights_where_their_default_is_downloaded(name):
+    network(f"torchvision.models.{name}", num_classes=3).build()
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        ("torchvision.models.squeezenet1_1", "weights", "DEFAULT"),
+        ("torchvision.models.segmentation.lraspp_mobilenet_v3_large", "weights_backbone", "IMAGENET1K_V1"),
+    ],
+)
+def test_weights_that_a_file_asks_for_are_refused_and_typed_ones_are_fetched(path, key, value):
+    with pytest.raises(ConfigError, match="would download pretrained weights") as caught:
+        network(path, **{key: value}).build()
+    assert caught.value.hint == f"write model.{key}={value}"
+    with pytest.raises(ConfigError, match="Asked"):
+        network(path, key, **{key: value}).build()
+
+
+def test_a_default_within_another_function_is_refused_too():
+    with pytest.raises(ConfigError, match="would download pretrained weights"):
+        network("torchvision.models.get_model", name="lraspp_mobilenet_v3_large").build()
+
+
+@pytest.mark.parametrize("load", [load_cifar10, load_fashion_mnist, load_voc])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_failed_download_leaves_no_folder_behind(tmp_path, monkeypatch, load, there):
+    def refuse(*arguments, **keywords):
+        raise OSError("Temporary failure in name resolution")
+
+    monkeypatch.setattr(fashion_module, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(datasets.utils.urllib.request, "urlopen", refuse)
+    root = tmp_path / "a" / "b"
+    if there:
+        root.mkdir(parents=True)
+        (root / "mine.txt").write_text("kept")
+    with pytest.raises(DataError, match="cannot be had"):
+        load(root=root)
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert left == (["a", "a/b", "a/b/mine.txt"] if there else [])
