@@ -65,5 +65,5 @@ def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
             if split is not None:
                 remarks.update(split.faults.remarks)
     # Threads finish in any order.
-    found = (dict(sorted(names.items())) for names in (check.stopping, check.skipped, remarks))
-    return DataReport(*found, read, files)
+    stopping, skipped, remarks = (dict(sorted(names.items())) for names in (check.stopping, check.skipped, remarks))
+    return DataReport(stopping, skipped, remarks, read, files)
