@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ _WITH_FRAMES = ("GIF", "PNG", "TIFF", "WEBP")
 
 #: Modes that Pillow's conversion takes as they are, without anything to say about it.
 _PLAIN = ("RGB", "L", "1")
+_OFTEN = (*_PLAIN, "RGBA", "LA")
 
 _BITS_PER_SAMPLE = 258  # TIFF's tag
 
@@ -102,6 +102,8 @@ def _opened(path: str) -> Iterator[ImageFile]:
 
 def _bits(file: ImageFile) -> int:
     """Return how many bits a channel has as Pillow reads it; 0 where the mode has more, and nothing says how many are used."""
+    if file.mode in _PLAIN:
+        return 8
     if file.mode.startswith("I;16"):
         # Twelve bits are not scaled up to sixteen in a TIFF.
         return int(file.tag_v2[_BITS_PER_SAMPLE][0]) if file.format == "TIFF" else 16  # type: ignore[attr-defined]
@@ -117,7 +119,7 @@ def _remarks(file: ImageFile, path: str) -> tuple[str, ...]:
         found.append("16-bit (the high byte is used)")
     elif file.mode == "P":
         found.append("palette")
-    elif file.mode not in (*_PLAIN, "RGBA", "LA"):
+    elif file.mode not in _OFTEN:
         found.append(file.mode)
     if file.mode.endswith(("A", "a")) or "transparency" in file.info:
         found.append("transparency (left out)")
@@ -125,7 +127,7 @@ def _remarks(file: ImageFile, path: str) -> tuple[str, ...]:
         found.append("several frames (the first is used)")
     if min(file.size) == 1:
         found.append(f"{file.width}x{file.height} pixels")
-    ending = PurePath(path).suffix
+    ending = path[path.rfind(".") :]
     if file.format not in _FORMATS.get(ending.lower(), (file.format,)):
         found.append(f"{file.format} named {ending}")
     return tuple(found)
