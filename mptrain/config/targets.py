@@ -195,6 +195,8 @@ class Target:
                 continue
             try:
                 annotation = accepted[name].annotation
+                if name in _PRETRAINED and isinstance(value, str) and is_allowed(self.path, ("torchvision",)):
+                    annotation = None  # torchvision takes its weights by name too
                 converted[name] = value if annotation is None else fit(value, annotation)
             except UnfitError as unfit:
                 hint = hint_for(f"{group}.{name}", value, accepted[name].annotation)

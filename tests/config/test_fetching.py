@@ -78,6 +78,18 @@ def test_a_network_file_cannot_choose_a_data_set_that_is_downloaded(tmp_path):
     assert compose(["model=theirs", "dataset=cifar10"], config_dirs=folders).dataset.fetch == ("download",)
 
 
+def test_pretrained_weights_can_be_typed_and_a_file_alone_does_not_get_them(tmp_path):
+    text = "_target_: torchvision.models.segmentation.lraspp_mobilenet_v3_large\nweights_backbone: DEFAULT\n"
+    folders = own_folder(tmp_path, "model", text)
+    typed = compose(["model=theirs", "model.weights_backbone=DEFAULT"], config_dirs=folders)
+    for config in (compose(["model=theirs"], config_dirs=folders), reload(typed.yaml)):
+        with pytest.raises(ConfigError, match="would download pretrained weights") as caught:
+            config.model.build(num_classes=3)
+        assert caught.value.hint == "write model.weights_backbone=DEFAULT"
+    with pytest.raises(ConfigError, match="Asked"):
+        typed.model.build(num_classes=3)
+
+
 def network(path, *typed, **arguments):
     return Target(path, arguments, PACKAGES["model"], typed)
 
