@@ -192,6 +192,24 @@ def test_what_was_converted_is_counted_once_a_file_whoever_decodes_it(tmp_path, 
     assert in_words(faults.remarks).startswith("transparency (left out): 4 files, such as /")
 
 
+def test_checking_reads_pictures_with_boxes_and_goes_on_behind_a_bad_one(tmp_path):
+    paths = [tmp_path / name for name in ("cut.png", "wide.png", "good.png")]
+    for path in paths:
+        Image.effect_noise((20, 20), 60).save(path)
+    paths[0].write_bytes(paths[0].read_bytes()[:100])
+    boxes = [((0, 0, 8, 8, 0, 0),), ((30, 0, 40, 8, 0, 0),), ((0, 0, 8, 8, 0, 0),)]
+    listing = Listing(Annotated(str(path), own, None) for path, own in zip(paths, boxes, strict=True))
+    split = PictureSplit(
+        listing, torch.arange(3), image_size=8, channels=1, fit="stretch", augment=False, faults=Faults()
+    )
+    with checking() as check:
+        for number in range(split.files):
+            split.read(number)
+    assert {path: reason.partition(":")[0] for path, reason in check.stopping.items()} == {
+        str(path): "cannot be used" for path in paths[:2]
+    }
+
+
 def test_checking_stops_at_nothing_and_tells_what_training_would_stop_at():
     with checking() as check:
         Faults("stop").report({"a": "is bad"})
