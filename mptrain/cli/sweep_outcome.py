@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mptrain.cli.messages import colourful, printable, say
+from mptrain.compare.ranking import sweep_lead
 from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ _WIDE = 120
 
 
 def print_outcome(sweep: Sweep) -> None:
-    """Prints one row a job, relative to the sweep's folder; then a row for each that failed, with the file of its output.
+    """Print one row a job, relative to the sweep's folder, and which setting was best as far as 95 % CIs tell.
+
+    Then comes a row for each job that failed, with the file of its output.
 
     Raises:
         StorageError: Standard output takes no more.
@@ -43,8 +46,9 @@ def print_outcome(sweep: Sweep) -> None:
     table = _table(
         "#", *(["arm"] if arms else []), "point", "status", "exit", "metric", "skipped", *(["run"] if runs else [])
     )
+    summaries = {job.number: summary_of(sweep.paths.run(job.name)) for job in sweep.jobs if job.status == "done"}
     for job in sweep.jobs:
-        summary = summary_of(sweep.paths.run(job.name)) if job.status == "done" else {}
+        summary = summaries.get(job.number, {})
         status = f"[{COLOURS[job.status]}]{job.status}[/]"
         code = "" if job.code is None else str(job.code)
         cells = [*([escape(printable(job.arm))] if arms else []), escape(printable(job.label)), status, code]
@@ -55,6 +59,8 @@ def print_outcome(sweep: Sweep) -> None:
         ]
         table.add_row(str(job.number), *cells)
     _print(table)
+    if sum(summary.get("metric") is not None for summary in summaries.values()) > 1:
+        say(f"\n{printable(sweep_lead(sweep.jobs, summaries, '{:.4f}'.format))}")
     failed = [job for job in sweep.jobs if job.status == "failed"]
     if failed:
         reasons = _table("#", "why it failed", "what it printed")
