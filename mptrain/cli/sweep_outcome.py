@@ -15,9 +15,9 @@ from mptrain.compare.ranking import sweep_lead
 from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from mptrain.runlog.sweeps import Sweep
+    from mptrain.runlog.sweeps import Sweep, SweepJob
 
 #: Status to its colour, wherever jobs are shown.
 COLOURS: dict[str, str] = {
@@ -61,6 +61,7 @@ def print_outcome(sweep: Sweep) -> None:
     _print(table)
     if sum(summary.get("metric") is not None for summary in summaries.values()) > 1:
         say(f"\n{printable(sweep_lead(sweep.jobs, summaries, '{:.4f}'.format))}")
+    _print_living([job for job in sweep.jobs if job.status == "running" and job.reason])
     failed = [job for job in sweep.jobs if job.status == "failed"]
     if failed:
         reasons = _table("#", "why it failed", "what it printed")
@@ -68,6 +69,17 @@ def print_outcome(sweep: Sweep) -> None:
             log = str(sweep.paths.log(job.name))
             reasons.add_row(str(job.number), escape(printable(job.reason)), escape(printable(log)))
         _print(reasons)
+
+
+def _print_living(jobs: Sequence[SweepJob]) -> None:
+    """Name the jobs that were left to the processes that still run them."""
+    if not jobs:
+        return
+    say(
+        f"\n{len(jobs)} of the jobs {'are' if len(jobs) > 1 else 'is'} still run by processes of an earlier time, which were left alone:"
+    )
+    for job in jobs:
+        say(f"  {job.number}  {printable(job.label)}  {printable(job.reason)}")
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:
