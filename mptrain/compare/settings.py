@@ -19,6 +19,10 @@ ABSENT = "(absent)"
 NOT_COMPARED = (*IGNORED, "seed", "extensions")
 
 
+#: Keys about the machine; what they led to is checked instead, and it changes speed rather than what is computed.
+MACHINE = ("device", "threads")
+
+
 @lru_cache(maxsize=4096)
 def settings(yaml: str) -> Mapping[str, Any]:
     """Dotted key to value of everything that a configuration says; an empty section says nothing."""

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mptrain.compare.fairness import MACHINE, is_claimed
-from mptrain.compare.settings import NOT_COMPARED, differing, in_short, is_below
+from mptrain.compare.fairness import is_claimed
+from mptrain.compare.settings import MACHINE, NOT_COMPARED, differing, in_short, is_below
 from mptrain.config.ranges import show
 from mptrain.errors import StorageError
 from mptrain.report.run_parts import tried
