@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from mptrain.config import location
-from mptrain.config.assemble import assemble
+from mptrain.config.assemble import assemble, wrong_words
 from mptrain.config.catalogue import RECHOSEN, Catalogue
 from mptrain.config.files import find_endless, find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
@@ -126,13 +126,27 @@ class Composer:
 
     def compose(self, overrides: Sequence[str]) -> Config:
         """See `mptrain.config.compose.compose`."""
+        node, chosen, words = self._read(overrides)
+        return assemble(node, chosen, words, self.catalogue, tuple(overrides))
+
+    def require_keys(self, overrides: Sequence[str]) -> None:
+        """Refuse words with unknown keys or impossible values, as far as they are known without torch.
+
+        Raises:
+            ConfigError: With all problems found.
+        """
+        node, chosen, words = self._read(overrides)
+        if problems := wrong_words(node, chosen, words, self.catalogue):
+            raise ConfigError(problems)
+
+    def _read(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str], Words]:
         words = read(overrides, self.catalogue)
         try:
             node, chosen = self._merge([*(str(word.input_line) for word in words.groups), *words.hydra])
         except COMPOSITION_ERRORS as error:
             raise ConfigError([*words.problems, self._explain(error, words)]) from error
         settle(node, words.values, "a chosen file")
-        return assemble(node, chosen, words, self.catalogue, tuple(overrides))
+        return node, chosen, words
 
     def _explain(self, error: Exception, words: Words) -> Problem:
         """What is wrong with the chosen files; Hydra's own words where they can all be read."""
