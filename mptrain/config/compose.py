@@ -87,6 +87,18 @@ def reload(text: str, overrides: Sequence[str] = (), *, allow: Sequence[str] = (
         for word in words.groups
         if word.key_or_group not in RECHOSEN
     ]
+    problems += [
+        Problem(
+            f"{word.input_line} has no effect on a saved run: it stays where it is",
+            "leave it out; to move a run, move its folder",
+        )
+        for word in words.values
+        if word.key_or_group.partition(".")[0] == "run"
+    ]
+    problems += [
+        Problem(f"{word} has no effect on a saved run: Hydra has composed it already", "leave it out")
+        for word in words.hydra
+    ]
     words = dataclasses.replace(words, problems=(*words.problems, *problems))
     settle(node, words.values, "the saved configuration", allow)
     if words.groups and not words.problems:
