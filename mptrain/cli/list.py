@@ -119,7 +119,7 @@ def _print_entries(option: Option) -> None:
         rows.append((f"{entry.key}={value}", comment))
     width = min(max((len(key) for key, _ in rows), default=0), 60) + 4
     for key, comment in rows:
-        _print(f"  {key.ljust(width)}", comment)
+        _print(f"  {key.ljust(width - 2)}  ", comment)
 
 
 def _print(head: str, text: str, *, bold: bool = False) -> None:
@@ -128,7 +128,7 @@ def _print(head: str, text: str, *, bold: bool = False) -> None:
     first, more = text, []
     if sys.stdout.isatty() and len(head) + len(text) > (width := width_of(sys.stdout)):
         indent = len(head) if len(head) < width // 2 else _INDENT
-        lines = textwrap.wrap(text, width - indent, break_on_hyphens=False) or [""]
+        lines = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
         first, more = (lines[0], lines[1:]) if len(head) + len(lines[0]) <= width else ("", lines)
         more = [" " * indent + line for line in more]
     print(f"{_bold(head) if bold else head}{first}".rstrip(), *more, sep="\n")
