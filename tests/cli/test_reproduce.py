@@ -287,6 +287,12 @@ def test_a_smoke_run_is_short_and_not_judged(terminal, jobs, recipe, tmp_path):
     assert (sweep.kind, sweep.plan["recipe"], sweep.plan["smoke"]) == ("recipe", "mine", True)
 
 
+def test_a_terminal_is_told_that_runs_are_being_checked(terminal, jobs, recipe, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert terminal("reproduce", "mine", "train.epocs=3") == 2
+    assert terminal.out == "checking 6 points ...\n"
+
+
 def test_a_smoke_run_finds_expectations_about_nothing(terminal, jobs, recipe):
     recipe(("amp.top1 =", "amp.top7 ="))
     assert terminal("reproduce", "mine", "--smoke") == 2
