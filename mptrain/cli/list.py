@@ -125,7 +125,8 @@ def _print_entries(option: Option) -> None:
 def _print(head: str, text: str, *, bold: bool = False) -> None:
     """Print a text behind a head: on a terminal in lines that fit it, indented as far as the head is long, else in one line."""
     head, text = harmless(head), harmless(text)
-    first, more = text, []
+    first = text
+    more: list[str] = []
     if sys.stdout.isatty() and len(head) + len(text) > (width := width_of(sys.stdout)):
         indent = len(head) if len(head) < width // 2 else _INDENT
         lines = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [""]

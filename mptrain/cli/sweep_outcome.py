@@ -59,7 +59,7 @@ def print_outcome(sweep: Sweep) -> None:
         ]
         table.add_row(str(job.number), *cells)
     _print(table)
-    if sum(summary.get("metric") is not None for summary in summaries.values()) > 1:
+    if sweep.kind == "sweep" and sum(summary.get("metric") is not None for summary in summaries.values()) > 1:
         say(f"\n{printable(sweep_lead(sweep.jobs, summaries, '{:.4f}'.format))}")
     _print_living([job for job in sweep.jobs if job.status == "running" and job.reason])
     failed = [job for job in sweep.jobs if job.status == "failed"]
