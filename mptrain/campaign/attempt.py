@@ -26,7 +26,7 @@ from mptrain.config.ranges import show
 from mptrain.config.spreading import device_of, require_spread
 from mptrain.config.trust import is_trust, retyped
 from mptrain.distributed.launch import gathered
-from mptrain.distributed.torchrun import remember_run, run_before_restart
+from mptrain.distributed.torchrun import begun_alike, remember_run, run_before_restart
 from mptrain.engine.loop import Loop
 from mptrain.engine.snapshot import require_fit, require_same_schema
 from mptrain.engine.storage import Storage
@@ -216,7 +216,7 @@ def _continue(
                 + [
                     Problem(
                         "a run goes on with the configuration it began with",
-                        f"choose another run.name, or change it on purpose: mptrain resume {directory.root} KEY=VALUE"
+                        f"choose another run.name, or change it on purpose: {begun_alike('mptrain resume')} {directory.root} KEY=VALUE"
                         f"{retyped(config.extensions.allow)}",
                     )
                 ]
@@ -228,6 +228,8 @@ def _continue(
         require_logger(config)
         store = _store(directory, config, higher_is_better=True)
         loaded = store.load_latest()
+        if loaded is not None and explicit:
+            _require_effect(changes)
         strange = require_as_trained(directory, old, state, loaded.manifest, said or {}) if loaded is not None else ""
         manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
         forgive = state is not None and state.status == "failed"
@@ -252,6 +254,28 @@ def _continue(
         if explicit or not path.exists():
             directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed)
+
+
+def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
+    """Refuse to change what a run only begins with, once it has a checkpoint.
+
+    Raises:
+        ConfigError: With all such keys.
+    """
+    changed = {key for key, _, _ in changes}
+    found = {key: "its weights are those" for key in changed if key == "model.weights"}
+    for key in changed:
+        rule, _, name = key.rpartition(".")
+        if name == "init_scale" and rule.endswith("scaler") and f"{rule}._target_" not in changed:
+            found[key] = "its loss scale is that"
+    if found:
+        hint = "leave it out, or start another run with it"
+        raise ConfigError(
+            [
+                Problem(f"{key} has no effect on a resumed run: {what} of the checkpoint", hint)
+                for key, what in found.items()
+            ]
+        )
 
 
 def _require_work(

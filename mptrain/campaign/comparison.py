@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from mptrain.compare.arms import group as group_runs
+from mptrain.compare.arms import precision_of
 from mptrain.compare.comparison import MARGIN, compare
 from mptrain.compare.keeping import write_comparisons
 from mptrain.compare.measures import measure
@@ -210,10 +211,13 @@ def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Co
         UsageError: There is nothing to compare, or the runs differ in more than they claim.
         StorageError: One of them is no run, or damaged.
     """
-    paths = list(dict.fromkeys(path.resolve() for place in places for path in _runs_of(place)))
-    runs = [measure(read_run(path)) for path in paths]
+    found: dict[Path, str] = {}
+    for place in places:
+        for path in _runs_of(place):
+            found.setdefault(path.resolve(), place)
+    runs = [measure(read_run(path)) for path in found]
     _require_keys(question.claimed, runs)
-    comparison = _compare(group_runs(runs), question, (), anyway=anyway)
+    comparison = _compare(group_runs(runs, places=list(found.values())), question, (), anyway=anyway)
     fatal = [objection for objection in comparison.objections if objection.fatal]
     if fatal and not anyway:
         problems = [Problem(objection.what, objection.hint) for objection in fatal]
@@ -259,11 +263,16 @@ def beside(comparison: Comparison, folder: Path) -> Comparison:
 
 
 def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
-    """The reference's name, also where it was given as ``precision=fp32``."""
+    """Return the reference's name, also where it was given as ``precision=fp32``, or as the precision that it alone has."""
     names = [arm.name for arm in arms]
-    if wanted is not None and wanted not in names and wanted.partition("=")[2] in names:
-        return wanted.partition("=")[2]
-    return wanted
+    if wanted is None or wanted in names:
+        return wanted
+    bare = wanted.removeprefix("precision=")
+    of_precision = [arm.name for arm in arms if precision_of(arm.runs[0]) == bare]
+    if len(of_precision) == 1:
+        return of_precision[0]
+    value = wanted.partition("=")[2]
+    return value if value in names else wanted
 
 
 def _notes(sweep: Sweep) -> list[str]:

@@ -13,6 +13,7 @@ from mptrain.config.ranges import first_line
 from mptrain.config.targets import is_allowed
 from mptrain.config.trust import retyped
 from mptrain.distributed.ranks import is_loss
+from mptrain.distributed.torchrun import begun_alike
 from mptrain.engine.interrupt import AskedToEnd
 from mptrain.errors import (
     EXIT_BUG,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 def in_the_users_terms(error: BaseException, config: Config, directory: RunDirectory, ranks: Ranks) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
     trust = retyped(config.extensions.allow)
-    resume = _begun_alike("mptrain resume", config, ranks)
+    resume = begun_alike("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"
     if ranks.count > 1 and is_loss(error):
         why = ranks.why()
@@ -80,14 +81,6 @@ def in_the_users_terms(error: BaseException, config: Config, directory: RunDirec
             how_it_failed(error, directory)  # keeps the traceback
             return own
     return error
-
-
-def _begun_alike(command: str, config: Config, ranks: Ranks) -> str:
-    """A command as it is begun on as many ranks, where torchrun has begun these."""
-    if ranks.count == 1 or config.distributed.procs is not None:  # which the run's config.yaml says
-        return command
-    machines = "" if ranks.here == ranks.count else f" --nnodes={ranks.count // ranks.here} ..."
-    return f"torchrun --nproc-per-node={ranks.here}{machines} -m {command}"
 
 
 def _is_from_allocator(error: BaseException) -> bool:

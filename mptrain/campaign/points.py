@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
@@ -17,13 +17,15 @@ from mptrain.config.overrides import parse
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hydra.core.override_parser.types import Override
 
     from mptrain.config.catalogue import Catalogue
     from mptrain.config.compose import Composer
     from mptrain.config.schema import Config
+
+_Checked = TypeVar("_Checked")
 
 #: More points than anybody means; a range with a slip in it has millions.
 MOST_POINTS = 10_000
@@ -117,17 +119,34 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
     Raises:
         ConfigError: With the problems of all points; each names the point where not every one has it.
     """
+
+    def composed(point: Point) -> Point:
+        config = composer.compose(point.overrides)
+        require_logger(config)
+        return replace(point, warnings=config.warnings, config=config)
+
+    return _each(points, composed)
+
+
+def require_keys(points: Sequence[Point], composer: Composer) -> None:
+    """Refuse points with unknown keys or impossible values, as far as they are known without torch.
+
+    Raises:
+        ConfigError: As `validate`.
+    """
+    _each(points, lambda point: composer.require_keys(point.overrides))
+
+
+def _each(points: Sequence[Point], check: Callable[[Point], _Checked]) -> list[_Checked]:
+    """Return what a check gives for every point, or raise the problems of all of them."""
     found: dict[Problem, list[Point]] = {}
     checked = []
     for point in points:
         try:
-            config = composer.compose(point.overrides)
-            require_logger(config)
+            checked.append(check(point))
         except ConfigError as error:
             for problem in error.problems:
                 found.setdefault(problem, []).append(point)
-            continue
-        checked.append(replace(point, warnings=config.warnings, config=config))
     if found:
         raise ConfigError([named(problem, bad, len(points)) for problem, bad in found.items()])
     return checked

@@ -7,6 +7,7 @@ scheduler that `mptrain.campaign.submitted` hands jobs to.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Container, Mapping, Sequence
@@ -33,8 +34,10 @@ if TYPE_CHECKING:
     from mptrain.config.compose import Composer
     from mptrain.config.launcher import Launcher
     from mptrain.config.schema import RunOptions
+    from mptrain.runlog.lock import Holder
+    from mptrain.runlog.state import RunState
 
-#: Seconds that the runs of a killed sweep have to save themselves before somebody else goes on with them.
+#: Seconds that the runs of a killed sweep have to save themselves before the others are run without them.
 _PATIENCE = 60.0
 
 
@@ -195,25 +198,27 @@ def run_sweep(
         launcher: What a scheduler is asked for; None runs them on this machine.
 
     Returns:
-        The sweep as it is now, and the exit code: 0, 7 where a job failed (by its numerics only where arms are not judged), or that of
-        the signal that ended it.
+        The sweep as it is now, and the exit code: 0, 7 where a job failed (by its numerics only where arms are not judged) or is still
+        run by a process of an earlier time, or that of the signal that ended it.
 
     Raises:
-        StorageError: Another process runs this sweep or one of its runs, or the disk refuses.
+        StorageError: Another process runs this sweep, or the disk refuses.
         EnvironmentRefused: The scheduler that the launcher wants is not there.
     """
     with hold(sweep.paths.lock):
         require_none_queued(sweep.folder)
-        sweep = take_stock(sweep, numbers)
-        about = [job for job in sweep.jobs if numbers is None or job.number in numbers]
-        wanted = [_waiting(job) for job in _interleaved(about) if not sweep.has_ended(job)]
+        record = _Record(take_stock(sweep, numbers), watch)
+        about = [job for job in record.sweep.jobs if numbers is None or job.number in numbers]
+        living = _wait_for_orphans(record, {job.number for job in about if not sweep.has_ended(job)})
+        sweep = record.sweep
+        about = [sweep.jobs[job.number] for job in about]
+        wanted = [_waiting(job) for job in _interleaved(about) if not (sweep.has_ended(job) or job.number in living)]
         for job in wanted:
             sweep = sweep.with_job(job)
         write_sweep(sweep)
-        record = _Record(sweep, watch)
+        record.sweep = sweep
         stopped = None
         if wanted:
-            _wait_for_orphans(sweep, wanted)
             if launcher is None:
                 tasks = [_task(sweep, job, composer) for job in wanted]
                 slots = Slots.of_this_machine(min(sweep.parallel, len(sweep.jobs)))
@@ -222,6 +227,8 @@ def run_sweep(
                 folder = fresh_folder(sweep.folder)
                 errands = [_errand(sweep, job, program, folder) for job in wanted]
                 stopped = run_submitted(errands, launcher, folder, record)
+        for number in living - _holders(record.sweep, living).keys():  # it has ended while the others ran
+            record.ended_by_itself(number)
     if all(map(record.sweep.has_ended, record.sweep.jobs)):
         return record.sweep, EXIT_OK
     return record.sweep, EXIT_SWEEP if stopped is None else stopped
@@ -255,7 +262,7 @@ class _Record:
         self._watch = watch
 
     def started(self, number: int) -> None:
-        self._change(replace(self.sweep.jobs[number], status="running"))
+        self._change(replace(self.sweep.jobs[number], status="running", reason=""))
 
     def progressed(self, number: int, progress: Progress) -> None:
         self._watch.progressed(number, progress)
@@ -263,7 +270,17 @@ class _Record:
     def ended(self, number: int, ended: Ended, seconds: float) -> None:
         job = self.sweep.jobs[number]
         status, code, reason = ended.status, ended.code, ended.reason
-        self._change(replace(job, status=status, code=code, reason=reason, seconds=round(seconds, 3)))
+        seconds = round((job.seconds or 0.0) + seconds, 3)  # of all its processes
+        self._change(replace(job, status=status, code=code, reason=reason, seconds=seconds))
+
+    def lives(self, number: int, holder: Holder) -> None:
+        """A process of an earlier time still runs a job."""
+        reason = f"still run by {holder}, which outlived the sweep that started it"
+        self._change(replace(self.sweep.jobs[number], status="running", code=None, reason=reason))
+
+    def ended_by_itself(self, number: int) -> None:
+        """The process of an earlier time has ended."""
+        self._change(_as_it_stands(self.sweep, self.sweep.jobs[number]))
 
     def stopping(self, name: str) -> None:
         self._watch.stopping(name)
@@ -294,10 +311,14 @@ def _words(sweep: Sweep, job: SweepJob) -> tuple[str, ...]:
 
 
 def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
+    run = RunDirectory(RunPaths(sweep.paths.run(job.name)))
     try:
-        state = RunDirectory(RunPaths(sweep.paths.run(job.name))).read_state()
+        state = run.read_state()
     except StorageError:  # the job itself will say what is wrong with it
         state = None
+    if state is not None:
+        on_record = round(_seconds_on_record(run.paths, state), 3)
+        job = replace(job, seconds=max(job.seconds or 0.0, on_record) or None)
     if state is not None and state.status == "done":
         return replace(job, status="done", code=EXIT_OK, reason="")
     if state is not None and state.status == "failed":
@@ -305,23 +326,50 @@ def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
     return _waiting(job)
 
 
-def _waiting(job: SweepJob) -> SweepJob:
-    return replace(job, status="waiting", code=None, reason="", seconds=None)
+def _seconds_on_record(run: RunPaths, state: RunState) -> float:
+    """Return the wall time of the attempts at a run, also of those that no sweep saw end.
 
-
-def _wait_for_orphans(sweep: Sweep, jobs: Sequence[SweepJob]) -> None:
-    """Wait until the jobs of a killed sweep have saved themselves.
-
-    Raises:
-        StorageError: Somebody else goes on with a run.
+    A process that was killed left no end. The last one counts from when ``run.json`` was written, as it began, to its last
+    step on the disk; both times are those of files, so that a copied folder gives too little rather than too much.
     """
+    seconds = sum(attempt.seconds or 0.0 for attempt in state.attempts)
+    if state.attempts and state.attempts[-1].ended is None:
+        with contextlib.suppress(OSError):
+            seconds += max(0.0, run.steps.stat().st_mtime - run.run_json.stat().st_mtime)
+    return seconds
+
+
+def _waiting(job: SweepJob) -> SweepJob:
+    return replace(job, status="waiting", code=None, reason="")
+
+
+def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
+    """Say which jobs are still run by processes of a killed sweep, and wait for a while until these have saved themselves.
+
+    Jobs of a scheduler outlive their sweep and train to their end, so this does not wait for all.
+
+    Returns:
+        The numbers of the jobs that are still run.
+    """
+    living = _holders(record.sweep, numbers)
+    for number, holder in living.items():
+        record.lives(number, holder)
     deadline = time.monotonic() + _PATIENCE
-    for job in jobs:
-        run = RunDirectory(RunPaths(sweep.paths.run(job.name)))
-        while (holder := run.holder()) is not None:
-            if time.monotonic() > deadline:
-                raise StorageError(f"{run.root} is being written by {holder}", "wait until it ends, or stop it")
-            time.sleep(0.1)
+    while living and time.monotonic() < deadline:
+        record.tick()
+        time.sleep(0.1)
+        left = _holders(record.sweep, living)
+        for number in living.keys() - left.keys():
+            record.ended_by_itself(number)
+        living = left
+    return set(living)
+
+
+def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, Holder]:
+    """Return the processes that hold runs of these jobs."""
+    jobs = [job for job in sweep.jobs if job.number in numbers]
+    found = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}
+    return {number: holder for number, holder in found.items() if holder is not None}
 
 
 def _without_places(words: Sequence[str]) -> tuple[str, ...]:

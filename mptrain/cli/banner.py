@@ -72,6 +72,7 @@ class Closing:
         max_minutes: As ``train.max_minutes`` said.
         planned_steps: Steps that would have been attempted with more time.
         trust: What a line that names the run needs behind it, with a blank before (see `mptrain.config.trust`).
+        resume: The command that resumes it, on as many ranks.
     """
 
     run: Path
@@ -93,6 +94,7 @@ class Closing:
     max_minutes: float | None = None
     planned_steps: int = 0
     trust: str = ""
+    resume: str = "mptrain resume"
 
     @classmethod
     def from_summary(cls, run: Path, summary: Mapping[str, Any]) -> Closing:
@@ -174,7 +176,7 @@ def print_closing(closing: Closing, stream: IO[str]) -> None:
         ("samples", str(samples) if (samples := RunPaths(closing.run).samples).is_dir() else ""),
         ("evaluate", f"mptrain eval {shlex.quote(str(closing.run))}{closing.trust}"),
         ("export", f"mptrain export {shlex.quote(str(closing.run))}{closing.trust}"),
-        ("go on", f"mptrain resume {shlex.quote(str(closing.run))} {' '.join(_longer(closing))}{closing.trust}"),
+        ("go on", f"{closing.resume} {shlex.quote(str(closing.run))} {' '.join(_longer(closing))}{closing.trust}"),
     ]
     print_rows("done", rows, stream)
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 
 from mptrain.cli.messages import colourful, harmless
+from mptrain.cli.rows import width_of
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
+
+#: Blanks before a text for which there is no room beside its head.
+_INDENT = 6
 
 #: A value that the model may choose, with the one that holds otherwise.
 _SELECTED = re.compile(r"\$\{oc\.select:model\.defaults\..*,\s*(?P<default>\[[^]]*\]|[^],{}]*)\}")
@@ -67,15 +72,16 @@ def _print_all(catalogue: Catalogue) -> None:
     width = max(len(name) for options in catalogue.groups.values() for name in options) + 2
     for group, options in catalogue.groups.items():
         comment = catalogue.comment(group)
-        print(_bold(harmless(group)) + (f"   {harmless(comment)}" if comment else ""))
+        _print(group, f"   {comment}" if comment else "", bold=True)
         for name, option in options.items():
             mark = "*" if catalogue.defaults.get(group) == name else " "
-            print(harmless(f"  {mark} {name.ljust(width)}{option.summary}".rstrip()))
+            _print(f"  {mark} {name.ljust(width)}", option.summary)
             if known := "; ".join(_known(option)):
-                print(" " * (width + 4) + harmless(known))
+                _print(" " * (width + 4), known)
         print()
-    print(
-        "* chosen where nothing else is said. mptrain list GROUP shows the keys of its options; mptrain list recipes, recipes."
+    _print(
+        "",
+        "* chosen where nothing else is said. mptrain list GROUP shows the keys of its options; mptrain list recipes, recipes.",
     )
 
 
@@ -87,9 +93,9 @@ def _print_group(catalogue: Catalogue, group: str) -> None:
         chosen = "  (default)" if catalogue.defaults.get(group) == option.name else ""
         print(_bold(harmless(f"{group}={option.name}")) + chosen)
         if option.summary:
-            print(f"  {harmless(option.summary)}")
+            _print("  ", option.summary)
         for words in _known(option):
-            print(f"  {harmless(words)}")
+            _print("  ", words)
         _print_entries(option)
 
 
@@ -113,7 +119,20 @@ def _print_entries(option: Option) -> None:
         rows.append((f"{entry.key}={value}", comment))
     width = min(max((len(key) for key, _ in rows), default=0), 60) + 4
     for key, comment in rows:
-        print(harmless(f"  {key.ljust(width)}{comment}".rstrip()))
+        _print(f"  {key.ljust(width - 2)}  ", comment)
+
+
+def _print(head: str, text: str, *, bold: bool = False) -> None:
+    """Print a text behind a head: on a terminal in lines that fit it, indented as far as the head is long, else in one line."""
+    head, text = harmless(head), harmless(text)
+    first = text
+    more: list[str] = []
+    if sys.stdout.isatty() and len(head) + len(text) > (width := width_of(sys.stdout)):
+        indent = len(head) if len(head) < width // 2 else _INDENT
+        lines = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
+        first, more = (lines[0], lines[1:]) if len(head) + len(lines[0]) <= width else ("", lines)
+        more = [" " * indent + line for line in more]
+    print(f"{_bold(head) if bold else head}{first}".rstrip(), *more, sep="\n")
 
 
 def _bold(text: str) -> str:

@@ -139,6 +139,12 @@ def say(text: str, *, styled: bool = False) -> None:
         print("\n".join(lines), flush=True)
 
 
+def say_checking(points: int) -> None:
+    """Tell a terminal that points are being checked, which takes seconds: their data are loaded for it."""
+    if points and sys.stdout.isatty():
+        say(f"checking {points:,} point{'s' if points > 1 else ''} ...")
+
+
 def harmless(text: str) -> str:
     """Text without control characters and lone surrogates: nothing in it controls a terminal."""
     if text.isprintable():

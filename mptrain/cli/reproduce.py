@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.campaign.recipes import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
 from mptrain.cli.flags import read_jobs
-from mptrain.cli.messages import colourful, each_warning_once, say, warn
+from mptrain.cli.messages import colourful, each_warning_once, printable, say, say_checking, warn
 from mptrain.cli.rows import print_rows, width_of
 from mptrain.config import location
 from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, did_you_mean
@@ -57,12 +57,14 @@ def reproduce(words: Sequence[str]) -> int:
     recipe = find_recipe(wanted.name)
     own, root = check_own_words(recipe, wanted.words)
     if wanted.dry_run:
-        _print_plan(recipe, own, root, smoke=wanted.smoke)
+        _require_keys(recipe, own, wanted.config_dirs, smoke=wanted.smoke)
+        _print_plan(recipe, own, root, wanted.config_dirs, smoke=wanted.smoke)
         return EXIT_OK
     from mptrain.campaign.reproduction import prepare
     from mptrain.cli.job import PROGRAM
 
     with each_warning_once():
+        say_checking(len(recipe_points(recipe, own, smoke=wanted.smoke)))
         ready = prepare(recipe, own, root, PROGRAM, smoke=wanted.smoke, config_dirs=wanted.config_dirs)
         warn(sentence for point in ready.points for sentence in point.warnings)
         return _reproduce(ready, wanted.jobs)
@@ -120,11 +122,26 @@ def cost(recipe: Recipe) -> str:
     return f"{minutes} {where}" + ("" if needs.data == "none" else f"; data: {needs.data}")
 
 
-def _print_plan(recipe: Recipe, own: Sequence[str], root: str, *, smoke: bool) -> None:
+def _require_keys(recipe: Recipe, own: Sequence[str], config_dirs: Sequence[str], *, smoke: bool) -> None:
+    """Refuse unknown keys of the command line and of a recipe of the user's, without importing torch.
+
+    Raises:
+        ConfigError: With the problems of all arms.
+    """
+    if own or config_dirs or not _is_ours(recipe):
+        from mptrain.campaign.points import require_keys
+        from mptrain.config.compose import Composer
+
+        arms = {point.arm: point for point in recipe_points(recipe, own, smoke=smoke)}  # seeds differ in nothing else
+        require_keys(list(arms.values()), Composer(config_dirs))
+
+
+def _print_plan(recipe: Recipe, own: Sequence[str], root: str, config_dirs: Sequence[str], *, smoke: bool) -> None:
     """The recipe, and the plain commands that it stands for."""
     points = recipe_points(recipe, own, smoke=smoke)
     place = [f"run.root={root}"] if root != "outputs" else []
-    commands = [shlex.join(["mptrain", *point.overrides, *place]) for point in points]
+    folders = [f"--config-dir={one}" for one in config_dirs]
+    commands = [shlex.join(["mptrain", *folders, *point.overrides, *place]) for point in points]
     commands += [_arithmetic_command(target.path, target.arguments) for target in recipe.arithmetic.values()]
     print_recipe(recipe, smoke=smoke)
     expected = [f"  {expectation.text}" for expectation in recipe.expectations]
@@ -174,10 +191,23 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     runs = measured(sweep)
     require_measures(ready, runs, numbers)
     if ready.smoke:
-        ended = f"{len(sweep.jobs)} of {counted(len(sweep.jobs))} ended in order"
-        _say(f"smoke: {ended}; expectations are not judged on shortened runs")
+        from mptrain.report import write_report
+
+        written = write_report(sweep.folder)
+        _say(f"smoke: {_how_they_ended(sweep)}; expectations are not judged on shortened runs")
+        _say(f"report={written.html}")
         return EXIT_OK
     return _conclude(ready, sweep, numbers)
+
+
+def _how_they_ended(sweep: Sweep) -> str:
+    """Say how many runs are done, and which failed by their numerics: that is a finding, and no run to be repeated."""
+    failed = [job for job in sweep.jobs if job.status == "failed"]
+    done = f"{len(sweep.jobs) - len(failed)} of {counted(len(sweep.jobs))} done"
+    if not failed:
+        return done
+    arms = ", ".join(dict.fromkeys(printable(job.arm) for job in failed))
+    return f"{done}, {len(failed)} failed by {'its' if len(failed) == 1 else 'their'} numerics ({arms})"
 
 
 def _run(ready: Reproduction, sweep: Sweep) -> tuple[Sweep, int]:
@@ -207,7 +237,12 @@ def _unfinished(ready: Reproduction, sweep: Sweep, code: int) -> int:
 
 def _name_of(recipe: Recipe) -> str:
     """How the recipe is named on a command line."""
-    return recipe.name if recipe.path == location.recipes() / recipe.name / RECIPE_YAML else str(recipe.path)
+    return recipe.name if _is_ours(recipe) else str(recipe.path)
+
+
+def _is_ours(recipe: Recipe) -> bool:
+    """It is one of those that come with mptrain."""
+    return recipe.path == location.recipes() / recipe.name / RECIPE_YAML
 
 
 def _conclude(ready: Reproduction, sweep: Sweep, numbers: Numbers) -> int:

@@ -11,12 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from mptrain.cli.messages import colourful, printable, say
+from mptrain.compare.ranking import sweep_lead
 from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from mptrain.runlog.sweeps import Sweep
+    from mptrain.runlog.sweeps import Sweep, SweepJob
 
 #: Status to its colour, wherever jobs are shown.
 COLOURS: dict[str, str] = {
@@ -33,7 +34,9 @@ _WIDE = 120
 
 
 def print_outcome(sweep: Sweep) -> None:
-    """Prints one row a job, relative to the sweep's folder; then a row for each that failed, with the file of its output.
+    """Print one row a job, relative to the sweep's folder, and which setting was best as far as 95 % CIs tell.
+
+    Then comes a row for each job that failed, with the file of its output.
 
     Raises:
         StorageError: Standard output takes no more.
@@ -43,8 +46,9 @@ def print_outcome(sweep: Sweep) -> None:
     table = _table(
         "#", *(["arm"] if arms else []), "point", "status", "exit", "metric", "skipped", *(["run"] if runs else [])
     )
+    summaries = {job.number: summary_of(sweep.paths.run(job.name)) for job in sweep.jobs if job.status == "done"}
     for job in sweep.jobs:
-        summary = summary_of(sweep.paths.run(job.name)) if job.status == "done" else {}
+        summary = summaries.get(job.number, {})
         status = f"[{COLOURS[job.status]}]{job.status}[/]"
         code = "" if job.code is None else str(job.code)
         cells = [*([escape(printable(job.arm))] if arms else []), escape(printable(job.label)), status, code]
@@ -55,6 +59,9 @@ def print_outcome(sweep: Sweep) -> None:
         ]
         table.add_row(str(job.number), *cells)
     _print(table)
+    if sweep.kind == "sweep" and sum(summary.get("metric") is not None for summary in summaries.values()) > 1:
+        say(f"\n{printable(sweep_lead(sweep.jobs, summaries, '{:.4f}'.format))}")
+    _print_living([job for job in sweep.jobs if job.status == "running" and job.reason])
     failed = [job for job in sweep.jobs if job.status == "failed"]
     if failed:
         reasons = _table("#", "why it failed", "what it printed")
@@ -62,6 +69,17 @@ def print_outcome(sweep: Sweep) -> None:
             log = str(sweep.paths.log(job.name))
             reasons.add_row(str(job.number), escape(printable(job.reason)), escape(printable(log)))
         _print(reasons)
+
+
+def _print_living(jobs: Sequence[SweepJob]) -> None:
+    """Name the jobs that were left to the processes that still run them."""
+    if not jobs:
+        return
+    say(
+        f"\n{len(jobs)} of the jobs {'are' if len(jobs) > 1 else 'is'} still run by processes of an earlier time, which were left alone:"
+    )
+    for job in jobs:
+        say(f"  {job.number}  {printable(job.label)}  {printable(job.reason)}")
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:

@@ -198,7 +198,7 @@ class LiveTable:
                 str(progress.skipped),
                 wording.duration(progress.eta),
             ]
-        elif job.status == "running":
+        elif job.status == "running" and not job.reason:
             cells = ["[dim]starting[/]", "", "", "", "", ""]
         else:
             cells = [f"[dim]{escape(printable(job.reason))}[/]", "", "", "", "", ""]

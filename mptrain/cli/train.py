@@ -14,6 +14,7 @@ from mptrain.cli.banner import Banner, Closing, print_banner, print_closing
 from mptrain.cli.display import make_display
 from mptrain.cli.messages import harmless, warn
 from mptrain.config.trust import let_in, retyped
+from mptrain.distributed.torchrun import begun_alike
 from mptrain.errors import EXIT_OK
 from mptrain.records import EventRecord
 
@@ -126,6 +127,7 @@ class _Warnings:
 def _close(outcome: Outcome, packages: Sequence[str]) -> int:
     if outcome.already_done:
         print(harmless(f"{outcome.root} is already done"))
-    closing = replace(Closing.from_summary(outcome.root, outcome.summary), trust=retyped(packages))
+    closing = Closing.from_summary(outcome.root, outcome.summary)
+    closing = replace(closing, trust=retyped(packages), resume=begun_alike("mptrain resume"))
     print_closing(closing, sys.stdout)
     return EXIT_OK

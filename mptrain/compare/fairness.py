@@ -13,15 +13,12 @@ from typing import Any
 
 from mptrain.compare.arms import pairs, precision_of
 from mptrain.compare.results import Arm, Objection, RunMeasures
-from mptrain.compare.settings import differing, is_below, settings
+from mptrain.compare.settings import MACHINE, differing, is_below, settings
 from mptrain.config.ranges import show
 from mptrain.runlog.storage import readable_bytes
 
 #: What arms claim to differ in without saying so: keys and sections.
 PRECISION = ("precision", "scaler")
-
-#: Keys about the machine; what they led to is checked instead, and it changes speed rather than what is computed.
-MACHINE = ("device", "threads")
 
 #: What must be named among the claims, and differ, for weights and data to be other ones.
 _WEIGHTS_FOLLOW = ("model", "task", "dataset", "weights")

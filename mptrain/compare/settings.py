@@ -19,6 +19,10 @@ ABSENT = "(absent)"
 NOT_COMPARED = (*IGNORED, "seed", "extensions")
 
 
+#: Keys about the machine; what they led to is checked instead, and it changes speed rather than what is computed.
+MACHINE = ("device", "threads")
+
+
 @lru_cache(maxsize=4096)
 def settings(yaml: str) -> Mapping[str, Any]:
     """Dotted key to value of everything that a configuration says; an empty section says nothing."""
@@ -51,3 +55,20 @@ def chosen(yaml: str) -> dict[str, str]:
     """Group to the option that was chosen."""
     prefix = "chosen."
     return {key.removeprefix(prefix): str(value) for key, value in settings(yaml).items() if key.startswith(prefix)}
+
+
+def as_number(value: str) -> float | None:
+    """The number that a word is; None for any other word."""
+    try:
+        found = float(value)
+    except ValueError:
+        return None
+    return found if abs(found) < float("inf") else None
+
+
+def in_short(words: Mapping[str, str]) -> str:
+    """Words for a legend: options by their names, numbers with the last part of their key: ``fp16_static, scale=8``."""
+    return ", ".join(
+        value if as_number(value) is None and value else f"{key.rpartition('.')[2]}={value}"
+        for key, value in words.items()
+    )

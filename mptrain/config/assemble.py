@@ -95,6 +95,25 @@ def assemble(
     )
 
 
+def wrong_words(node: DictConfig, chosen: dict[str, str], words: Words, catalogue: Catalogue) -> list[Problem]:
+    """Return what is wrong with keys and values, as far as that is known without a target, which may import torch.
+
+    Args:
+        node: As for `assemble`.
+        chosen: As for `assemble`.
+        words: As for `assemble`.
+        catalogue: As for `assemble`.
+    """
+    problems = list(words.problems)
+    _apply_values(node, words, catalogue, problems)
+    tree = cast("dict[str, Any]", resolve(node, "", problems))
+    _refuse_unknown(tree, chosen, catalogue, problems)
+    check_section("", {name: tree[name] for name in _GENERAL if name in tree}, GeneralOptions, problems)
+    for name, schema in SECTIONS.items():
+        check_section(name, tree.get(name, {}), schema, problems)
+    return list(dict.fromkeys(problems))
+
+
 def resolve(node: Any, key: str, problems: list[Problem]) -> Any:
     """Plain containers of a tree with every interpolation resolved; those that cannot be become problems."""
     if isinstance(node, DictConfig):

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
 from mptrain.config import location
-from mptrain.config.assemble import assemble
+from mptrain.config.assemble import assemble, wrong_words
 from mptrain.config.catalogue import RECHOSEN, Catalogue
 from mptrain.config.files import find_endless, find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
@@ -96,6 +96,18 @@ def reload(
         for word in words.groups
         if word.key_or_group not in RECHOSEN
     ]
+    problems += [
+        Problem(
+            f"{word.input_line} has no effect on a saved run: it stays where it is",
+            "leave it out; to move a run, move its folder",
+        )
+        for word in words.values
+        if word.key_or_group.partition(".")[0] == "run"
+    ]
+    problems += [
+        Problem(f"{word} has no effect on a saved run: Hydra has composed it already", "leave it out")
+        for word in words.hydra
+    ]
     words = dataclasses.replace(words, problems=(*words.problems, *problems))
     settle(node, words.values, "the saved configuration", allow)
     if words.groups and not words.problems:
@@ -135,14 +147,28 @@ class Composer:
 
     def compose(self, overrides: Sequence[str]) -> Config:
         """See `mptrain.config.compose.compose`."""
+        node, chosen, words = self._read(overrides)
+        fetch = may_fetch(words, ours=self._chose_data(chosen, words))
+        return assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
+
+    def require_keys(self, overrides: Sequence[str]) -> None:
+        """Refuse words with unknown keys or impossible values, as far as they are known without torch.
+
+        Raises:
+            ConfigError: With all problems found.
+        """
+        node, chosen, words = self._read(overrides)
+        if problems := wrong_words(node, chosen, words, self.catalogue):
+            raise ConfigError(problems)
+
+    def _read(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str], Words]:
         words = read(overrides, self.catalogue)
         try:
             node, chosen = self._merge([*(str(word.input_line) for word in words.groups), *words.hydra])
         except COMPOSITION_ERRORS as error:
             raise ConfigError([*words.problems, self._explain(error, words)]) from error
         settle(node, words.values, "a chosen file")
-        fetch = may_fetch(words, ours=self._chose_data(chosen, words))
-        return assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
+        return node, chosen, words
 
     def _chose_data(self, chosen: dict[str, str], words: Words) -> bool:
         """Return whether the data set is one of mptrain's that was typed, or that files of mptrain's chose."""

@@ -58,6 +58,19 @@ def begun_by_torchrun() -> Begun | None:
     return Begun(rank, count, rank if local_rank is None else local_rank, local_count or count, not local_rank)
 
 
+def begun_alike(command: str) -> str:
+    """Return a command line as it is begun on as many ranks as this process is one of; as it is where torchrun began none."""
+    begun = begun_by_torchrun()
+    if begun is None:
+        return command
+    count, here = begun.count, begun.local_count
+    machines = _number("GROUP_WORLD_SIZE") or -(-count // here)
+    if machines == 1:
+        return f"torchrun --nproc-per-node={here} -m {command}"
+    each = here if machines * here == count else "..."  # other machines have other numbers of them
+    return f"torchrun --nproc-per-node={each} --nnodes={machines} ... -m {command}"
+
+
 _LAST_PORT = 65535
 
 

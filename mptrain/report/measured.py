@@ -6,14 +6,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from mptrain.compare.fairness import MACHINE, is_claimed
-from mptrain.compare.settings import NOT_COMPARED, differing, is_below
+from mptrain.compare.fairness import is_claimed
+from mptrain.compare.ranking import SEED
+from mptrain.compare.settings import MACHINE, NOT_COMPARED, differing, in_short, is_below
 from mptrain.config.ranges import show
 from mptrain.errors import StorageError
 from mptrain.report.run_parts import tried
-from mptrain.report.settings import flat, in_short
+from mptrain.report.settings import flat
 from mptrain.report.sweep_page import BUCKETS, metric_name
-from mptrain.report.swept import SEED, Point, read_points
+from mptrain.report.swept import Point, read_points
 from mptrain.runlog.sweeps import read_sweep
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from mptrain.errors import StorageError
 from mptrain.report.history import History, read_history
 from mptrain.report.page import Block, Cell, Code, Facts, Fold, Text, facts
 from mptrain.report.settings import chosen, flat
-from mptrain.report.wording import counted, moment
+from mptrain.report.wording import counted, duration, moment
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.reader import Run, read_run
 
@@ -97,6 +97,7 @@ def environment(run: Run, settings: dict[str, Any]) -> Facts:
     spans = [
         f"{moment(one.started)} on {one.host}, from step {one.from_step:,}"
         + (f" to step {one.to_step:,}" if one.to_step is not None else "")
+        + (f", {duration(one.seconds)}" if one.seconds is not None else "")
         for one in attempts[-5:]
     ]
     earlier = f"{counted(len(attempts) - 5, 'earlier attempt')}; " if len(attempts) > 5 else ""

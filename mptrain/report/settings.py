@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from mptrain.compare.settings import settings
@@ -21,20 +20,3 @@ def flat(config: str) -> dict[str, Any]:
 def chosen(found: dict[str, Any], group: str) -> str:
     """The option that was chosen in a group; empty where that is not on record."""
     return str(found.get(f"chosen.{group}") or "")
-
-
-def as_number(value: str) -> float | None:
-    """The number that a word is; None for any other word."""
-    try:
-        found = float(value)
-    except ValueError:
-        return None
-    return found if abs(found) < float("inf") else None
-
-
-def in_short(words: Mapping[str, str]) -> str:
-    """Words for a legend: options by their names, numbers with the last part of their key: ``fp16_static, scale=8``."""
-    return ", ".join(
-        value if as_number(value) is None and value else f"{key.rpartition('.')[2]}={value}"
-        for key, value in words.items()
-    )

@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
+from mptrain.compare.ranking import metric_in_words, sweep_lead
+from mptrain.compare.settings import in_short
 from mptrain.report.canvas import BLACK, LINES, SERIES, ordered_series, series
 from mptrain.report.history import LearnerHistory
 from mptrain.report.page import (
@@ -26,11 +28,11 @@ from mptrain.report.page import (
     table,
 )
 from mptrain.report.run_parts import environment, tried
-from mptrain.report.settings import in_short
 from mptrain.report.sweep_figures import categories_figure, cliffs_figure, overlay_figure
 from mptrain.report.swept import Axis, Point, kinds, numeric_axis, read_points
 from mptrain.report.wording import counted, duration, moment, number, rate, scale_path, share
 from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.sweep_csv import interval_of
 from mptrain.runlog.sweeps import Sweep
 
 #: Buckets of a curve where many share a figure.
@@ -47,7 +49,7 @@ def sweep_page(sweep: Sweep) -> Page:
         over="mptrain, report of a sweep",
         title=sweep_title(sweep),
         status=standing(sweep),
-        lead=_lead(points),
+        lead=sweep_lead(sweep.jobs, {point.job.number: point.summary for point in points}, number),
         sections=(
             section("What was varied", sweep_plot(points)),
             section("Points", points_table(points), Bullets(tuple(notes), "warn") if notes else None),
@@ -74,35 +76,10 @@ def standing(sweep: Sweep) -> Cell:
     return Cell(f"{done:,} of {total:,} done{failed}", "bad" if failed else "warn")
 
 
-def _lead(points: Sequence[Point]) -> str:
-    name = metric_name(points)
-    valued = [point for point in points if point.metric is not None]
-    if not valued:
-        return "No point has a final metric yet."
-    if _all_equal(valued):
-        where = (
-            "at every point"
-            if len(valued) == len(points)
-            else f"at the {counted(len(valued), 'point')} that ended in order"
-        )
-        return f"{name}: {number(valued[0].metric)} {where}."
-    directions = {point.opened.higher_is_better for point in valued if point.opened}
-    low, high = (pick(valued, key=lambda point: point.metric or 0.0) for pick in (min, max))
-    if len(directions) == 1 and None not in directions:
-        best, worst = (high, low) if directions.pop() else (low, high)
-        return f"{name}: best {number(best.metric)} at {best.label}, worst {number(worst.metric)} at {worst.label}."
-    return f"{name}: from {number(low.metric)} at {low.label} to {number(high.metric)} at {high.label}."
-
-
-def _all_equal(points: Sequence[Point]) -> bool:
-    """Whether all points have the same metric."""
-    return len({point.metric for point in points}) == 1
-
-
 def metric_name(points: Sequence[Point]) -> str:
     """The metric of the runs, and the split that it is of."""
     found = next((point.opened for point in points if point.opened and point.opened.metric), None)
-    return f"{found.metric} ({found.run.summary.get('metric_split', 'test')})" if found else "metric"
+    return metric_in_words(found.run.summary) if found else "metric"
 
 
 def sweep_plot(points: Sequence[Point]) -> Plots | None:
@@ -130,6 +107,7 @@ def cliffs_plot(name: str, points: Sequence[Point], axis: Axis, metric: str) -> 
 def points_table(points: Sequence[Point]) -> Table:
     """A row for each point."""
     keys = list(dict.fromkeys(key for point in points for key in point.words))
+    intervals = any(point.done and interval_of(point.summary) for point in points)
     rows: list[list[Cell | str]] = []
     for point in points:
         job, summary = point.job, point.summary
@@ -142,6 +120,7 @@ def points_table(points: Sequence[Point]) -> Table:
                 *(point.words.get(key, "") for key in keys),
                 Cell(job.status + code, _TONES.get(job.status, "")),
                 number(summary.get("metric") if point.done else None),
+                *([_interval(point)] if intervals else []),
                 share(point.skip_rate),
                 scale_path(learners[0]["scale"]) if learners and learners[0].get("scale") else "",
                 rate(throughput),
@@ -151,12 +130,13 @@ def points_table(points: Sequence[Point]) -> Table:
             ]
         )
     term = next((point.summary.get("term") for point in points if point.summary), "samples")
-    first = len(keys) + 1
+    first = len(keys)
     head = (
         "",
         *keys,
         "status",
         metric_name(points),
+        *(["95 % CI"] if intervals else []),
         "skipped",
         "loss scale",
         f"{term}/s",
@@ -164,7 +144,14 @@ def points_table(points: Sequence[Point]) -> Table:
         "time",
         "reason",
     )
-    return table(head, rows, numeric=(0, first + 1, first + 2, first + 4, first + 5, first + 6))
+    numeric = {metric_name(points), "95 % CI", "skipped", f"{term}/s", "peak memory", "time"}
+    return table(head, rows, numeric=(0, *(at for at, name in enumerate(head) if at > first and name in numeric)))
+
+
+def _interval(point: Point) -> str:
+    """The 95 % CI over test samples of a point's metric; empty where there is none."""
+    ends = interval_of(point.summary) if point.metric is not None else None
+    return f"{number(ends[0])} to {number(ends[1])}" if ends else ""
 
 
 def overlays(points: Sequence[Point]) -> Plots | None:

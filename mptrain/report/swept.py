@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from mptrain.compare.ranking import SEED
+from mptrain.compare.settings import as_number, in_short
 from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.run_parts import OpenedRun
-from mptrain.report.settings import as_number, in_short
 from mptrain.runlog.sweep_csv import varied_keys, words_of
 from mptrain.runlog.sweeps import Sweep, SweepJob
-
-SEED: Final = "seed"
 
 #: Values of a key must span this factor to be spread over a logarithmic axis.
 _WIDE: Final = 20

@@ -67,6 +67,15 @@ class Attempt:
     exit_code: int | None = None
     changes: tuple[str, ...] = ()
 
+    @property
+    def seconds(self) -> float | None:
+        """Its wall time; None where it has no end on record."""
+        try:
+            span = datetime.fromisoformat(self.ended or "") - datetime.fromisoformat(self.started)
+        except (ValueError, TypeError):  # it has no end, or another hand wrote these
+            return None
+        return max(0.0, span.total_seconds())
+
 
 @dataclass(frozen=True, slots=True)
 class RunState:

@@ -1,6 +1,7 @@
 """``sweep.csv``: one row for each job, its final numbers taken from the ``summary.json`` of its run.
 
-A cell is empty where there is nothing to say. Nothing reads this file back.
+A cell is empty where there is nothing to say. Nothing reads this file back. Text that a spreadsheet would compute (``=1+1``) begins
+with an apostrophe, which spreadsheets take for "this is text".
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from mptrain.runlog.storage import write_atomically
 from mptrain.runlog.summary import read_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from mptrain.runlog.sweeps import Sweep, SweepJob
 
 #: Numbers of a whole run, under the names they have in its summary.
-_OF_RUN = ("metric", "metric_name", "metric_split")
+_OF_RUN = ("metric", "metric_low", "metric_high", "metric_name", "metric_split")
 _COSTS = ("terms_per_second", "train_seconds", "peak_memory")
 _OF_LEARNER = ("updates", "skipped", "skip_rate", "scale_first", "scale_min", "scale_max", "scale_last")
+
+
+#: A cell that begins with one of these is a formula to some spreadsheet, in full width to some of them as well.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def write_rows(sweep: Sweep) -> None:
@@ -45,10 +50,27 @@ def write_rows(sweep: Sweep) -> None:
         for row in rows:
             del row["arm"]
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else ["number"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(masked(rows))
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(as_cell, rows[0] if rows else ["number"]))
+    writer.writerows(map(as_cell, row.values()) for row in masked(rows))
     write_atomically(sweep.paths.csv, text.getvalue(), durable=False)
+
+
+def as_cell(value: Any) -> Any:
+    """Return a value for a cell of a spreadsheet: text that would be computed there behind an apostrophe, all else as it is."""
+    if not isinstance(value, str) or not value.startswith(_FORMULA):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
+def interval_of(summary: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the ends of the 95 % CI over test samples of a summary's metric; None where there is none."""
+    found = (summary.get("intervals") or {}).get(summary.get("metric_name"))
+    return (float(found[0]), float(found[1])) if found else None
 
 
 def words_of(job: SweepJob) -> dict[str, str]:
@@ -85,7 +107,9 @@ def _row(
     values = words_of(job)
     row: dict[str, Any] = {"number": job.number, "arm": job.arm, "status": job.status, "exit": job.code}
     row |= {key: values.get(key) for key in keys}
-    row |= {name: summary.get(name) for name in _OF_RUN}
+    low, high = interval_of(summary) or (None, None)
+    of_run = {**summary, "metric_low": low, "metric_high": high}
+    row |= {name: of_run.get(name) for name in _OF_RUN}
     for name in learners or [""]:
         of_learner = (summary.get("learners") or {}).get(name) or {}
         numbers = {**of_learner, **{f"scale_{which}": at for which, at in (of_learner.get("scale") or {}).items()}}

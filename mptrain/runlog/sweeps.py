@@ -114,8 +114,8 @@ class SweepJob:
         arm: Which arm of a comparison it belongs to; empty in a plain sweep.
         status: ``waiting``, ``running``, ``done``, ``failed``, ``interrupted`` (Ctrl-C) or ``preempted``.
         code: Exit code of its process; negative where that signal killed it; None before its end.
-        reason: Why it is not done, in one line.
-        seconds: Wall time of its last process, the start of the process included.
+        reason: Why it is not done, in one line; of a job that runs, who runs it where that is not this sweep's own process.
+        seconds: Wall time of all its processes, their starts included; of those that no sweep saw end, that of the attempt.
     """
 
     number: int

@@ -126,3 +126,28 @@ def test_what_a_killed_process_had_begun_to_write_is_gone_when_the_run_goes_on(b
     (broken_off / "run.json.0123abcd.tmp").write_text('{"schema"')
     assert main(["resume", "outputs/run"]) == 0
     assert not list(broken_off.rglob("*.tmp"))
+
+
+def test_keys_without_effect_on_a_resumed_run_are_refused_with_the_reason(broken_off, capsys):
+    config = (broken_off / "config.yaml").read_bytes()
+    for words, says in (
+        (("run.root=elsewhere",), "run.root=elsewhere has no effect on a saved run: it stays where it is"),
+        (("run.name=two",), "run.name=two has no effect on a saved run"),
+        (("hydra.verbose=true",), "hydra.verbose=true has no effect on a saved run"),
+        (
+            ("model.weights=w.pt",),
+            "model.weights has no effect on a resumed run: its weights are those of the checkpoint",
+        ),
+        (("scaler.init_scale=8",), "scaler.init_scale has no effect on a resumed run: its loss scale is that of the"),
+    ):
+        assert main(["resume", "outputs/run", *words]) == 2, words
+        said = capsys.readouterr().err
+        assert f"error: {says}" in said
+        assert "hint: leave it out" in said
+    assert (broken_off / "config.yaml").read_bytes() == config
+
+
+def test_the_first_scale_of_another_rule_has_an_effect(broken_off):
+    assert main(["resume", "outputs/run", "precision=fp32"]) == 0
+    assert main(["resume", "outputs/run", "precision=amp_dynamic", "scaler.init_scale=8", "train.epochs=3"]) == 0
+    assert '"loss_scale": 8.0' in (broken_off / "steps.jsonl").read_text()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from compare.fake_runs import some_summary, write_run, yaml_of
 
-from mptrain.campaign.comparison import Question, claimed_by, judge, name_arms, reference_of
+from mptrain.campaign.comparison import Question, claimed_by, judge, judge_runs, name_arms, reference_of
 from mptrain.campaign.points import Point, expand, validate
 from mptrain.config.compose import Composer
 from mptrain.errors import ConfigError, StorageError, UsageError
@@ -121,3 +121,15 @@ def test_a_question_comes_back_from_the_plan_of_a_sweep():
 def test_a_plan_of_wrong_types_is_a_damaged_file(name, value):
     with pytest.raises(StorageError, match=rf"here/sweep.json is damaged: plan.{name}="):
         Question.of({**Question().as_plan(), name: value}, "here/sweep.json")
+
+
+def test_runs_are_called_as_they_were_typed_and_the_reference_also_by_its_precision(tmp_path):
+    full, half = str(tmp_path / "p16"), str(tmp_path / "tty80")
+    for name, mode in (("p16", "fp32"), ("tty80", "amp_dynamic")):
+        write_run(tmp_path, name, config=yaml_of(0, mode), summary=some_summary())
+    names = ["p16", "tty80"]
+    found = judge_runs([half, full], Question(reference="precision=fp32"), anyway=True)
+    assert [result.arm.name for result in found.arms] == names
+    assert judge_runs([half, full], Question(reference=names[1]), anyway=True).reference == names[1]
+    with pytest.raises(UsageError, match="no arm is called 'bf16'"):
+        judge_runs([half, full], Question(reference="bf16"), anyway=True)

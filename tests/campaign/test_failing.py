@@ -15,9 +15,8 @@ DIRECTORY = SimpleNamespace(root="outputs/r")
 TRUST = "extensions.allow=[theirs.*]"
 
 
-def hint_of(error, words=(), count=1, here=1):
-    ranks = SimpleNamespace(count=count, here=here) if count > 1 else ALONE
-    shown = in_the_users_terms(error, compose([*words]), DIRECTORY, ranks)
+def hint_of(error, words=()):
+    shown = in_the_users_terms(error, compose([*words]), DIRECTORY, ALONE)
     assert isinstance(shown, Preempted)
     return shown.hint
 
@@ -26,14 +25,35 @@ def hint_of(error, words=(), count=1, here=1):
     "error", [Preempted("SIGTERM", "continue with: mptrain resume outputs/r", 75), KeyboardInterrupt()]
 )
 @pytest.mark.parametrize(
-    ("words", "count", "here", "expected"),
+    ("words", "count", "here", "machines", "expected"),
     [
-        ((), 1, 1, "mptrain resume outputs/r"),
-        (("distributed.procs=2",), 2, 2, "mptrain resume outputs/r"),
-        ((), 2, 2, "torchrun --nproc-per-node=2 -m mptrain resume outputs/r"),
-        ((), 8, 4, "torchrun --nproc-per-node=4 --nnodes=2 ... -m mptrain resume outputs/r"),
-        ((TRUST,), 2, 2, f"torchrun --nproc-per-node=2 -m mptrain resume outputs/r '{TRUST}'"),
+        ((), 1, 1, "", "mptrain resume outputs/r"),
+        ((), 2, 2, "1", "torchrun --nproc-per-node=2 -m mptrain resume outputs/r"),
+        ((), 8, 4, "2", "torchrun --nproc-per-node=4 --nnodes=2 ... -m mptrain resume outputs/r"),
+        ((), 8, 4, "", "torchrun --nproc-per-node=4 --nnodes=2 ... -m mptrain resume outputs/r"),
+        ((), 8, 6, "2", "torchrun --nproc-per-node=... --nnodes=2 ... -m mptrain resume outputs/r"),
+        ((), 8, 1, "3", "torchrun --nproc-per-node=... --nnodes=3 ... -m mptrain resume outputs/r"),
+        ((TRUST,), 2, 2, "1", f"torchrun --nproc-per-node=2 -m mptrain resume outputs/r '{TRUST}'"),
     ],
 )
-def test_a_run_is_gone_on_with_as_it_was_begun(error, words, count, here, expected):
-    assert hint_of(error, words, count, here) == f"continue with: {expected}"
+def test_a_run_is_gone_on_with_as_it_was_begun(torchrun, error, words, count, here, machines, expected):
+    torchrun(count, here, machines)
+    assert hint_of(error, words) == f"continue with: {expected}"
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """Sets the variables that torchrun sets."""
+
+    def begin(count, here, machines=""):
+        names = {
+            "RANK": 0,
+            "WORLD_SIZE": count,
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": here,
+            "GROUP_WORLD_SIZE": machines,
+        }
+        for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return begin

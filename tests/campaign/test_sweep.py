@@ -1,4 +1,7 @@
+import contextlib
 import json
+import os
+import re
 from dataclasses import replace
 from datetime import datetime
 
@@ -22,6 +25,7 @@ from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, StorageError
 from mptrain.runlog import RunDirectory, RunPaths, RunState
 from mptrain.runlog.lock import hold
+from mptrain.runlog.state import Attempt
 from mptrain.runlog.sweeps import read_sweep
 
 
@@ -164,13 +168,60 @@ def test_a_sweep_that_is_being_run_is_not_written_over(composer, tmp_path):
     assert [path.read_bytes() for path in (sweep.paths.json, sweep.paths.csv)] == before
 
 
-def test_a_run_that_somebody_else_goes_on_with_is_waited_for(composer, tmp_path, monkeypatch):
+def test_a_run_that_somebody_else_goes_on_with_is_named_at_once_and_left_alone(composer, tmp_path, monkeypatch):
     monkeypatch.setattr(sweeps, "_PATIENCE", 0.2)
-    sweep = planned(composer, tmp_path / "s", "seed=0")
+    sweep = planned(composer, tmp_path / "s", f"seed={jobs.DONE},{jobs.SAYS}")
+    run = RunDirectory(RunPaths(sweep.paths.run(sweep.jobs[0].name)))
+    run.root.mkdir()
+    watch = Watched()
+    with run.lock():
+        sweep, code = run_sweep(sweep, composer, jobs.program(), watch)
+    assert code == 7
+    assert watch.seen == [(0, "running"), (1, "running"), (1, "done")]
+    assert statuses(sweep) == ["running", "done"]
+    assert re.match(r"still run by process \d+ on .*, which outlived the sweep", sweep.jobs[0].reason)
+    assert read_sweep(sweep.folder) == sweep
+    sweep, code = run_sweep(sweep, composer, jobs.program(), watch)
+    assert (code, statuses(sweep), sweep.jobs[0].reason) == (0, ["done", "done"], "")
+
+
+def test_a_process_that_outlived_its_sweep_is_waited_for(composer, tmp_path):
+    sweep = planned(composer, tmp_path / "s", f"seed={jobs.DONE}")
     run = RunDirectory(RunPaths(sweep.paths.run("000")))
     run.root.mkdir()
-    with run.lock(), pytest.raises(StorageError, match="000 is being written by process"):
-        run_sweep(sweep, composer, jobs.program(), Watched())
+    watch = Watched()
+    with contextlib.ExitStack() as held:
+        held.enter_context(run.lock())
+        watch.tick = held.close  # it ends while the sweep waits
+        sweep, code = run_sweep(sweep, composer, jobs.program(), watch)
+    assert (code, statuses(sweep)) == (0, ["done"])
+    assert watch.seen == [(0, "running"), (0, "waiting"), (0, "running"), (0, "done")]
+
+
+def test_the_time_of_a_job_is_that_of_all_its_processes(composer, tmp_path):
+    sweep = planned(composer, tmp_path / "s", f"seed={jobs.BUG}")
+    sweep, _ = run_sweep(sweep, composer, jobs.program(), Watched())
+    first = sweep.jobs[0].seconds
+    sweep = sweep.with_job(replace(sweep.jobs[0], seconds=17.0))
+    sweep, _ = run_sweep(sweep, composer, jobs.program(), Watched())
+    assert 0 < first < 17.0 < sweep.jobs[0].seconds
+
+
+def test_attempts_that_no_sweep_saw_end_count_as_well(composer, tmp_path):
+    sweep = planned(composer, tmp_path / "s", "seed=0,1")
+    for job, ended in zip(sweep.jobs, ("2026-01-02T03:00:17.000+00:00", None), strict=True):
+        run = RunDirectory(RunPaths(sweep.paths.run(job.name)))
+        run.root.mkdir()
+        attempt = Attempt("2026-01-02T03:00:00.000+00:00", ended, 1, "here", 0)
+        run.write_state(RunState("x", (), "", status="preempted", attempts=(attempt,)))
+        run.paths.steps.touch()
+    os.utime(run.paths.run_json, (1000, 1000))
+    os.utime(run.paths.steps, (1012.5, 1012.5))  # its last step before it was killed
+    found = take_stock(sweep)
+    assert [job.seconds for job in found.jobs] == [17.0, 12.5]
+    assert [job.seconds for job in take_stock(found).jobs] == [17.0, 12.5]
+    longer = found.with_job(replace(found.jobs[0], seconds=20.0))  # with the start of its process
+    assert take_stock(longer).jobs[0].seconds == 20.0
 
 
 def test_the_plan_and_the_arms_of_a_comparison_are_kept(composer, tmp_path):

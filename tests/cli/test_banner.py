@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,11 @@ def test_facts_are_wrapped_to_the_width_of_the_terminal(monkeypatch, columns, wi
     plain = io.StringIO()
     print_rows("title", [("name", "word " * 100)], plain)
     assert max(map(len, plain.getvalue().splitlines())) > 105
+
+
+def test_a_run_that_torchrun_began_is_gone_on_with_by_torchrun():
+    stream = io.StringIO()
+    closed = Closing.from_summary(Path("outputs/a b"), SUMMARY)
+    print_closing(replace(closed, resume="torchrun --nproc-per-node=2 -m mptrain resume"), stream)
+    words = " ".join(stream.getvalue().split())
+    assert "go on torchrun --nproc-per-node=2 -m mptrain resume 'outputs/a b' train.epochs=" in words

@@ -1,3 +1,6 @@
+import pytest
+
+
 def test_all_groups_are_listed_with_a_line_for_each_option(terminal):
     assert terminal("list") == 0
     lines = terminal.out.splitlines()
@@ -53,3 +56,24 @@ def test_size_and_need_stand_below_what_it_is(terminal, tmp_path):
     lines = terminal.out.splitlines()
     at = next(index for index, line in enumerate(lines) if line.endswith("My network."))
     assert lines[at + 1].strip() == "1,234 parameters with 10 classes; needs pip install mine"
+
+
+@pytest.mark.parametrize("words", [(), ("dataset",), ("scaler",)])
+@pytest.mark.parametrize("columns", [80, 200])
+def test_on_a_terminal_no_row_is_wider_than_it(terminal, monkeypatch, words, columns):
+    assert terminal("list", *words) == 0
+    whole = terminal.out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal("list", *words) == 0
+    lines = [
+        line for line in terminal.out.splitlines() if " " in line.strip()
+    ]  # a long KEY=VALUE stays whole, to be copied
+    assert max(map(len, lines)) <= columns
+    assert terminal.out.split() == whole.split()  # nothing is lost
+
+
+def test_a_row_stays_one_line_where_there_is_no_terminal(terminal):
+    terminal("list", "dataset")
+    assert max(map(len, terminal.out.splitlines())) > 120

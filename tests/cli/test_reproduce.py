@@ -140,6 +140,38 @@ def test_the_arithmetic_of_a_dry_run_is_a_line_of_python(terminal, jobs, recipe,
     assert "'value': 2048.0" in capsys.readouterr().out
 
 
+def test_a_smoke_run_without_failures_says_that_all_are_done(terminal, jobs, recipe):
+    assert terminal("reproduce", "mine", "--smoke") == 0
+    assert "smoke: 2 of 2 runs done; expectations are not judged" in terminal.out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["train.epocs=3"], "unknown key 'train.epocs'"),
+        (["train.epochs=many"], "train.epochs=many"),
+        (["optimizer=sdg"], "no option 'sdg' in optimizer"),
+    ],
+)
+def test_a_dry_run_checks_the_keys_of_the_command_line(terminal, jobs, recipe, words, says):
+    for name in ("mine", "two_cliffs"):
+        assert terminal("reproduce", name, "--dry-run", *words) == 2
+        assert says in terminal.err
+        assert not terminal.out
+
+
+def test_a_dry_run_checks_the_keys_of_a_recipe_and_names_the_arm(terminal, jobs, recipe):
+    recipe(("amp: [precision=amp_dynamic]", "amp: [precision=amp_dynamic, scaler.init_scal=8]"))
+    assert terminal("reproduce", "mine", "--dry-run") == 2
+    assert "(precision=amp_dynamic scaler.init_scal=8 seed=2): unknown key 'scaler.init_scal'" in terminal.err
+
+
+def test_the_commands_of_a_dry_run_have_the_folders_that_were_given(terminal, jobs, recipe, tmp_path):
+    (tmp_path / "conf").mkdir()
+    assert terminal("reproduce", "mine", "--dry-run", "--config-dir", "conf") == 0
+    assert "mptrain --config-dir=conf model=mlp" in terminal.out
+
+
 def test_a_dry_run_imports_no_torch(recipe, tmp_path):
     found = run_command("reproduce", "mine", "--dry-run", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
     assert found.returncode == 0
@@ -247,10 +279,18 @@ def test_an_unknown_measure_of_arithmetic_is_found_before_anything_is_run(termin
 def test_a_smoke_run_is_short_and_not_judged(terminal, jobs, recipe, tmp_path):
     jobs.ends = {("amp", 0): "numerics"}
     assert terminal("reproduce", "mine", "--smoke") == 0
-    assert terminal.out.endswith("smoke: 2 of 2 runs ended in order; expectations are not judged on shortened runs\n")
+    said = "smoke: 1 of 2 runs done, 1 failed by its numerics (amp); expectations are not judged on shortened runs"
+    report = "report=outputs/recipes/mine-smoke/report.html"
+    assert terminal.out.endswith(f"{said}\n{report}\n")
     sweep = read_sweep(tmp_path / "outputs" / "recipes" / "mine-smoke")
     assert all("train.max_steps=2" in job.overrides for job in sweep.jobs)
     assert (sweep.kind, sweep.plan["recipe"], sweep.plan["smoke"]) == ("recipe", "mine", True)
+
+
+def test_a_terminal_is_told_that_runs_are_being_checked(terminal, jobs, recipe, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert terminal("reproduce", "mine", "train.epocs=3") == 2
+    assert terminal.out == "checking 6 points ...\n"
 
 
 def test_a_smoke_run_finds_expectations_about_nothing(terminal, jobs, recipe):

@@ -33,6 +33,15 @@ def test_every_point_has_a_directory_of_its_own_below_the_sweeps_folder(sweeping
     ]  # fmt: skip
 
 
+def test_a_terminal_is_told_that_points_are_being_checked(sweeping, monkeypatch):
+    wrong = ("-m", "precision=fp32,fp16_static", "scaler.scale=8")
+    assert sweeping(*wrong) == 2
+    assert not sweeping.out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert sweeping(*wrong) == 2
+    assert sweeping.out == "checking 2 points ...\n"
+
+
 def test_nothing_starts_when_one_point_is_wrong(sweeping, tmp_path):
     assert sweeping("-m", "precision=fp32,fp16_static", "scaler.scale=8") == 2
     assert "error: point 1/2 (precision=fp32): unknown key 'scaler.scale'" in sweeping.err

@@ -2,11 +2,13 @@
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from mptrain.campaign.worker import Progress
+from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import LiveTable, choose, remaining
 from mptrain.runlog import RunPaths, write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob
@@ -117,3 +119,24 @@ def test_a_terminal_that_has_gone_does_not_stop_the_sweep(tmp_path):
     table.changed(sweep_of(tmp_path, "done"), sweep_of(tmp_path, "done").jobs[0])
     table.tick()
     table.close()
+
+
+STILL = "still run by process 12 on there since 2026-01-02, which outlived the sweep that started it"
+
+
+def test_a_job_that_another_process_still_runs_shows_who_does(tmp_path):
+    sweep = sweep_of(tmp_path, "running", "running")
+    sweep = sweep.with_job(replace(sweep.jobs[0], reason=STILL))
+    lines = drawn(table_of(sweep), width=200)
+    assert "still run by process 12 on there" in lines[1]
+    assert "starting" in lines[2]
+
+
+def test_at_the_end_jobs_that_were_left_to_others_are_named(tmp_path, capsys):
+    sweep = sweep_of(tmp_path, "running", "waiting")
+    print_outcome(sweep.with_job(replace(sweep.jobs[0], reason=STILL)))
+    out = capsys.readouterr().out
+    assert "1 of the jobs is still run by processes of an earlier time, which were left alone:" in out
+    assert f"  0  seed=0  {STILL}" in out
+    print_outcome(sweep)
+    assert "left alone" not in capsys.readouterr().out

@@ -69,3 +69,39 @@ def test_the_reference_is_the_one_named_or_the_only_fp32_or_the_first():
     with pytest.raises(UsageError) as caught:
         choose_reference([amp, full], "zzz")
     assert caught.value.hint == "arms are: amp_dynamic, fp32"
+
+
+def threads(seed, count, **more):
+    return measures(seed, keys={"threads": count}, **more)
+
+
+def test_arms_that_were_typed_are_called_so_and_not_after_the_machine():
+    arms = group([threads(0, 1), threads(0, None)], places=["outputs/p16", "tty80/"])
+    assert [one.name for one in arms] == ["p16", "tty80"]
+    arms = group([threads(0, 1), threads(0, None, precision="amp_dynamic")])
+    assert [one.name for one in arms] == ["fp32", "amp_dynamic"]
+
+
+def test_typed_names_are_as_long_as_it_takes_to_tell_them_apart():
+    runs = [measures(0), measures(0, precision="amp_dynamic")]
+    assert [one.name for one in group(runs, places=["a/run", "b/run"])] == ["a/run", "b/run"]
+    assert [one.name for one in group(runs, places=["x/a/run", "x/a/other"])] == ["run", "other"]
+
+
+def test_arms_of_several_places_and_places_of_several_arms_are_called_after_their_keys():
+    runs = [measures(seed, precision=mode) for mode in ("fp32", "amp_dynamic") for seed in (0, 1)]
+    for places in (["f0", "f1", "a0", "a1"], ["sweep"] * 4):
+        assert [one.name for one in group(runs, places=places)] == ["fp32", "amp_dynamic"]
+    assert [one.name for one in group(runs, places=["full", "full", "half", "half"])] == ["full", "half"]
+
+
+def test_runs_of_other_machines_are_more_seeds_of_an_arm_unless_their_seed_is_there():
+    (only,) = group([threads(0, 1), threads(1, None)])
+    assert [run.seed for run in only.runs] == [0, 1]
+    assert [one.name for one in group([threads(0, 1), threads(0, 2)])] == ["threads=1", "threads=2"]
+
+
+def test_where_something_else_tells_arms_apart_the_machine_does_not():
+    runs = [threads(0, 1, precision="fp32"), threads(0, 2), measures(0, keys={"threads": 1, "optimizer__lr": 0.1})]
+    names = [one.name for one in group([runs[0], runs[2]])]
+    assert names == ["optimizer.lr=0.05", "optimizer.lr=0.1"]

@@ -73,7 +73,7 @@ def test_runs_that_differ_in_more_than_they_claim_are_refused_by_their_keys(comp
     words = ("compare", str(folder / "outputs/c/000-precision=fp32,seed=0"), "b")
     refused = run_command(*words, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "train.batch_size is 16 in fp32, 32 in fp16_dynamic" in refused.stderr
+    assert "train.batch_size is 16 in 000-precision=fp32,seed=0, 32 in b" in refused.stderr
     assert "first batches" in refused.stderr
     assert not (tmp_path / "outputs/comparisons").exists()
     mistyped = run_command(*words, "--by", "train.batchsize", cwd=tmp_path)

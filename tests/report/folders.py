@@ -63,6 +63,7 @@ def make_run(
     summary=True,
     config=CONFIG,
     events=(),
+    interval=None,
 ):
     """A run directory; ``overflows`` maps steps of the first learner to phases, each of which halves the scale."""
     paths = RunPaths(root)
@@ -111,7 +112,7 @@ def make_run(
             paths.summary,
             {
                 "metric_name": "top1", "metric": metric, "metric_split": "test", "best_val": 1 - 0.5 * 0.97**60,
-                "higher_is_better": True, "steps": steps, "planned_steps": steps,
+                "higher_is_better": True, "intervals": {"top1": interval}, "steps": steps, "planned_steps": steps,
                 "learners": {name: {"updates": steps - refused, "skipped": refused, "scale": path} for name in learners},
                 "term": "samples", "terms_per_second": 1000.0, "steady_terms_per_second": 2345.0, "train_seconds": 12.0,
                 "peak_memory": 8_000_000, "memory_before": 5_000_000, "data_wait": 0.125, "energy_joules": None, "threads": 1,

@@ -81,7 +81,23 @@ def test_both_cliffs_are_in_one_figure_with_failed_runs_and_the_level_of_fp32(tm
         "fp32",
     ):
         assert f">{expected}<" in svg
-    assert page.lead == "top1 (test): best 0.9600 at fp32, worst 0.4000 at scale=1."
+    expected = "best 0.9600 at fp32, worst 0.4000 at scale=1; without 95 % CIs on record, this may be noise."
+    assert page.lead == f"top1 (test): {expected}"
+
+
+def test_settings_at_chance_level_are_called_noise_and_none_of_them_best(tmp_path):
+    points = [
+        *scales(1, metric=0.1008, interval=(0.073, 0.131)),
+        *scales(128, metric=0.1108, interval=(0.081, 0.144)),
+    ]
+    page = page_of(make_sweep(tmp_path / "sweep", points))
+    assert page.lead == (
+        "top1 (test): 0.1008 at scale=1 to 0.1108 at scale=128, within noise of each other: "
+        "their 95 % CIs over test samples overlap."
+    )
+    text = markdown_page(page, "figures")
+    assert "95 % CI" in text
+    assert "0.08100 to 0.1440" in text
 
 
 def test_a_diverged_run_is_drawn_as_failed_and_not_left_out(tmp_path):

@@ -144,3 +144,31 @@ def test_a_key_with_the_same_value_everywhere_is_no_column_and_the_last_word_cou
     write_sweep(sweep_in(tmp_path, *points))
     assert varied_keys(points) == ["p"]
     assert [row["p"] for row in rows(tmp_path)] == ["0", "1"]
+
+
+def test_text_that_a_spreadsheet_would_compute_is_written_as_text(tmp_path):
+    formulas = ("=1+1", "+1+1", "-1+1", "@SUM(1)", "\t=1", "\uff1d1")
+    jobs = [
+        SweepJob(at, f"{at:03d}", (f"dataset.name={formula}",), (), reason=formula)
+        for at, formula in enumerate(formulas)
+    ]
+    write_sweep(sweep_in(tmp_path, *jobs))
+    assert [row["dataset.name"] for row in rows(tmp_path)] == [f"'{formula}" for formula in formulas]
+    assert [row["reason"] for row in rows(tmp_path)] == [f"'{formula}" for formula in formulas]
+
+
+def test_numbers_with_a_sign_stay_numbers_in_a_spreadsheet(tmp_path):
+    values = ("-0.5", "+3", "-1e-3", "-inf", "1")
+    write_sweep(
+        sweep_in(
+            tmp_path, *(SweepJob(at, f"{at:03d}", (f"a={value}",), (), code=-9) for at, value in enumerate(values))
+        )
+    )
+    assert [row["a"] for row in rows(tmp_path)] == list(values)
+    assert {row["exit"] for row in rows(tmp_path)} == {"-9"}
+
+
+def test_the_interval_of_a_metric_stands_beside_it(tmp_path):
+    numbers = {"metric": 0.9, "metric_name": "top1", "metric_split": "test", "intervals": {"top1": (0.88, 0.92)}}
+    write_sweep(sweep_in(tmp_path, done(tmp_path, 0, **numbers), job(1)))
+    assert [(row["metric_low"], row["metric_high"]) for row in rows(tmp_path)] == [("0.88", "0.92"), ("", "")]
