@@ -18,6 +18,8 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MinLen, MultipleOf
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
+from mptrain.config.synonyms import translate_value
+
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 _NAMES = {bool: "true or false", str: "text", Path: "the path of a file or folder", type(None): "null"}
 
@@ -70,7 +72,9 @@ def fit(value: Any, annotation: Any) -> Any:
 
 
 def hint_for(key: str, value: Any, annotation: Any) -> str:
-    """What to write instead of a value that does not fit: the list that a single value was meant to be."""
+    """Return what to write instead of a value that does not fit: another name for it, the list that it was meant to be."""
+    if other := translate_value(key, value):
+        return f"did you mean {key}={other}?"
     base, _ = _peel(annotation)
     if get_origin(base) not in (tuple, list, Sequence) or not isinstance(value, (str, int, float)):
         return ""

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from mptrain.config import compose as module
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.errors import ConfigError
 
@@ -107,8 +109,8 @@ def test_every_problem_is_reported_at_once():
         ("precision=fp32,bf16", "precision=fp32,bf16: two values for one key: add -m to sweep", None),
         ("seed=range(1,4)", "seed=range(1,4): several values for one key: add -m to sweep", None),
         ("precision=[fp32,bf16]", "precision=[fp32,bf16]: only one option of a group can be chosen", None),
-        ("model=null", "model=null: a run needs one model", None),
-        ("~model", "'~model': a run needs one model", None),
+        ("model=null", "model=null: a run needs an option of model", None),
+        ("~model", "'~model': a run needs an option of model", None),
         ("+model=mlp", "'+model=mlp': model is chosen already", "write model=mlp"),
         ("model@other=mlp", "'model@other=mlp': model stands at one place only", "write model=mlp"),
         ("+train.epochs=3", "'+train.epochs=3': train.epochs exists already", "write train.epochs=3"),
@@ -186,19 +188,98 @@ def test_a_whole_number_may_be_written_as_a_power_of_ten():
     assert isinstance(config.train.max_steps, int)
 
 
-def test_a_key_of_the_other_scaler_is_answered_with_its_counterpart():
+def test_a_key_of_the_other_scaler_is_answered_with_that_scaler_and_with_its_counterpart():
     [(what, hint)] = problems("scaler.scale=8").items()
     assert what == "unknown key 'scaler.scale' in the scaler chosen here: it belongs to scaler=static"
-    assert hint == "did you mean scaler.init_scale=8?"
+    assert hint == "write scaler=static scaler.scale=8, or scaler.init_scale=8 for the one chosen here"
     [(what, hint)] = problems("precision=fp16_static", "scaler.init_scale=8").items()
     assert "belongs to scaler=dynamic, scaler=als, scaler=apex or one of" in what
-    assert hint == "did you mean scaler.scale=8?"
+    assert hint == "write scaler=dynamic scaler.init_scale=8, or scaler.scale=8 for the one chosen here"
 
 
 def test_a_key_of_another_optimizer_names_the_optimizers_that_have_it():
     [(what, hint)] = problems("optimizer.betas=[0.9,0.99]").items()
     assert "it belongs to optimizer=adam or optimizer=adamw" in what
-    assert hint == "choose optimizer=adam or optimizer=adamw"
+    assert hint == "write optimizer=adam optimizer.betas=[0.9,0.99]"
+    [(what, hint)] = problems("schedule.gamma=0.5").items()
+    assert hint == "write schedule=step schedule.gamma=0.5"
+    [(what, hint)] = problems("dataset=cifar10", "dataset.path=/data").items()
+    assert hint == "write dataset.root=/data for the one chosen here"
+
+
+FP16 = "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help precision says what they are"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("precision=fp16", FP16),
+        ("precision=half", FP16),
+        ("precision=bf16_amp", "did you mean amp_bf16?"),
+        ("precision=BF16", "did you mean bf16?"),
+        ("precision=dynamic_amp", "did you mean amp_dynamic?"),
+        ("precision=mixed", "did you mean amp_dynamic?"),
+        ("precision=16-mixed", "did you mean amp_dynamic?"),
+        ("precision=bf16-mixed", "did you mean amp_bf16?"),
+        ("precision=O2", "did you mean fp16_dynamic?"),
+        ("scaler=gradscaler", "did you mean torch?"),
+        ("scaler=off", "did you mean none?"),
+        ("optimizer=AdamW", "did you mean adamw?"),
+        ("schedule=MultiStepLR", "did you mean step?"),
+        ("distributed=fsdp", "did you mean fsdp2?"),
+        ("dataset=mnist", "did you mean fashion_mnist?"),
+        ("model=transformer_small", "did you mean transformer_small_translation?"),
+        ("model=resnet34", "did you mean model=torchvision model.name=resnet34?"),
+        ("model=ViT_b_16", "did you mean model=torchvision model.name=vit_b_16?"),
+        ("optimizer=rmsprop", "there is adagrad, adam, adamw, sgd"),
+    ],
+)
+def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
+    [(what, hinted)] = problems(word).items()
+    assert what == f"no option '{word.partition('=')[2]}' in {word.partition('=')[0]}"
+    assert hinted == hint
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("learning_rate=0.1", "did you mean optimizer.lr=0.1?"),
+        ("train.learning_rate=0.1", "did you mean optimizer.lr=0.1?"),
+        ("max_epochs=3", "did you mean train.epochs=3?"),
+        ("gpus=2", "did you mean distributed.procs=2?"),
+        ("amp=true", "did you mean precision=amp_dynamic?"),
+        ("loss_scale=128", "did you mean scaler=static scaler.scale=128?"),
+        ("resume=outputs/x", "did you mean mptrain resume outputs/x?"),
+        ("device=gpu", "did you mean device=cuda?"),
+        ("log.every=5", "log has ring, seconds, lines, stalled"),
+    ],
+)
+def test_a_key_as_other_frameworks_call_it_hints_ours(word, hint):
+    assert list(problems(word).values()) == [hint]
+
+
+@pytest.mark.parametrize("group", ["distributed", "scaler", "optimizer", "model", "precision", "logger", "task"])
+@pytest.mark.parametrize("form", ["{}=null", "~{}"])
+def test_a_group_that_cannot_be_left_out_says_what_to_write_instead(group, form):
+    [(what, hint)] = problems(form.format(group)).items()
+    assert what.endswith(f": a run needs an option of {group}")
+    name = "none" if group in ("scaler", "logger") else Catalogue([location.configs()]).defaults[group]
+    assert hint.startswith(f"write {group}={name} (")
+
+
+def test_a_group_that_has_no_option_by_default_may_be_null():
+    assert compose(["debug=null"]).train.max_steps is None
+    assert compose(["debug=smoke", "debug=null"]).train.max_steps is None
+    assert compose(["debug=null", "debug=smoke"]).train.max_steps == 2
+
+
+def test_a_value_out_of_range_is_explained_by_the_comment_beside_its_key():
+    [(what, hint)] = problems("schedule=step", "schedule.milestones=[3]").items()
+    assert what == "schedule.milestones=[3]: must be a list, each entry a number from 0 to 1"
+    assert hint.startswith("schedule.milestones: fractions of the run, each from 0 to 1")
+    assert problems("train.epochs=0") == {
+        "train.epochs=0: must be a whole number, at least 1": "train.epochs: passes over the training data"
+    }
 
 
 def test_with_a_wrong_option_its_keys_are_not_called_unknown():
