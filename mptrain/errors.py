@@ -169,6 +169,12 @@ def near_names(word: str, candidates: Iterable[str]) -> list[str]:
     return next(filter(None, rules), difflib.get_close_matches(word, names, n=1, cutoff=0.6))
 
 
+def either(words: Sequence[str]) -> str:
+    """Return ``a, b or c``; of more than seven words the first six, and how many more there are."""
+    shown = [*words[:6], f"one of {len(words) - 6} more"] if words[7:] else words
+    return " or ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
+
+
 def _parts(name: str) -> list[str]:
     """Return the words that a name is made of, in small letters."""
     return re.findall(r"[^\W_]+", name.lower())

@@ -7,7 +7,7 @@ import sys
 
 from mptrain.cli.messages import colourful, harmless
 from mptrain.config import location
-from mptrain.config.catalogue import Catalogue, Option
+from mptrain.config.catalogue import Catalogue, Entry, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
 
 #: A value that the model may choose, with the one that holds otherwise.
@@ -84,13 +84,18 @@ def _print_group(catalogue: Catalogue, group: str) -> None:
     for position, option in enumerate(options):
         if position:
             print()
-        chosen = "  (default)" if catalogue.defaults.get(group) == option.name else ""
-        print(_bold(harmless(f"{group}={option.name}")) + chosen)
-        if option.summary:
-            print(f"  {harmless(option.summary)}")
-        for words in _known(option):
-            print(f"  {harmless(words)}")
-        _print_entries(option)
+        print_option(catalogue, option)
+
+
+def print_option(catalogue: Catalogue, option: Option) -> None:
+    """Print an option with its keys, their defaults and comments."""
+    chosen = "  (default)" if catalogue.defaults.get(option.group) == option.name else ""
+    print(_bold(harmless(f"{option.group}={option.name}")) + chosen)
+    if option.summary:
+        print(f"  {harmless(option.summary)}")
+    for words in _known(option):
+        print(f"  {harmless(words)}")
+    _print_entries(option)
 
 
 def _known(option: Option) -> list[str]:
@@ -106,14 +111,19 @@ def _print_entries(option: Option) -> None:
     for entry in option.entries:
         if entry.key.endswith("_target_") or entry.key.startswith("model.defaults."):
             continue
-        value, comment = entry.value, entry.comment
-        if chosen := _SELECTED.fullmatch(value):
-            value = chosen["default"]
-            comment = "; ".join(filter(None, [comment, "unless the model says otherwise"]))
-        rows.append((f"{entry.key}={value}", comment))
+        rows.append(in_short(entry))
     width = min(max((len(key) for key, _ in rows), default=0), 60) + 4
     for key, comment in rows:
         print(harmless(f"  {key.ljust(width)}{comment}".rstrip()))
+
+
+def in_short(entry: Entry) -> tuple[str, str]:
+    """Return ``KEY=VALUE`` and the comment of a key; of a value that the model may choose, the one that holds otherwise."""
+    value, comment = entry.value, entry.comment
+    if chosen := _SELECTED.fullmatch(value):
+        value = chosen["default"]
+        comment = "; ".join(filter(None, [comment, "unless the model says otherwise"]))
+    return f"{entry.key}={value}", comment
 
 
 def _bold(text: str) -> str:

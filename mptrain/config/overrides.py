@@ -18,7 +18,7 @@ from mptrain.config.ranges import show
 from mptrain.config.schema import TARGET_GROUPS
 from mptrain.config.synonyms import near_options, torchvision_name, translate
 from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
-from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
 
 if TYPE_CHECKING:
@@ -173,14 +173,8 @@ def _meant(group: str, word: str, catalogue: Catalogue) -> str:
     if not guesses:
         return _options(catalogue, group)
     guesses.sort(key=lambda name: name != catalogue.defaults.get(group))
-    question = f"did you mean {_either(guesses)}?"
+    question = f"did you mean {either(guesses)}?"
     return f"{question} mptrain help {group} says what they are" if guesses[1:] else question
-
-
-def _either(words: list[str]) -> str:
-    """Return ``a, b or c``; of more than six words only the first six, and how many more there are."""
-    shown = [*words[:6], f"one of {len(words) - 6} more"] if words[7:] else words
-    return " or ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
 
 
 def _options(catalogue: Catalogue, group: str) -> str:

@@ -139,8 +139,15 @@ def translate_command(word: str) -> str:
     return next((command for command, others in _COMMANDS.items() if word.lower() in others), "")
 
 
-def guess_word(name: str, value: str, catalogue: Catalogue) -> str:
-    """Return the ``KEY=VALUE`` that a flag or a bare word may stand for, or an empty string; nothing is composed."""
+def guess_word(name: str, value: str, catalogue: Catalogue, *, exact: bool = False) -> str:
+    """Return the words that a flag or a bare word may stand for, or an empty string; nothing is composed.
+
+    Args:
+        name: As it was written, without dashes before it.
+        value: What belongs to it.
+        catalogue: The groups and keys there are.
+        exact: Take no key that is only near.
+    """
     name = name.replace("-", "_")
     keys = catalogue.usual_keys()
     if name in keys:
@@ -148,7 +155,9 @@ def guess_word(name: str, value: str, catalogue: Catalogue) -> str:
     if words := translate(name, value):
         return words
     last = {key.rpartition(".")[2]: key for key in reversed(keys)}
-    guess = last.get(name) or did_you_mean(name, keys) or last.get(did_you_mean(name, last), "")
+    guess = last.get(name, "")
+    if not guess and not exact:
+        guess = did_you_mean(name, keys) or last.get(did_you_mean(name, last), "")
     return f"{guess}={value}" if guess else ""
 
 
