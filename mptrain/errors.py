@@ -130,13 +130,15 @@ class Preempted(MptrainError):
         message: Which signal, at which step.
         hint: The command that resumes the run.
         exit_code: 130 after Ctrl-C, 75 (run me again) after SIGTERM and SIGUSR1.
-        saved: Whether it finished its step and saved itself; else what came after the last checkpoint is done again.
+        saved: Whether it finished its step and saved itself; else the steps after the last checkpoint are repeated.
+        asked: Whether a signal asked for the end, which then is no error; else another rank was lost.
     """
 
-    def __init__(self, message: str, hint: str, exit_code: int, *, saved: bool = True) -> None:
+    def __init__(self, message: str, hint: str, exit_code: int, *, saved: bool = True, asked: bool = True) -> None:
         super().__init__(message, hint)
         self.exit_code = exit_code  # type: ignore[misc]
         self.saved = saved
+        self.asked = asked
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, StorageError
+from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, Preempted, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 #: Characters of one line; a word of the user's may be of any length.
 LONGEST = 1000
 
-_COLOURS = {"error": "31", "warning": "33", "hint": "36"}
+_COLOURS = {"error": "31", "stopped": "33", "warning": "33", "hint": "36"}
 
 
 def report(error: BaseException) -> int:
     """Prints what went wrong, one ``error:`` line for each problem and a ``hint:`` line where there is one.
+
+    A run that a signal has stopped in order has a ``stopped:`` line, since nothing went wrong.
 
     Returns:
         The exit code it calls for.
@@ -35,7 +37,8 @@ def report(error: BaseException) -> int:
                 _say("hint", problem.hint)
         return error.exit_code
     if isinstance(error, MptrainError):
-        _say("error", str(error))
+        stopped = isinstance(error, Preempted) and error.asked
+        _say("stopped" if stopped else "error", str(error))
         if error.hint:
             _say("hint", error.hint)
         return error.exit_code

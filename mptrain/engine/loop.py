@@ -408,7 +408,7 @@ class Loop:
         self._save()
         self._saver.wait()
         raise Preempted(
-            f"{name}: stopped and saved after step {self.progress.step} of {self.planned}",
+            f"{'Ctrl-C' if name == 'SIGINT' else name}, saved after step {self.progress.step} of {self.planned}",
             f"continue with: mptrain resume {self.storage.paths.root}",
             self.interrupts.exit_code,
         )
@@ -438,6 +438,7 @@ class Loop:
             f"continue with: mptrain resume {self.storage.paths.root}",
             EXIT_PREEMPTED,
             saved=saved,
+            asked=False,
         ) from error
 
     def _complete_here(self) -> bool:

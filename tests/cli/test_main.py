@@ -72,7 +72,12 @@ def test_warnings_are_printed_once_and_training_goes_on(terminal):
         (
             errors.Preempted("SIGTERM at step 3", "mptrain resume x", 75),
             75,
-            "error: SIGTERM at step 3\nhint: mptrain",
+            "stopped: SIGTERM at step 3\nhint: mptrain",
+        ),
+        (
+            errors.Preempted("rank 1 has ended", "mptrain resume x", 75, asked=False),
+            75,
+            "error: rank 1 has ended\nhint: mptrain",
         ),
         (KeyboardInterrupt(), 130, ""),
         (
