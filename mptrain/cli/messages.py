@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -152,5 +153,30 @@ def harmless(text: str) -> str:
 
 def _say(kind: str, text: str) -> None:
     label = f"\x1b[{_COLOURS[kind]}m{kind}:\x1b[0m" if colourful(sys.stderr) else f"{kind}:"
+    text = printable(text)
+    if sys.stderr.isatty():
+        text = _wrapped(text, len(kind) + 2, shutil.get_terminal_size().columns)
     with contextlib.suppress(OSError):  # nobody can be told that nobody can be told
-        print(label, printable(text), file=sys.stderr)
+        print(label, text, file=sys.stderr)
+
+
+def _wrapped(text: str, left: int, width: int) -> str:
+    """Return text in lines that leave room for a label in front of the first, and the same room before the others.
+
+    Neither a word nor a command is broken over two lines, so that a command can be copied.
+    """
+    pieces: list[str] = []
+    in_command = False
+    for word in text.split(" "):
+        if in_command:
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+        in_command = (in_command or word in ("mptrain", "torchrun")) and not word.endswith((";", ",", "?", ":", ")"))
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        if left + len(lines[-1]) + 1 + len(piece) > width:
+            lines.append(piece)
+        else:
+            lines[-1] += f" {piece}"
+    return f"\n{' ' * left}".join(lines)
