@@ -117,7 +117,8 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
     Raises:
         ConfigError: With the problems of all points; each names the point where not every one has it.
     """
-    found: dict[Problem, list[Point]] = {}
+    first: dict[str, Problem] = {}  # hints differ where they repeat a point's value
+    found: dict[str, list[Point]] = {}
     checked = []
     for point in points:
         try:
@@ -125,11 +126,11 @@ def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
             require_logger(config)
         except ConfigError as error:
             for problem in error.problems:
-                found.setdefault(problem, []).append(point)
+                found.setdefault(first.setdefault(problem.what, problem).what, []).append(point)
             continue
         checked.append(replace(point, warnings=config.warnings, config=config))
     if found:
-        raise ConfigError([named(problem, bad, len(points)) for problem, bad in found.items()])
+        raise ConfigError([named(first[what], bad, len(points)) for what, bad in found.items()])
     return checked
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mptrain.cli.help import DESCRIPTIONS
 from mptrain.config.synonyms import guess_word
 from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean
 
@@ -115,7 +116,7 @@ def read_flags(words: Sequence[str]) -> Flags:
                 rest.pop(0)
         elif word not in _COMPLETION:
             after = rest.pop(0) if not equals and rest and "=" not in rest[0] and not rest[0].startswith("-") else ""
-            meant = _meant(word, value or after or "VALUE")
+            meant = meant_by(word, value or after or "VALUE")
             problems.append(Problem(f"unknown option '{word}'", _hint(word, meant)))
             if value or after:
                 meant_words += [one for one in meant.split() if "=" in one and not meant.startswith("mptrain")]
@@ -179,12 +180,13 @@ def _shell(words: Sequence[str]) -> str:
     return words[0].removeprefix("install=")
 
 
-def _meant(word: str, value: str) -> str:
+def meant_by(word: str, value: str, flags: Sequence[str] = _SUGGESTED) -> str:
     """Return the words that an unknown flag and its value stand for, without dashes; empty where it is like another flag.
 
     Args:
         word: The flag as it was written.
         value: What follows it, or stands for that.
+        flags: Those of the command.
     """
     from mptrain.config import location
     from mptrain.config.catalogue import Catalogue
@@ -192,8 +194,10 @@ def _meant(word: str, value: str) -> str:
     catalogue = Catalogue([location.configs()])
     flag, equals, _ = word.partition("=")
     name = flag.lstrip("-")
-    like = did_you_mean(flag, _SUGGESTED)
-    another_flag = like and (not equals or like in _WITH_VALUE)
+    if not equals and name in DESCRIPTIONS:
+        return f"mptrain {name}"
+    like = did_you_mean(flag, flags)
+    another_flag = like and (not equals or like in _WITH_VALUE or flags is not _SUGGESTED)
     return guess_word(name, value, catalogue, exact=True) or (
         "" if another_flag else guess_word(name, value, catalogue)
     )
@@ -204,9 +208,11 @@ def _hint(word: str, meant: str) -> str:
     flag = word.partition("=")[0]
     if flag in ("--config-path", "-cp"):
         return "--config-dir adds a folder of groups and options"
+    if meant.startswith("mptrain "):
+        return f"did you mean {meant}?"
     if meant:
         return f"did you mean {meant}? configuration is written without dashes"
-    guess = did_you_mean(flag, _SUGGESTED)
+    guess = "--version" if flag == "-v" else did_you_mean(flag, _SUGGESTED)
     return f"did you mean {guess}?" if guess else "configuration is KEY=VALUE; mptrain --help shows the options"
 
 

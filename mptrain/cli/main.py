@@ -155,6 +155,9 @@ def _what_was_meant(word: str) -> str:
         return f"write {word}=OPTION; mptrain help {word} shows the options"
     if word in catalogue.usual_keys():
         return f"write {word}=VALUE"
+    key, colon, value = word.partition(":")
+    if colon and key in catalogue.usual_keys():
+        return f"write {key}={value}"
     if os.path.isdir(word):  # noqa: PTH112
         return f"write mptrain report {word}, or resume or eval"
     if command := translate_command(word):

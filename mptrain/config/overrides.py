@@ -105,9 +105,10 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
         value = override.value()  # functions such as int() are evaluated here
     except (HydraException, RecursionError, ValueError, TypeError, ArithmeticError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        key = word.split("=", 1)[0]
-        quoted = f"quote the value: '{key}=\"...\"'" if re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII) else ""
-        return None, Problem(f"'{show(word)}' cannot be read: {reason}", quoted)
+        reason = re.sub(r" expecting \{.*\}| at: '<EOF>'", "", reason).replace(
+            "mismatched input '<EOF>'", "it ends too early"
+        )
+        return None, Problem(f"'{show(word)}' cannot be read: {reason}", _readable(word))
     if is_too_deep(value):
         return None, Problem(
             f"'{show(word)}' is nested deeper than {DEEPEST} levels", "write a value with fewer brackets"
@@ -115,6 +116,17 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
     if not override.key_or_group:
         return None, Problem(f"'{show(word)}' names no key", "write KEY=VALUE, for example train.epochs=3")
     return override, None
+
+
+def _readable(word: str) -> str:
+    """Return the hint for a word that cannot be read: without stray characters, a power of two as a number, or quoted."""
+    key, _, value = word.partition("=")
+    if not re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII):
+        return ""
+    if re.fullmatch(r"2\^-?\d{1,3}", value):
+        return f"write {key}={2.0 ** int(value[2:]):.15g}"
+    bare = value.strip("=,; ")
+    return f"write {key}={bare}" if re.fullmatch(r"[\w.+-]+", bare, re.ASCII) else f"quote the value: '{key}=\"...\"'"
 
 
 def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:

@@ -107,6 +107,7 @@ _COMMANDS = {
     "list": ("ls", "show", "models", "configs"),
     "doctor": ("check", "info", "env"),
     "-m": ("sweep", "multirun", "search", "grid"),
+    "--version": ("version",),
 }
 
 
@@ -131,6 +132,8 @@ def translate(key: str, value: str) -> str:
 
 def translate_value(key: str, value: object) -> str:
     """Return what is written here for a value of another framework's, or an empty string."""
+    if key == "device" and str(value).isdecimal():
+        return f"cuda:{value}"
     return _VALUES.get(key, {}).get(str(value).lower(), "")
 
 

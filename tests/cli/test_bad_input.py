@@ -65,6 +65,11 @@ ROWS = [
     (["precision"], ["hint: write precision=OPTION; mptrain help precision shows the options"]),
     (["fit"], ["error: 'fit' is not a command", "hint: did you mean mptrain train?"]),
     (["sweep", "seed=0,1"], ["hint: did you mean mptrain -m? mptrain help sweep says how to sweep"]),
+    (["model:cnn"], ["hint: write model=cnn"]),
+    (["--list"], ["hint: did you mean mptrain list?"]),
+    (["-v"], ["hint: did you mean --version?"]),
+    (["compare", "--seeds", "3", "precision=fp32,bf16"], ["hint: did you mean seed=3?"]),
+    (["compare", "--refrence", "fp32", "precision=fp32,bf16"], ["hint: did you mean --reference?"]),
     (["re"], ["hint: did you mean resume, report, recommend, replay or reproduce?"]),
     (
         ["distributed=null"],
@@ -239,3 +244,8 @@ def test_an_enormous_word_is_refused_in_words(terminal, word):
     assert terminal(word) == 2
     assert "this is a bug" not in terminal.err
     assert len(terminal.err) < 2000
+
+
+def test_a_mistake_in_every_point_of_a_sweep_is_named_once(terminal):
+    assert terminal("-m", "lr=0.1,0.01,0.001") == 2
+    assert terminal.err == "error: unknown key 'lr'\nhint: did you mean optimizer.lr=0.1?\n"

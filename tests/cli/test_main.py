@@ -191,4 +191,4 @@ def test_a_message_on_a_terminal_breaks_between_words_and_never_in_a_command(ter
     assert max(map(len, lines)) <= 60
     assert all(line.startswith(("error: word", "       word", "hint: ", "      ")) for line in lines)
     assert "word" * 2 not in terminal.err
-    assert f"      {command};" in lines
+    assert f"      {command}; or" in lines

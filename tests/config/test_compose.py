@@ -177,6 +177,28 @@ def test_a_value_out_of_range_is_answered_with_key_value_and_range(key, value):
     assert wanted is None or words[0].endswith(f"must be {wanted}")
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("scaler.init_scale=2**16", "write scaler.init_scale=65536"),
+        ("scaler.init_scale=2^16", "write scaler.init_scale=65536"),
+        ("optimizer.lr=2**-3", "write optimizer.lr=0.125"),
+        ("train.max_steps=None", "write train.max_steps=null"),
+        ("train.compile=yes", "write train.compile=true"),
+        ("train.channels_last=0", "write train.channels_last=false"),
+        ("device=1", "did you mean device=cuda:1?"),
+        ("model==cnn", "write model=cnn"),
+        ("train.epochs=3,", "write train.epochs=3"),
+        ("train.epochs=[1", "quote the value: 'train.epochs=\"...\"'"),
+    ],
+)
+def test_a_value_in_another_notation_is_hinted_in_ours(word, hint):
+    [(what, hinted)] = problems(word).items()
+    assert hinted == hint
+    assert "expecting {" not in what
+    assert "EOF" not in what
+
+
 def test_true_is_no_number_and_one_is_no_truth_value():
     assert "train.epochs=true: must be a whole number, at least 1" in problems("train.epochs=true")
     assert "train.channels_last=1: must be true or false" in problems("train.channels_last=1")
