@@ -149,6 +149,7 @@ def _what_was_meant(word: str) -> str:
     """Return the hint for a first word that is no command."""
     from mptrain.config import location
     from mptrain.config.catalogue import Catalogue
+    from mptrain.runlog.layout import RUN_JSON
 
     catalogue = Catalogue([location.configs()])
     if word in catalogue.groups:
@@ -158,8 +159,8 @@ def _what_was_meant(word: str) -> str:
     key, colon, value = word.partition(":")
     if colon and key in catalogue.usual_keys():
         return f"write {key}={value}"
-    if os.path.isdir(word):  # noqa: PTH112
-        return f"write mptrain report {word}, or resume or eval"
+    if os.path.isfile(os.path.join(word, RUN_JSON)):  # noqa: PTH113, PTH118
+        return f"write mptrain resume {word}, or mptrain report {word}"
     if command := translate_command(word):
         return f"did you mean mptrain {command}?" + " mptrain help sweep says how to sweep" * (command == "-m")
     if near := near_names(word, COMMANDS):
@@ -188,6 +189,7 @@ def _refuse_blanks(words: list[str], *, keys: bool) -> None:
     """
     problems = []
     rest = list(words)
+    flag = ""  # before these two
     while len(rest) > 1:
         before, word = rest[0], rest[1]
         used = 2
@@ -198,10 +200,11 @@ def _refuse_blanks(words: list[str], *, keys: bool) -> None:
             )
         elif before.endswith("=") and before != "=" and "=" not in word and word[:1] not in ("-", "~", ""):
             problems.append(Problem(f"'{before} {word}': no spaces around '='", f"write {before}{word}"))
-        elif keys and "=" not in before + word and word[:1] not in ("-", "~", "") and _is_key(before):
+        elif keys and not flag and "=" not in before + word and word[:1] not in ("-", "~", "") and _is_key(before):
             problems.append(Problem(f"'{before} {word}': no '=' between key and value", f"write {before}={word}"))
         else:
             used = 1
+        flag = before if before.startswith("--") and before != "--multirun" else ""  # which may have a value
         del rest[:used]
     if problems:
         raise ConfigError(problems)

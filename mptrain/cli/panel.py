@@ -153,8 +153,8 @@ def render(seen: RunProgress, title: str = "", width: int | None = None) -> Rend
         rows.append(_Parts(*_metrics(seen.evaluation)))
     if seen.progress is not None:
         rows.append(_machine(seen.progress))
-    name = _shown(title) or None
-    return Panel(Group(*rows), title=name, title_align="left", border_style="dim", padding=(0, 1), width=width)
+    heading = _shown(title) or None
+    return Panel(Group(*rows), title=heading, title_align="left", border_style="dim", padding=(0, 1), width=width)
 
 
 def _shown(name: str) -> str:
