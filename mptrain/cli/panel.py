@@ -146,10 +146,9 @@ def render(seen: RunProgress, title: str = "", width: int | None = None) -> Rend
     if seen.progress is not None:
         rows.append(_bar(seen.progress))
     for name, learner in seen.learners.items():
-        several = len(seen.learners) > 1
-        rows.append(_numbers(name if several else "", learner, None if several else seen.evaluation))
+        rows.append(_numbers(name if len(seen.learners) > 1 else "", learner))
         rows.append(_scale(learner))
-    if seen.evaluation is not None and len(seen.learners) > 1:
+    if seen.evaluation is not None:
         rows.append(_Parts(*_metrics(seen.evaluation)))
     if seen.progress is not None:
         rows.append(_machine(seen.progress))
@@ -176,7 +175,7 @@ def _bar(progress: ProgressRecord) -> RenderableType:
     )
 
 
-def _numbers(name: str, learner: LearnerProgress, evaluation: EvalRecord | None) -> RenderableType:
+def _numbers(name: str, learner: LearnerProgress) -> RenderableType:
     last = learner.last
     parts = [f"[bold]{_shown(name)}[/]"] if name else []
     parts += [
@@ -184,8 +183,6 @@ def _numbers(name: str, learner: LearnerProgress, evaluation: EvalRecord | None)
         f"[dim]lr[/] {last.lr:.3g}",
         f"[dim]gradient norm[/] {last.grad_norm:.3g}",
     ]
-    if evaluation is not None:
-        parts += _metrics(evaluation)
     return _Parts(*parts)
 
 
