@@ -390,9 +390,26 @@ def _version(words: list[str]) -> int:
 def _run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
     if not words or words[0].startswith("-") or ("=" in words[0] and not _is_place(words[0])):
         raise UsageError(f"{command} needs a run directory", f"write mptrain {command} last, or its path")
-    for word in words[1:]:
-        if "=" not in word or word.startswith("-"):
-            raise UsageError(f"'{word}' is not of the form KEY=VALUE", f"mptrain {command} RUN KEY=VALUE ...")
+    problems = []
+    rest = words[1:]
+    while rest:
+        word = rest.pop(0)
+        if "=" in word and not word.startswith("-"):
+            continue
+        meant = ""
+        if word.startswith("--"):
+            from mptrain.cli.flags import meant_by
+
+            value = word.partition("=")[2]
+            if "=" not in word and rest and "=" not in rest[0] and not rest[0].startswith("-"):
+                value = rest.pop(0)
+            meant = meant_by(word, value or "VALUE")
+        hint = f"did you mean {meant}? configuration is written without dashes" if meant else ""
+        problems.append(
+            Problem(f"'{word}' is not of the form KEY=VALUE", hint or f"mptrain {command} RUN KEY=VALUE ...")
+        )
+    if problems:
+        raise ConfigError(problems)
     return words[0], words[1:]
 
 

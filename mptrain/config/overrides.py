@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,7 +17,7 @@ from hydra.errors import HydraException
 from mptrain.config.learners import known_keys
 from mptrain.config.ranges import show
 from mptrain.config.schema import TARGET_GROUPS
-from mptrain.config.synonyms import near_options, torchvision_name, translate
+from mptrain.config.synonyms import near_options, torchvision_names, translate
 from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
@@ -125,6 +126,8 @@ def _readable(word: str) -> str:
         return ""
     if re.fullmatch(r"2\^-?\d{1,3}", value):
         return f"write {key}={2.0 ** int(value[2:]):.15g}"
+    if re.fullmatch(r"\([^()]*\)", value):
+        return f"write {key}=[{value[1:-1]}]"
     bare = value.strip("=,; ")
     return f"write {key}={bare}" if re.fullmatch(r"[\w.+-]+", bare, re.ASCII) else f"quote the value: '{key}=\"...\"'"
 
@@ -179,14 +182,28 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
 def _meant(group: str, word: str, catalogue: Catalogue) -> str:
     """Return the hint for a word that is no option of a group."""
     options = catalogue.groups[group]
-    if group == "model" and word.lower() not in options and (name := torchvision_name(word)):
-        return f"did you mean model=torchvision model.name={name}?"
+    own = _of_ones_own(group, word)
+    if own:
+        return own
+    if group == "model" and not any(word.lower() in name for name in options) and (names := torchvision_names(word)):
+        return f"did you mean model=torchvision model.name={either(names)}?"
     guesses = near_options(group, word, list(options))
     if not guesses:
         return _options(catalogue, group)
     guesses.sort(key=lambda name: name != catalogue.defaults.get(group))
     question = f"did you mean {either(guesses)}?"
     return f"{question} mptrain help {group} says what they are" if guesses[1:] else question
+
+
+def _of_ones_own(group: str, word: str) -> str:
+    """Return the hint for a word that is a path or a dotted name: what is one's own is chosen in another way."""
+    if "/" in word or word.endswith((".yaml", ".yml", ".py")):
+        if group == "dataset" and Path(word).expanduser().is_dir():
+            return f"for pictures with one folder a class write dataset=image_folder dataset.root={word}"
+        return f"an option of your own is DIR/{group}/NAME.yaml: write --config-dir DIR {group}=NAME"
+    if group in TARGET_GROUPS and all(part.isidentifier() for part in word.split(".")) and "." in word:
+        return f"write {group}._target_={word}"
+    return ""
 
 
 def _options(catalogue: Catalogue, group: str) -> str:

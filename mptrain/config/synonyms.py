@@ -91,10 +91,15 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "precision=fp16_dynamic": ("fp16", "half"),
     "precision=amp_bf16": ("bf16",),
     "scaler=static scaler.scale={value}": ("loss_scale", "static_loss_scale"),
+    "device=cuda": ("gpu", "cuda", "use_cuda"),
+    "device=cpu": ("cpu",),
     "logger=wandb": ("wandb", "use_wandb"),
     "logger=tensorboard": ("tensorboard",),
     "mptrain resume {value}": ("resume", "resume_from_checkpoint", "ckpt_path"),
 }
+
+#: Group to the words that ask for nothing of it.
+_WITHOUT = {"precision": "precision=fp32", "logger": "logger=none"}
 
 #: Key to what others write for one of its values.
 _VALUES = {"device": {"gpu": "cuda"}}
@@ -126,6 +131,10 @@ def translate(key: str, value: str) -> str:
     last = _plain(key.rpartition(".")[2])
     for ours, others in _KEYS.items():
         if last in map(_plain, others):
+            if ours.startswith("mptrain ") and value.lower() in ("true", "yes", "1"):
+                value = "last"
+            if "=" in ours and "{" not in ours and value.lower() in _OFF:
+                return _WITHOUT.get(ours.partition("=")[0], "")
             return ours.replace("{value}", value) if set("= ") & set(ours) else f"{ours}={value}"
     return ""
 
@@ -164,15 +173,16 @@ def guess_word(name: str, value: str, catalogue: Catalogue, *, exact: bool = Fal
     return f"{guess}={value}" if guess else ""
 
 
-def torchvision_name(word: str) -> str:
-    """Return the torchvision classifier of this name, or an empty string; its files are read, not imported."""
+def torchvision_names(word: str) -> list[str]:
+    """Return torchvision's classifier of this name, or those whose names begin with it; its files are read, not imported."""
     name = word.lower()
     spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None or not name.isidentifier():
-        return ""
-    builder = re.compile(rf"^@register_model\(.*\n(?:@.*\n)*def {name}\(", re.MULTILINE)
-    files = (Path(spec.origin).parent / "models").glob("*.py")
-    return name if any(builder.search(file.read_text(encoding="utf-8")) for file in files) else ""
+    if spec is None or spec.origin is None or not name.isidentifier() or len(name) < 3:
+        return []
+    builder = re.compile(rf"^@register_model\(.*\n(?:@.*\n)*def ({name}\w*)\(", re.MULTILINE)
+    files = sorted((Path(spec.origin).parent / "models").glob("*.py"))
+    names = [found for file in files for found in builder.findall(file.read_text(encoding="utf-8"))]
+    return [name] if name in names else names
 
 
 def _plain(word: str) -> str:

@@ -65,6 +65,11 @@ ROWS = [
     (["precision"], ["hint: write precision=OPTION; mptrain help precision shows the options"]),
     (["fit"], ["error: 'fit' is not a command", "hint: did you mean mptrain train?"]),
     (["sweep", "seed=0,1"], ["hint: did you mean mptrain -m? mptrain help sweep says how to sweep"]),
+    (["eval", "last", "--device", "cpu"], ["hint: did you mean device=cpu? configuration is written without dashes"]),
+    (
+        ["resume", "x", "--epochs=5", "y"],
+        ["hint: did you mean train.epochs=5?", "error: 'y' is not of the form KEY=VALUE"],
+    ),
     (["model:cnn"], ["hint: write model=cnn"]),
     (["--list"], ["hint: did you mean mptrain list?"]),
     (["-v"], ["hint: did you mean --version?"]),
