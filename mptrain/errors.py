@@ -18,7 +18,8 @@ Nothing here imports anything heavier than the standard library.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -59,10 +60,17 @@ class UsageError(MptrainError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a configuration: ``what`` and where, and a ``hint`` how to mend it."""
+    """One thing that is wrong with a configuration: ``what`` and where, and a ``hint`` how to mend it.
+
+    Attributes:
+        what: What is wrong, and where.
+        hint: What the user can do about it; empty when there is nothing to say.
+        key: The dotted key whose value does not fit; empty where the problem is another one.
+    """
 
     what: str
     hint: str = ""
+    key: str = field(default="", compare=False)
 
 
 class ConfigError(MptrainError):
@@ -122,16 +130,53 @@ class Preempted(MptrainError):
         message: Which signal, at which step.
         hint: The command that resumes the run.
         exit_code: 130 after Ctrl-C, 75 (run me again) after SIGTERM and SIGUSR1.
-        saved: Whether it finished its step and saved itself; else what came after the last checkpoint is done again.
+        saved: Whether it finished its step and saved itself; else the steps after the last checkpoint are repeated.
+        asked: Whether a signal asked for the end, which then is no error; else another rank was lost.
     """
 
-    def __init__(self, message: str, hint: str, exit_code: int, *, saved: bool = True) -> None:
+    def __init__(self, message: str, hint: str, exit_code: int, *, saved: bool = True, asked: bool = True) -> None:
         super().__init__(message, hint)
         self.exit_code = exit_code  # type: ignore[misc]
         self.saved = saved
+        self.asked = asked
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-    """The candidate closest to a mistyped word, or an empty string when none is close."""
-    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.6)
-    return matches[0] if matches else ""
+    """Return the candidate closest to a mistyped word, or an empty string when none is close."""
+    names = near_names(word, candidates)
+    return max(names, key=lambda name: difflib.SequenceMatcher(None, word, name).ratio(), default="")
+
+
+def near_names(word: str, candidates: Iterable[str]) -> list[str]:
+    """Return the candidates that a word may stand for, in their order, by the first of these rules that finds any.
+
+    1. Equal but for capitals and separators: ``AdamW`` for ``adamw``.
+    2. The same parts in another order: ``bf16_amp`` for ``amp_bf16``.
+    3. Each part of the word is, or begins, a part of the name: ``fp16`` for ``fp16_static`` and ``fp16_dynamic``.
+    4. The closest spelling, one name.
+    """
+    names = list(candidates)
+    asked = _parts(word)
+    if not asked:
+        return []
+    parts = {name: _parts(name) for name in names}
+    rules = [
+        [name for name in names if "".join(parts[name]) == "".join(asked)],
+        [name for name in names if sorted(parts[name]) == sorted(asked)],
+    ]
+    if len("".join(asked)) > 1:
+        rules.append(
+            [name for name in names if all(any(own.startswith(part) for own in parts[name]) for part in asked)]
+        )
+    return next(filter(None, rules), difflib.get_close_matches(word, names, n=1, cutoff=0.6))
+
+
+def either(words: Sequence[str]) -> str:
+    """Return ``a, b or c``; of more than seven words the first six, and how many more there are."""
+    shown = [*words[:6], f"one of {len(words) - 6} more"] if words[7:] else words
+    return " or ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
+
+
+def _parts(name: str) -> list[str]:
+    """Return the words that a name is made of, in small letters."""
+    return re.findall(r"[^\W_]+", name.lower())

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 from mptrain import errors
-from mptrain.errors import ConfigError, MptrainError, Preempted, Problem, StorageError, did_you_mean
+from mptrain.errors import ConfigError, MptrainError, Preempted, Problem, StorageError, did_you_mean, near_names
 
 EXIT_CODES = {
     "MptrainError": 1,
@@ -68,3 +68,23 @@ def test_a_preempted_run_carries_the_exit_code_of_its_signal(code):
 @pytest.mark.parametrize(("word", "answer"), [("trian", "train"), ("amp_dynamc", "amp_dynamic"), ("zzz", ""), ("", "")])
 def test_a_close_word_is_suggested_and_a_far_one_is_not(word, answer):
     assert did_you_mean(word, ["train", "resume", "amp_dynamic"]) == answer
+
+
+MODES = ["amp_bf16", "amp_dynamic", "amp_static", "bf16", "bf16_pure", "fp16_dynamic", "fp16_static", "fp32", "tf32"]
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("fp16", ["fp16_dynamic", "fp16_static"]),  # not bf16, which is as near by spelling
+        ("bf16_amp", ["amp_bf16"]),
+        ("AMP-BF16", ["amp_bf16"]),
+        ("fp16dynamic", ["fp16_dynamic"]),
+        ("dynamic", ["amp_dynamic", "fp16_dynamic"]),
+        ("amp_dynamc", ["amp_dynamic"]),
+        ("t", []),
+        ("--", []),
+    ],
+)
+def test_near_names_are_of_the_family_before_they_are_of_the_spelling(word, names):
+    assert near_names(word, MODES) == names

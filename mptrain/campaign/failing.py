@@ -44,21 +44,21 @@ def in_the_users_terms(error: BaseException, config: Config, directory: RunDirec
         why = ranks.why()
         if why is not None:
             return why
-        return Preempted(f"{ranks.who_ended()} before it trained", again, EXIT_PREEMPTED, saved=False)
+        return Preempted(f"{ranks.who_ended()} before it trained", again, EXIT_PREEMPTED, saved=False, asked=False)
     if isinstance(error, NumericsError) and trust:
         line = f"mptrain diagnose {directory.root}"
         return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))
     if isinstance(error, Preempted) and (trust or resume not in error.hint):
         hint = error.hint.replace("mptrain resume", resume)
-        return Preempted(str(error), f"{hint}{trust}", error.exit_code, saved=error.saved)
+        return Preempted(str(error), f"{hint}{trust}", error.exit_code, saved=error.saved, asked=error.asked)
     if isinstance(error, KeyboardInterrupt):
         by, code = (
-            (f"{error.name}: ended", EXIT_PREEMPTED)
+            (f"{error.name}, ended", EXIT_PREEMPTED)
             if isinstance(error, AskedToEnd)
             else ("interrupted", EXIT_INTERRUPTED)
         )
         return Preempted(
-            f"{by} at once; what came after the last checkpoint will be done again", again, code, saved=False
+            f"{by} at once; resuming repeats the steps after the last checkpoint", again, code, saved=False
         )
     if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or _is_from_allocator(error):
         return EnvironmentRefused(

@@ -139,16 +139,17 @@ def require_keys(points: Sequence[Point], composer: Composer) -> None:
 
 def _each(points: Sequence[Point], check: Callable[[Point], _Checked]) -> list[_Checked]:
     """Return what a check gives for every point, or raise the problems of all of them."""
-    found: dict[Problem, list[Point]] = {}
+    first: dict[str, Problem] = {}  # hints differ where they repeat a point's value
+    found: dict[str, list[Point]] = {}
     checked = []
     for point in points:
         try:
             checked.append(check(point))
         except ConfigError as error:
             for problem in error.problems:
-                found.setdefault(problem, []).append(point)
+                found.setdefault(first.setdefault(problem.what, problem).what, []).append(point)
     if found:
-        raise ConfigError([named(problem, bad, len(points)) for problem, bad in found.items()])
+        raise ConfigError([named(first[what], bad, len(points)) for what, bad in found.items()])
     return checked
 
 

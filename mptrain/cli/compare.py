@@ -14,7 +14,7 @@ from mptrain.campaign.comparison import Question, beside, claimed_by, judge, jud
 from mptrain.campaign.points import expand
 from mptrain.campaign.sweep import plan_sweep, sweep_folder
 from mptrain.cli.comparison_table import print_comparison
-from mptrain.cli.flags import read_flags
+from mptrain.cli.flags import meant_by, read_flags
 from mptrain.cli.job import PROGRAM
 from mptrain.cli.messages import each_warning_once, say, say_checking, warn
 from mptrain.cli.sweep import finish, launcher_of
@@ -164,9 +164,10 @@ def _read(words: Sequence[str]) -> _Asked:
         elif flag in _PASSED_ON:
             kept += [word] if equals or not rest else [word, rest.pop(0)]
         elif word.startswith("-"):
-            guess = did_you_mean(flag, (*_WITH_VALUE, "--anyway", *_PASSED_ON))
+            flags = (*_WITH_VALUE, "--anyway", *_PASSED_ON)
+            meant = meant_by(word, value or next(iter(rest), "VALUE"), flags) or did_you_mean(flag, flags)
             listed = f"there is {', '.join((*_WITH_VALUE, '--anyway', '--jobs'))}"
-            raise UsageError(f"unknown option '{word}'", f"did you mean {guess}?" if guess else listed)
+            raise UsageError(f"unknown option '{word}'", f"did you mean {meant}?" if meant else listed)
         elif Path(word).is_file():
             continue  # SWEEP/0* names the logs beside the runs as well
         elif "=" not in word or Path(word).is_dir():

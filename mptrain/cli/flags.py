@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mptrain.errors import UsageError, did_you_mean
+from mptrain.cli.help import DESCRIPTIONS
+from mptrain.config.synonyms import guess_word
+from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,8 +70,11 @@ def read_flags(words: Sequence[str]) -> Flags:
     """The flags and overrides of a training command.
 
     Raises:
-        UsageError: An unknown flag, or one without its value.
+        UsageError: A flag without its value, or with a wrong one.
+        ConfigError: Unknown flags; what else is wrong with the overrides is said with them.
     """
+    problems: list[Problem] = []
+    meant_words: list[str] = []
     overrides: list[str] = []
     given: list[str] = []
     folders: list[str] = []
@@ -110,8 +115,15 @@ def read_flags(words: Sequence[str]) -> Flags:
             if flag in ("--info", "-i") and rest and rest[0] in _INFO:
                 rest.pop(0)
         elif word not in _COMPLETION:
-            raise UsageError(f"unknown option '{word}'", _hint(word, rest))
+            after = rest.pop(0) if not equals and rest and "=" not in rest[0] and not rest[0].startswith("-") else ""
+            meant = meant_by(word, value or after or "VALUE")
+            problems.append(Problem(f"unknown option '{word}'", _hint(word, meant)))
+            if value or after:
+                meant_words += [one for one in meant.split() if "=" in one and not meant.startswith("mptrain")]
+            continue
         given += words[here : len(words) - len(rest)]
+    if problems:
+        raise ConfigError([*problems, *([] if multirun else _problems_of([*overrides, *meant_words], folders, name))])
     if jobs is not None and not multirun:
         raise UsageError("--jobs is about the points of a sweep", "add -m, or leave it out")
     if launcher is not None and not multirun:
@@ -168,24 +180,50 @@ def _shell(words: Sequence[str]) -> str:
     return words[0].removeprefix("install=")
 
 
-def _hint(word: str, rest: Sequence[str]) -> str:
-    bare = word.lstrip("-")
-    name = bare.split("=")[0]
-    if "=" in bare and did_you_mean(word.split("=")[0], _SUGGESTED) not in _WITH_VALUE:
-        return f"did you mean {bare}? configuration is written without dashes"
-    if word.startswith(("--config-path", "-cp")):
-        return "--config-dir adds a folder of groups and options"
-    if "=" not in bare and ("." in name or name in _known_names()):
-        value = rest[0] if rest and not rest[0].startswith("-") else "VALUE"
-        return f"did you mean {name}={value}? configuration is written without dashes"
-    guess = did_you_mean(word.split("=")[0], _SUGGESTED)
-    return f"did you mean {guess}?" if guess else "configuration is KEY=VALUE; mptrain --help shows the options"
+def meant_by(word: str, value: str, flags: Sequence[str] = _SUGGESTED) -> str:
+    """Return the words that an unknown flag and its value stand for, without dashes; empty where it is like another flag.
 
-
-def _known_names() -> set[str]:
-    """Groups, and keys at the top."""
+    Args:
+        word: The flag as it was written.
+        value: What follows it, or stands for that.
+        flags: Those of the command.
+    """
     from mptrain.config import location
     from mptrain.config.catalogue import Catalogue
 
     catalogue = Catalogue([location.configs()])
-    return {*catalogue.groups, *(entry.key for entry in catalogue.root_entries())}
+    flag, equals, _ = word.partition("=")
+    name = flag.lstrip("-")
+    if not equals and name in DESCRIPTIONS:
+        return f"mptrain {name}"
+    like = did_you_mean(flag, flags)
+    another_flag = like and (not equals or like in _WITH_VALUE or flags is not _SUGGESTED)
+    return guess_word(name, value, catalogue, exact=True) or (
+        "" if another_flag else guess_word(name, value, catalogue)
+    )
+
+
+def _hint(word: str, meant: str) -> str:
+    """Return the hint for an unknown flag that stands for these words."""
+    flag = word.partition("=")[0]
+    if flag in ("--config-path", "-cp"):
+        return "--config-dir adds a folder of groups and options"
+    if meant.startswith("mptrain "):
+        return f"did you mean {meant}?"
+    if meant:
+        return f"did you mean {meant}? configuration is written without dashes"
+    guess = "--version" if flag == "-v" else did_you_mean(flag, _SUGGESTED)
+    return f"did you mean {guess}?" if guess else "configuration is KEY=VALUE; mptrain --help shows the options"
+
+
+def _problems_of(overrides: Sequence[str], folders: Sequence[str], name: str) -> Sequence[Problem]:
+    """Return what is wrong with words that stand beside unknown flags, so that all is said at once."""
+    if not overrides or not all("=" in word for word in overrides):  # those of another command
+        return ()
+    from mptrain.config.compose import compose
+
+    try:
+        compose(overrides, config_dirs=folders, config_name=name)
+    except ConfigError as error:
+        return error.problems
+    return ()

@@ -8,12 +8,19 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
+from typing import TYPE_CHECKING
 
 from mptrain import __version__
 from mptrain.cli.messages import colourful
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
-from mptrain.errors import EXIT_OK, UsageError, did_you_mean
+from mptrain.config.synonyms import translate_command
+from mptrain.errors import EXIT_OK, ConfigError, Problem, near_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mptrain.config.catalogue import Entry, Option
 
 #: How each command is written, and what it does; shell completion takes from here which words a command takes.
 USAGE = (
@@ -45,7 +52,7 @@ USAGE = (
         "what this machine can do; or whether a model trains rightly in a precision, at which loss scales",
     ),
     ("mptrain completion bash|zsh|fish", 'complete command lines: eval "$(mptrain completion bash)"'),
-    ("mptrain help [COMMAND]", "how a command is used"),
+    ("mptrain help [COMMAND|GROUP|sweep]", "how a command is used; what a group, an option or a key is"),
 )
 
 _EXAMPLES = (
@@ -129,22 +136,113 @@ DESCRIPTIONS = {
     "mask that becomes infinite. Ends with 4 when something is wrong.",
     "completion": "Prints a script after which the TAB key completes groups, options, keys, values and runs. In bash and "
     'zsh: eval "$(mptrain completion bash)"; in fish: mptrain completion fish | source.',
-    "help": "Shows how a command is used.",
+    "help": "Shows how a command is used; or the options of a group, the keys of an option or of a section (train, log, run ...), "
+    "what a key means, or how to sweep.",
+}
+
+#: Topics that are no command: usage, and text.
+_TOPICS = {
+    "sweep": (
+        (USAGE[1][0], "mptrain resume SWEEP [--jobs N]", "mptrain report SWEEP"),
+        "Trains every combination of the values: KEY=A,B lists them, KEY=range(1,4) counts from 1 to 3, GROUP=glob(fp16*) takes the "
+        "options that match. All points are checked before the first one begins; what happens to one does not stop the others. --jobs N "
+        "runs N at a time; --launcher slurm hands them to Slurm. To compare arms with intervals and verdicts: mptrain help compare.",
+    ),
 }
 
 
 def print_help(words: list[str]) -> int:
-    """Prints how mptrain, or one command, is used.
+    """Print how mptrain is used, or what each word means: a command, a group, an option, a key.
 
     Raises:
-        UsageError: There is no such command.
+        ConfigError: Names the words that mean nothing.
     """
     width = min(shutil.get_terminal_size((110, 24)).columns, 120)
-    if words:
-        print(_command_help(words[0], width))
-    else:
+    if not words:
         print(_whole_help(width))
+        return EXIT_OK
+    catalogue = Catalogue([location.configs()])
+    topics = [(word, _topic(word, catalogue, width)) for word in words]
+    unknown = [
+        Problem(f"there is no help about '{word}'", _nearest(word, catalogue)) for word, show in topics if not show
+    ]
+    if unknown:
+        raise ConfigError(unknown)
+    for place, (_, show) in enumerate(topics):
+        if place:
+            print()
+        if show:
+            show()
     return EXIT_OK
+
+
+def _topic(word: str, catalogue: Catalogue, width: int) -> Callable[[], None] | None:
+    """Return what prints the help about a word; None where the word means nothing."""
+    keys = [entry for entry in catalogue.root_entries() if entry.key == word or entry.key.startswith(f"{word}.")]
+    if word in DESCRIPTIONS or word in _TOPICS:
+        section = ["", _keys_help(word, keys, width)] if keys else []
+        return lambda: print("\n".join([_command_help(word, width), *section]))
+    if word in catalogue.groups:
+        return lambda: print(_group_help(word, catalogue, width))
+    if keys:
+        return lambda: print(_keys_help(word, keys, width))
+    if options := [options[word] for options in catalogue.groups.values() if word in options]:
+        return lambda: _print_options(catalogue, options)
+    from mptrain.cli.list import in_short
+
+    rows = [in_short(entry) for entry in catalogue.root_entries() if _is_called(entry, word)]
+    rows += [
+        (f"{group}={name}", "   ".join(filter(None, in_short(entry))))
+        for group, options in catalogue.groups.items()
+        for name, option in options.items()
+        for entry in option.entries
+        if _is_called(entry, word)
+    ]
+    return (lambda: print("\n".join(_columns(rows, width)))) if rows else None
+
+
+def _is_called(entry: Entry, word: str) -> bool:
+    """Return whether a key has this dotted name, or this last part."""
+    return word in (entry.key, entry.key.rpartition(".")[2]) and ".defaults." not in entry.key and word != "_target_"
+
+
+def _nearest(word: str, catalogue: Catalogue) -> str:
+    """Return the hint for a word that means nothing."""
+    command = translate_command(word)
+    options = [name for options in catalogue.groups.values() for name in options]
+    near = [command] if command in DESCRIPTIONS else near_names(word, [*DESCRIPTIONS, *_TOPICS, *catalogue.groups])
+    near = near or near_names(word, [*dict.fromkeys(options), *(entry.key for entry in catalogue.root_entries())])
+    if near:
+        return f"did you mean mptrain help {near[0]}?"
+    return f"there is help about {', '.join([*DESCRIPTIONS, *_TOPICS, *catalogue.groups])}, their options and keys"
+
+
+def _group_help(group: str, catalogue: Catalogue, width: int) -> str:
+    comment = catalogue.comment(group)
+    default = catalogue.defaults.get(group)
+    rows = [
+        (f"{group}={name}", option.summary + " (default)" * (name == default))
+        for name, option in catalogue.groups[group].items()
+    ]
+    title = f"{group}: {comment}" if comment else group
+    keys = f"mptrain list {group} shows their keys and defaults; mptrain help {next(iter(catalogue.groups[group]))} those of one"
+    return "\n".join([_section(title, _columns(rows, width)), "", keys])
+
+
+def _keys_help(name: str, entries: list[Entry], width: int) -> str:
+    rows = [(f"{entry.key}={entry.value}", entry.comment) for entry in entries]
+    if name == entries[0].key:
+        return "\n".join(_columns(rows, width)).lstrip()
+    return _section(f"{name}, with the defaults of its keys", _columns(rows, width))
+
+
+def _print_options(catalogue: Catalogue, options: list[Option]) -> None:
+    from mptrain.cli.list import print_option
+
+    for place, option in enumerate(options):
+        if place:
+            print()
+        print_option(catalogue, option)
 
 
 def _whole_help(width: int) -> str:
@@ -164,14 +262,14 @@ def _whole_help(width: int) -> str:
 
 
 def _command_help(name: str, width: int) -> str:
-    if name not in DESCRIPTIONS:
-        guess = did_you_mean(name, DESCRIPTIONS)
-        raise UsageError(f"'{name}' is not a command", f"did you mean {guess}?" if guess else "")
+    if name in _TOPICS:
+        lines, text = _TOPICS[name]
+        return "\n".join([*(f"usage: {line}" for line in lines), "", textwrap.fill(text, width)])
     usage = [line for line, _ in USAGE if line.startswith(f"mptrain {name}")]
     if name == "train":
         usage = [line for line, _ in USAGE[:2]]
     text = textwrap.fill(DESCRIPTIONS[name], width)
-    return "\n".join(["usage: " + line for line in usage or [f"mptrain {name} [COMMAND]"]] + ["", text])
+    return "\n".join(["usage: " + line for line in usage] + ["", text])
 
 
 def _section(title: str, lines: list[str]) -> str:
@@ -183,7 +281,7 @@ def _columns(rows: tuple[tuple[str, str], ...] | list[tuple[str, str]], width: i
     left = min(max(len(name) for name, _ in rows), 40) + 4
     lines: list[str] = []
     for name, text in rows:
-        wrapped = textwrap.wrap(text, max(width - left, 30)) or [""]
+        wrapped = textwrap.wrap(text, max(width - left, 30), break_on_hyphens=False) or [""]
         if len(name) + 4 > left:  # too long for its column: the text goes below it
             lines.append(f"  {name}")
         else:

@@ -9,7 +9,7 @@ import textwrap
 from mptrain.cli.messages import colourful, harmless
 from mptrain.cli.rows import width_of
 from mptrain.config import location
-from mptrain.config.catalogue import Catalogue, Option
+from mptrain.config.catalogue import Catalogue, Entry, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
 
 #: Blanks before a text for which there is no room beside its head.
@@ -90,13 +90,18 @@ def _print_group(catalogue: Catalogue, group: str) -> None:
     for position, option in enumerate(options):
         if position:
             print()
-        chosen = "  (default)" if catalogue.defaults.get(group) == option.name else ""
-        print(_bold(harmless(f"{group}={option.name}")) + chosen)
-        if option.summary:
-            _print("  ", option.summary)
-        for words in _known(option):
-            _print("  ", words)
-        _print_entries(option)
+        print_option(catalogue, option)
+
+
+def print_option(catalogue: Catalogue, option: Option) -> None:
+    """Print an option with its keys, their defaults and comments."""
+    chosen = "  (default)" if catalogue.defaults.get(option.group) == option.name else ""
+    print(_bold(harmless(f"{option.group}={option.name}")) + chosen)
+    if option.summary:
+        _print("  ", option.summary)
+    for words in _known(option):
+        _print("  ", words)
+    _print_entries(option)
 
 
 def _known(option: Option) -> list[str]:
@@ -112,11 +117,7 @@ def _print_entries(option: Option) -> None:
     for entry in option.entries:
         if entry.key.endswith("_target_") or entry.key.startswith("model.defaults."):
             continue
-        value, comment = entry.value, entry.comment
-        if chosen := _SELECTED.fullmatch(value):
-            value = chosen["default"]
-            comment = "; ".join(filter(None, [comment, "unless the model says otherwise"]))
-        rows.append((f"{entry.key}={value}", comment))
+        rows.append(in_short(entry))
     width = min(max((len(key) for key, _ in rows), default=0), 60) + 4
     for key, comment in rows:
         _print(f"  {key.ljust(width - 2)}  ", comment)
@@ -133,6 +134,15 @@ def _print(head: str, text: str, *, bold: bool = False) -> None:
         first, more = (lines[0], lines[1:]) if len(head) + len(lines[0]) <= width else ("", lines)
         more = [" " * indent + line for line in more]
     print(f"{_bold(head) if bold else head}{first}".rstrip(), *more, sep="\n")
+
+
+def in_short(entry: Entry) -> tuple[str, str]:
+    """Return ``KEY=VALUE`` and the comment of a key; of a value that the model may choose, the one that holds otherwise."""
+    value, comment = entry.value, entry.comment
+    if chosen := _SELECTED.fullmatch(value):
+        value = chosen["default"]
+        comment = "; ".join(filter(None, [comment, "unless the model says otherwise"]))
+    return f"{entry.key}={value}", comment
 
 
 def _bold(text: str) -> str:

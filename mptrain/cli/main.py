@@ -13,16 +13,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import report, unwritable, wants_traceback, warn, writing
+from mptrain.config.synonyms import translate_command
 from mptrain.distributed.torchrun import begun_by_torchrun
 from mptrain.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPTED,
     EXIT_OK,
+    ConfigError,
     MptrainError,
     Preempted,
+    Problem,
     StorageError,
     UsageError,
-    did_you_mean,
+    either,
+    near_names,
 )
 
 if TYPE_CHECKING:
@@ -120,12 +124,16 @@ def _discard_output() -> None:
 
 def _dispatch(words: list[str]) -> int:
     _be_silent_on_other_ranks()
-    _refuse_blanks(words)
     words = _command_first(words)
     first = words[0] if words else ""
     command = COMMANDS.get(first)
+    _refuse_blanks(
+        words, keys=command in (None, _train, _doctor, _diagnose, _compare, _resume, _eval, _replay, _reproduce)
+    )
     if "-h" in words or "--help" in words:
-        return _help([first] if command else [])
+        return _help(
+            [first] if command else [word for word in words if "=" not in word and word[:1] not in ("-", "~", "")]
+        )
     if command:
         if command not in (_train, _resume):
             _refuse_torchrun(f"mptrain {first}")
@@ -134,9 +142,30 @@ def _dispatch(words: list[str]) -> int:
         return _version(words[1:])
     if not words or "=" in first or first.startswith(("-", "~")):
         return _train(words)
-    guess = did_you_mean(first, COMMANDS)
-    listed = f"commands are {', '.join(COMMANDS)}; configuration is KEY=VALUE"
-    raise UsageError(f"'{first}' is not a command", f"did you mean {guess}?" if guess else listed)
+    raise UsageError(f"'{first}' is not a command", _what_was_meant(first))
+
+
+def _what_was_meant(word: str) -> str:
+    """Return the hint for a first word that is no command."""
+    from mptrain.config import location
+    from mptrain.config.catalogue import Catalogue
+    from mptrain.runlog.layout import RUN_JSON
+
+    catalogue = Catalogue([location.configs()])
+    if word in catalogue.groups:
+        return f"write {word}=OPTION; mptrain help {word} shows the options"
+    if word in catalogue.usual_keys():
+        return f"write {word}=VALUE"
+    key, colon, value = word.partition(":")
+    if colon and key in catalogue.usual_keys():
+        return f"write {key}={value}"
+    if os.path.isfile(os.path.join(word, RUN_JSON)):  # noqa: PTH113, PTH118
+        return f"write mptrain resume {word}, or mptrain report {word}"
+    if command := translate_command(word):
+        return f"did you mean mptrain {command}?" + " mptrain help sweep says how to sweep" * (command == "-m")
+    if near := near_names(word, COMMANDS):
+        return f"did you mean {either(near)}?"
+    return f"commands are {', '.join(COMMANDS)}; configuration is KEY=VALUE"
 
 
 def _refuse_torchrun(what: str) -> None:
@@ -148,17 +177,46 @@ def _refuse_torchrun(what: str) -> None:
         )
 
 
-def _refuse_blanks(words: list[str]) -> None:
-    """Refuse ``KEY = VALUE``, ``KEY= VALUE`` and ``KEY =VALUE``, which a shell makes several words of."""
-    for index, word in enumerate(words[1:], start=1):
-        before = words[index - 1]
+def _refuse_blanks(words: list[str], *, keys: bool) -> None:
+    """Refuse ``KEY = VALUE``, ``KEY= VALUE``, ``KEY =VALUE`` and ``KEY VALUE``, which a shell makes several words of.
+
+    Args:
+        words: The command line.
+        keys: Whether a key without ``=`` in front of a plain word is meant as ``KEY VALUE`` in this command.
+
+    Raises:
+        ConfigError: Names them all.
+    """
+    problems = []
+    rest = list(words)
+    flag = ""  # before these two
+    while len(rest) > 1:
+        before, word = rest[0], rest[1]
+        used = 2
         if word.startswith("=") and "=" not in before and not before.startswith("-"):
-            parts = [before, word, *(words[index + 1 : index + 2] if word == "=" else [])]
+            used = 3 if word == "=" else 2
+            problems.append(
+                Problem(f"'{' '.join(rest[:used])}': no spaces around '='", f"write {''.join(rest[:used])}")
+            )
         elif before.endswith("=") and before != "=" and "=" not in word and word[:1] not in ("-", "~", ""):
-            parts = [before, word]
+            problems.append(Problem(f"'{before} {word}': no spaces around '='", f"write {before}{word}"))
+        elif keys and not flag and "=" not in before + word and word[:1] not in ("-", "~", "") and _is_key(before):
+            problems.append(Problem(f"'{before} {word}': no '=' between key and value", f"write {before}={word}"))
         else:
-            continue
-        raise UsageError(f"'{' '.join(parts)}': no spaces around '='", f"write {''.join(parts)}")
+            used = 1
+        flag = before if before.startswith("--") and before != "--multirun" else ""  # which may have a value
+        del rest[:used]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _is_key(word: str) -> bool:
+    from mptrain.config import location
+    from mptrain.config.catalogue import Catalogue
+
+    if word in COMMANDS or os.path.exists(word):  # noqa: PTH110
+        return False
+    return word in Catalogue([location.configs()]).usual_keys()
 
 
 #: Flags that may stand before a command, and whether a value follows.
@@ -332,9 +390,26 @@ def _version(words: list[str]) -> int:
 def _run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
     if not words or words[0].startswith("-") or ("=" in words[0] and not _is_place(words[0])):
         raise UsageError(f"{command} needs a run directory", f"write mptrain {command} last, or its path")
-    for word in words[1:]:
-        if "=" not in word or word.startswith("-"):
-            raise UsageError(f"'{word}' is not of the form KEY=VALUE", f"mptrain {command} RUN KEY=VALUE ...")
+    problems = []
+    rest = words[1:]
+    while rest:
+        word = rest.pop(0)
+        if "=" in word and not word.startswith("-"):
+            continue
+        meant = ""
+        if word.startswith("--"):
+            from mptrain.cli.flags import meant_by
+
+            value = word.partition("=")[2]
+            if "=" not in word and rest and "=" not in rest[0] and not rest[0].startswith("-"):
+                value = rest.pop(0)
+            meant = meant_by(word, value or "VALUE")
+        hint = f"did you mean {meant}? configuration is written without dashes" if meant else ""
+        problems.append(
+            Problem(f"'{word}' is not of the form KEY=VALUE", hint or f"mptrain {command} RUN KEY=VALUE ...")
+        )
+    if problems:
+        raise ConfigError(problems)
     return words[0], words[1:]
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, StorageError
+from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, Preempted, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 #: Characters of one line; a word of the user's may be of any length.
 LONGEST = 1000
 
-_COLOURS = {"error": "31", "warning": "33", "hint": "36"}
+_COLOURS = {"error": "31", "stopped": "33", "warning": "33", "hint": "36"}
 
 
 def report(error: BaseException) -> int:
     """Prints what went wrong, one ``error:`` line for each problem and a ``hint:`` line where there is one.
+
+    A run that a signal has stopped in order has a ``stopped:`` line, since nothing went wrong.
 
     Returns:
         The exit code it calls for.
@@ -35,7 +38,8 @@ def report(error: BaseException) -> int:
                 _say("hint", problem.hint)
         return error.exit_code
     if isinstance(error, MptrainError):
-        _say("error", str(error))
+        stopped = isinstance(error, Preempted) and error.asked
+        _say("stopped" if stopped else "error", str(error))
         if error.hint:
             _say("hint", error.hint)
         return error.exit_code
@@ -155,5 +159,30 @@ def harmless(text: str) -> str:
 
 def _say(kind: str, text: str) -> None:
     label = f"\x1b[{_COLOURS[kind]}m{kind}:\x1b[0m" if colourful(sys.stderr) else f"{kind}:"
+    text = printable(text)
+    if sys.stderr.isatty():
+        text = _wrapped(text, len(kind) + 2, shutil.get_terminal_size().columns)
     with contextlib.suppress(OSError):  # nobody can be told that nobody can be told
-        print(label, printable(text), file=sys.stderr)
+        print(label, text, file=sys.stderr)
+
+
+def _wrapped(text: str, left: int, width: int) -> str:
+    """Return text in lines that leave room for a label in front of the first, and the same room before the others.
+
+    Neither a word nor a command is broken over two lines, so that a command can be copied.
+    """
+    pieces: list[str] = []
+    in_command = False
+    for word in text.split(" "):
+        if in_command:
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+        in_command = (in_command or word in ("mptrain", "torchrun")) and not word.endswith((";", ",", "?", ":", ")"))
+    lines = [pieces[0]]
+    for piece in pieces[1:]:
+        if left + len(lines[-1]) + 1 + len(piece) > width:
+            lines.append(piece)
+        else:
+            lines[-1] += f" {piece}"
+    return f"\n{' ' * left}".join(lines)

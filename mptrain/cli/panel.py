@@ -17,7 +17,7 @@ from rich.text import Text
 from mptrain.cli import wording
 from mptrain.cli.messages import printable
 from mptrain.cli.progress import LearnerProgress, RunProgress
-from mptrain.records import EvalRecord
+from mptrain.records import EpochRecord, EvalRecord, StepRecord
 from mptrain.runlog.storage import readable_bytes
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ _PHASE_STYLES = {"calibrating": "cyan", "growth probe": "green", "abnormal": "bo
 _SPARKLINE = 24
 _GAP = "   "
 _SHORTEST_BAR = 10
+
+#: Characters of an epoch's cells, where not 8.
+_CELL = {"epoch": 7, "skipped": 7, "time": 7}
 
 
 class Terminal(Console):
@@ -57,10 +60,15 @@ class LivePanel:
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._drawn = 0.0
         self._closed = False
+        self._titles: list[str] = []
 
     def take(self, record: Record) -> None:
-        """Note the record, and draw when the last drawing is old enough."""
+        """Note the record, and draw when the last drawing is old enough; an epoch leaves a row above the panel."""
         self._seen.take(record)
+        if isinstance(record, EpochRecord):
+            self._print_epoch(record)
+        if isinstance(record, StepRecord) and record.overflow:
+            return  # its kind is on the next record
         if time.monotonic() - self._drawn >= INTERVAL or isinstance(record, EvalRecord):
             self._draw()
 
@@ -73,31 +81,79 @@ class LivePanel:
         with contextlib.suppress(OSError):  # the terminal may have gone
             self._live.stop()
 
+    def _print_epoch(self, record: EpochRecord) -> None:
+        """Print a row above the panel, and the titles of its columns where they are not those of the row before."""
+        columns = epoch_columns(record, self._seen, self._console.width)
+        titles = [title for title, _ in columns]
+        rows = [Text(_side_by_side(columns, titles), style="dim")] if titles != self._titles else []
+        rows.append(Text(_side_by_side(columns, [value for _, value in columns])))
+        self._titles = titles
+        self._draw()
+        if not self._closed:
+            with contextlib.suppress(OSError):  # the terminal may have gone
+                self._console.print(*rows, sep="\n")
+
     def _draw(self, *, last: bool = False) -> None:
         if (self._closed and not last) or not self._seen.learners:
             return
         try:
             self._live.start()
-            self._live.update(render(self._seen, self._title), refresh=True)
+            width = self._console.width - 2 * len("^C")  # which a terminal writes behind the panel's last character
+            self._live.update(render(self._seen, self._title, width), refresh=True)
         except OSError:
             self._closed = True  # the terminal has gone; training goes on without it
         self._drawn = time.monotonic()
 
 
-def render(seen: RunProgress, title: str = "") -> RenderableType:
-    """The panel for a state."""
+def epoch_columns(record: EpochRecord, seen: RunProgress, width: int) -> list[tuple[str, str]]:
+    """Return titles and values of an epoch's row; those that matter least are left out of a narrow terminal.
+
+    Args:
+        record: The epoch of one learner.
+        seen: What the display knows of the run.
+        width: Characters of a line.
+    """
+    of = f"/{seen.progress.epochs}" if seen.progress is not None else ""
+    metrics = [(f"val {printable(name)}", f"{record.val[name]:.4f}") for name in wording.metric_order(record.val)]
+    columns = [  # the higher the number, the sooner it is left out
+        (0, "epoch", f"{record.epoch}{of}"),
+        *([(0, "learner", printable(record.learner))] if len(seen.learners) > 1 else []),
+        (0, "train loss", f"{record.train_loss:.4f}"),
+        *((2 if title == "val loss" else 3 * place, title, value) for place, (title, value) in enumerate(metrics)),
+        (1, "lr", f"{record.lr:.3g}"),
+        (1, "loss scale", wording.scale(record.loss_scale)),
+        (1, "skipped", str(record.skipped)),
+        (1, "time", wording.duration(record.seconds)),
+    ]
+
+    def shown() -> list[tuple[str, str]]:
+        return [(title, value) for _, title, value in columns]
+
+    while len(columns) > 1 and len(_side_by_side(shown(), [""] * len(columns))) > width:
+        columns.remove(max(reversed(columns), key=lambda column: column[0]))
+    return shown()
+
+
+def _side_by_side(columns: list[tuple[str, str]], cells: list[str]) -> str:
+    """Return cells below each other from row to row, each as wide as its title and as numbers usually are."""
+    widths = [max(len(title), len(value), _CELL.get(title, 8)) for title, value in columns]
+    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+
+
+def render(seen: RunProgress, title: str = "", width: int | None = None) -> RenderableType:
+    """The panel for a state; as wide as the terminal where no width is given."""
     rows: list[RenderableType] = []
     if seen.progress is not None:
         rows.append(_bar(seen.progress))
     for name, learner in seen.learners.items():
-        several = len(seen.learners) > 1
-        rows.append(_numbers(name if several else "", learner, None if several else seen.evaluation))
+        rows.append(_numbers(name if len(seen.learners) > 1 else "", learner))
         rows.append(_scale(learner))
-    if seen.evaluation is not None and len(seen.learners) > 1:
+    if seen.evaluation is not None:
         rows.append(_Parts(*_metrics(seen.evaluation)))
     if seen.progress is not None:
         rows.append(_machine(seen.progress))
-    return Panel(Group(*rows), title=_shown(title) or None, title_align="left", border_style="dim", padding=(0, 1))
+    heading = _shown(title) or None
+    return Panel(Group(*rows), title=heading, title_align="left", border_style="dim", padding=(0, 1), width=width)
 
 
 def _shown(name: str) -> str:
@@ -119,16 +175,14 @@ def _bar(progress: ProgressRecord) -> RenderableType:
     )
 
 
-def _numbers(name: str, learner: LearnerProgress, evaluation: EvalRecord | None) -> RenderableType:
+def _numbers(name: str, learner: LearnerProgress) -> RenderableType:
     last = learner.last
     parts = [f"[bold]{_shown(name)}[/]"] if name else []
     parts += [
-        f"[dim]loss[/] [bold]{learner.loss:.4f}[/]",
+        f"[dim]loss[/] [bold]{learner.loss:.4f}[/] [cyan]{wording.sparkline(learner.losses, _SPARKLINE)}[/]",
         f"[dim]lr[/] {last.lr:.3g}",
         f"[dim]gradient norm[/] {last.grad_norm:.3g}",
     ]
-    if evaluation is not None:
-        parts += _metrics(evaluation)
     return _Parts(*parts)
 
 
@@ -140,7 +194,7 @@ def _metrics(evaluation: EvalRecord) -> list[str]:
 
 def _scale(learner: LearnerProgress) -> RenderableType:
     last = learner.last
-    bars = wording.sparkline(learner.scales, _SPARKLINE)
+    bars = wording.scale_sparkline(learner.scales, _SPARKLINE)
     parts = [f"[dim]loss scale[/] [bold]{wording.scale(last.loss_scale)}[/] [cyan]{bars}[/]"]
     count = learner.overflow_count
     if count:

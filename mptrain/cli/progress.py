@@ -11,7 +11,7 @@ from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, StepReco
 if TYPE_CHECKING:
     from mptrain.records import Record
 
-#: The history of the loss scale is thinned to at most so many values, over the whole run.
+#: The histories of loss and loss scale are thinned to at most so many values, over the whole run.
 HISTORY = 64
 
 #: Weight of the newest loss in the shown one.
@@ -29,6 +29,7 @@ class LearnerProgress:
         overflows: Overflows seen, by phase.
         phase: Phase of the newest overflow.
         scales: Loss scales over the run, thinned.
+        losses: Smoothed losses at the same steps.
     """
 
     last: StepRecord
@@ -37,6 +38,7 @@ class LearnerProgress:
     overflows: dict[str, int] = field(default_factory=dict)
     phase: str = ""
     scales: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
     _stride: int = 1
 
     @property
@@ -61,8 +63,9 @@ class LearnerProgress:
             self.loss = record.loss if math.isnan(self.loss) else self.loss + SMOOTHING * (record.loss - self.loss)
         if self.steps % self._stride == 0:
             self.scales.append(record.loss_scale)
+            self.losses.append(self.loss)
             if len(self.scales) >= HISTORY:
-                del self.scales[1::2]
+                del self.scales[1::2], self.losses[1::2]
                 self._stride *= 2
         self.steps += 1
 

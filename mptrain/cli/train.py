@@ -97,7 +97,7 @@ def _open(opening: Opening) -> Sequence[Sink]:
     )
     print_banner(banner, sys.stdout)
     if opening.support.advice and parts.policy.half:
-        warn([f"{opening.support.reason}: {opening.support.advice}"])
+        warn([f"precision={config.precision.name} on {parts.device}: {opening.support.advice}"])
     warn(opening.warnings)
     return [
         _Warnings(),

@@ -45,17 +45,34 @@ def share(value: float) -> str:
 
 def metrics(values: Mapping[str, float]) -> str:
     """Metrics side by side, the loss last: ``top1 0.9673  loss 0.1042``."""
-    names = sorted(values, key=lambda name: name == "loss")
-    return "  ".join(f"{name} {values[name]:.4f}" for name in names)
+    return "  ".join(f"{name} {values[name]:.4f}" for name in metric_order(values))
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
-    """A line of at most ``width`` small bars: loss scales from first to last, on a logarithmic axis."""
-    logs = [math.log2(value) for value in values if value > 0 and math.isfinite(value)]
-    if not logs:
+def metric_order(values: Mapping[str, float]) -> list[str]:
+    """Return the names of metrics as they are shown: the loss last."""
+    return sorted(values, key=lambda name: name == "loss")
+
+
+def scale_sparkline(scales: Sequence[float], width: int) -> str:
+    """Return a line of at most ``width`` small bars: loss scales from first to last, on a logarithmic axis."""
+    return sparkline(
+        [math.log2(value) for value in scales if value > 0 and math.isfinite(value)], width, least_span=1.0
+    )
+
+
+def sparkline(values: Sequence[float], width: int, least_span: float = 0.0) -> str:
+    """Return a line of at most ``width`` small bars: the finite values from first to last.
+
+    Args:
+        values: From first to last.
+        width: Bars at most.
+        least_span: Values that differ by less do not fill the height.
+    """
+    shown = [value for value in values if math.isfinite(value)]
+    if not shown:
         return ""
-    if len(logs) > width:
-        logs = [logs[index * (len(logs) - 1) // (width - 1)] for index in range(width)]
-    low, high = min(logs), max(logs)
-    span = max(high - low, 1.0)
-    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in logs)
+    if len(shown) > width:
+        shown = [shown[index * (len(shown) - 1) // (width - 1)] for index in range(width)]
+    low = min(shown)
+    span = max(max(shown) - low, least_span) or 1.0
+    return "".join(_BARS[min(int((value - low) / span * len(_BARS)), len(_BARS) - 1)] for value in shown)

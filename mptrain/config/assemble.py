@@ -78,7 +78,7 @@ def assemble(
     for learner in learners.values():
         problems += check_together(sections["precision"], learner.optimizer)
     if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
+        raise ConfigError([_explained(problem, chosen, catalogue) for problem in dict.fromkeys(problems)])
     beside = {"defaults": defaults} if defaults else {}
     if weights is not None:
         beside["weights"] = str(weights)
@@ -134,6 +134,13 @@ def _resolve_entry(node: Any, name: Any, key: str, problems: list[Problem]) -> A
     except (OmegaConfBaseException, RecursionError) as error:
         problems.append(Problem(f"{key}: {first_line(error)}"))
         return UNRESOLVED
+
+
+def _explained(problem: Problem, chosen: dict[str, str], catalogue: Catalogue) -> Problem:
+    """Return the problem, with the comment beside its key as the hint where there is none yet."""
+    if problem.hint or not (about := catalogue.about(problem.key, chosen)):
+        return problem
+    return dataclasses.replace(problem, hint=f"{problem.key}: {about}")
 
 
 def _apply_values(node: DictConfig, words: Words, catalogue: Catalogue, problems: list[Problem]) -> None:

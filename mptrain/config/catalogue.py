@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 #: Groups that a run may go on with another option of, and what choosing one chooses besides.
@@ -150,6 +150,25 @@ class Catalogue:
         """The options whose own group has this full dotted key."""
         group = key.split(".")[0]
         return [option for option in self.groups.get(group, {}).values() if key in option.keys]
+
+    def usual_keys(self) -> list[str]:
+        """Return the groups, and the keys of a run for which nothing is chosen."""
+        chosen = [self.groups[group].get(name or "") for group, name in self.defaults.items() if group in self.groups]
+        entries = [*self.root_entries(), *(entry for option in chosen if option for entry in option.entries)]
+        keys = [entry.key for entry in entries if "._target_" not in entry.key and ".defaults." not in entry.key]
+        return [*self.groups, *dict.fromkeys(keys)]
+
+    def about(self, key: str, chosen: Mapping[str, str]) -> str:
+        """Return the comment beside a dotted key.
+
+        Args:
+            key: Of the configuration.
+            chosen: Group to option.
+        """
+        group = key.split(".")[0]
+        option = self.groups.get(group, {}).get(chosen.get(group, ""))
+        entries = option.entries if option else self.root_entries()
+        return next((entry.comment for entry in entries if entry.key == key), "")
 
     def comment(self, group: str) -> str:
         """The comment beside a group in the list of defaults."""

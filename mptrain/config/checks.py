@@ -69,8 +69,8 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
         try:
             values[key] = fit(value, hints[key])
         except UnfitError as unfit:
-            hint = hint_for(f"{prefix}{key}", value, hints[key])
-            problems.append(Problem(f"{prefix}{key}={show(value)}: {unfit}", hint))
+            name_of = f"{prefix}{key}"
+            problems.append(Problem(f"{name_of}={show(value)}: {unfit}", hint_for(name_of, value, hints[key]), name_of))
     for field in fields_of(schema):
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if missing and field.name not in node:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,8 +17,9 @@ from hydra.errors import HydraException
 from mptrain.config.learners import known_keys
 from mptrain.config.ranges import show
 from mptrain.config.schema import TARGET_GROUPS
+from mptrain.config.synonyms import near_options, torchvision_names, translate
 from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
-from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
 
 if TYPE_CHECKING:
@@ -86,7 +88,9 @@ def read(words: Sequence[str], catalogue: Catalogue) -> Words:
         elif key in catalogue.groups and not isinstance(override.value(), dict):
             wrong = list(check_group(override, catalogue))
             problems += wrong
-            if not wrong:
+            if not wrong and override.value() is None and not override.is_delete():
+                groups.pop(key, None)  # it asks for no option of a group that has none by default
+            elif not wrong:
                 groups[key] = override
         else:
             values.append(override)
@@ -102,9 +106,10 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
         value = override.value()  # functions such as int() are evaluated here
     except (HydraException, RecursionError, ValueError, TypeError, ArithmeticError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        key = word.split("=", 1)[0]
-        quoted = f"quote the value: '{key}=\"...\"'" if re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII) else ""
-        return None, Problem(f"'{show(word)}' cannot be read: {reason}", quoted)
+        reason = re.sub(r" expecting \{.*\}| at: '<EOF>'", "", reason).replace(
+            "mismatched input '<EOF>'", "it ends too early"
+        )
+        return None, Problem(f"'{show(word)}' cannot be read: {reason}", _readable(word))
     if is_too_deep(value):
         return None, Problem(
             f"'{show(word)}' is nested deeper than {DEEPEST} levels", "write a value with fewer brackets"
@@ -114,26 +119,38 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
     return override, None
 
 
+def _readable(word: str) -> str:
+    """Return the hint for a word that cannot be read: without stray characters, a power of two as a number, or quoted."""
+    key, _, value = word.partition("=")
+    if not re.fullmatch(r"[+~]{0,2}[\w./@]+", key, re.ASCII):
+        return ""
+    if re.fullmatch(r"2\^-?\d{1,3}", value):
+        return f"write {key}={2.0 ** int(value[2:]):.15g}"
+    if re.fullmatch(r"\([^()]*\)", value):
+        return f"write {key}=[{value[1:-1]}]"
+    bare = value.strip("=,; ")
+    return f"write {key}={bare}" if re.fullmatch(r"[\w.+-]+", bare, re.ASCII) else f"quote the value: '{key}=\"...\"'"
+
+
 def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:
     """What is wrong with a word that chooses an option of a group."""
     group, value = override.key_or_group, override.value()
     options = catalogue.groups[group]
-    listed = f"there is {', '.join(options)}"
+    needed = group in REQUIRED or catalogue.defaults.get(group) is not None
     if override.package is not None:
         yield Problem(f"'{override.input_line}': {group} stands at one place only", f"write {group}={show(value)}")
     elif override.is_delete():
-        if group in REQUIRED:
-            yield Problem(f"'{override.input_line}': a run needs one {group}", listed)
+        if needed:
+            yield Problem(f"'{override.input_line}': a run needs an option of {group}", _instead(group, catalogue))
     elif override.is_add() and group in catalogue.defaults:
         yield Problem(f"'{override.input_line}': {group} is chosen already", f"write {group}={show(value)}")
     elif value is None:
-        if group in REQUIRED:
-            yield Problem(f"{group}=null: a run needs one {group}", listed)
+        if needed:
+            yield Problem(f"{group}=null: a run needs an option of {group}", _instead(group, catalogue))
     elif isinstance(value, list):
-        yield Problem(f"{group}={show(value)}: only one option of a group can be chosen", listed)
+        yield Problem(f"{group}={show(value)}: only one option of a group can be chosen", _options(catalogue, group))
     elif show(value) not in options:
-        guess = did_you_mean(show(value), options)
-        yield Problem(f"no option '{show(value)}' in {group}", f"did you mean {guess}?" if guess else listed)
+        yield Problem(f"no option '{show(value)}' in {group}", _meant(group, show(value), catalogue))
 
 
 def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, known: Sequence[str]) -> Problem | None:
@@ -162,6 +179,45 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
     return unknown_key(key, override.value(), tree, catalogue)
 
 
+def _meant(group: str, word: str, catalogue: Catalogue) -> str:
+    """Return the hint for a word that is no option of a group."""
+    options = catalogue.groups[group]
+    own = _of_ones_own(group, word)
+    if own:
+        return own
+    if group == "model" and not any(word.lower() in name for name in options) and (names := torchvision_names(word)):
+        return f"did you mean model=torchvision model.name={either(names)}?"
+    guesses = near_options(group, word, list(options))
+    if not guesses:
+        return _options(catalogue, group)
+    guesses.sort(key=lambda name: name != catalogue.defaults.get(group))
+    question = f"did you mean {either(guesses)}?"
+    return f"{question} mptrain help {group} says what they are" if guesses[1:] else question
+
+
+def _of_ones_own(group: str, word: str) -> str:
+    """Return the hint for a word that is a path or a dotted name: what is one's own is chosen in another way."""
+    if "/" in word or word.endswith((".yaml", ".yml", ".py")):
+        if group == "dataset" and Path(word).expanduser().is_dir():
+            return f"for pictures with one folder a class write dataset=image_folder dataset.root={word}"
+        return f"an option of your own is DIR/{group}/NAME.yaml: write --config-dir DIR {group}=NAME"
+    if group in TARGET_GROUPS and all(part.isidentifier() for part in word.split(".")) and "." in word:
+        return f"write {group}._target_={word}"
+    return ""
+
+
+def _options(catalogue: Catalogue, group: str) -> str:
+    return f"there is {', '.join(catalogue.groups[group])}"
+
+
+def _instead(group: str, catalogue: Catalogue) -> str:
+    """Return the hint for a group that cannot be left out: its option that does least, or its default."""
+    options = catalogue.groups[group]
+    name = "none" if "none" in options else catalogue.defaults.get(group) or next(iter(options))
+    summary = options[name].summary.rstrip(".") if name in options else ""
+    return f"write {group}={name}" + (f" ({summary})" if summary else "")
+
+
 def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue) -> Problem:
     """The problem of a key that does not exist, with the best guess at what was meant."""
     what = f"unknown key '{key}'"
@@ -174,8 +230,11 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
         chosen = " or ".join(names) if len(names) < 4 else f"{', '.join(names[:3])} or one of {len(names) - 3} more"
         what += f" in the {group} chosen here: it belongs to {chosen}"
         counterpart = COUNTERPARTS.get(key, "")
-        guess = counterpart if has_key(tree, counterpart) else ""
-        return Problem(what, f"did you mean {guess}={show(value)}?" if guess else f"choose {chosen}")
+        ways = [f"{names[0]} {key}={show(value)}"] if names[0] == f"{group}={usual}" or len(names) < 4 else []
+        ways += [f"{counterpart}={show(value)} for the one chosen here"] if has_key(tree, counterpart) else []
+        return Problem(what, f"write {', or '.join(ways)}" if ways else f"choose {chosen}")
+    if words := translate(key, show(value)):
+        return Problem(what, f"did you mean {words}?")
     if guess := _guess(key, tree, catalogue):
         return Problem(what, f"did you mean {guess}={show(value)}?")
     if section := _like_a_section(key, tree):
@@ -184,6 +243,8 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
     parent = lookup(tree, key.rpartition(".")[0])
     if isinstance(parent, dict) and group in TARGET_GROUPS:
         return Problem(what, _appending(key, value, parent, tree))
+    if isinstance(parent, dict) and parent is not tree and parent:
+        return Problem(what, f"{key.rpartition('.')[0]} has {', '.join(parent)}")
     if parent is not None and not isinstance(parent, (dict, list)):
         return Problem(what, f"{key.rpartition('.')[0]} is a single value")
     return Problem(what, "see mptrain list for the groups and keys there are")

@@ -6,7 +6,9 @@ numbers in place of true and false, and non-finite numbers are refused.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +20,10 @@ from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MinLen, MultipleOf
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
+from mptrain.config.synonyms import translate_value
+
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+_POWER = re.compile(r"2(?:\^|\*\*)(?P<exponent>-?\d{1,3})")
 _NAMES = {bool: "true or false", str: "text", Path: "the path of a file or folder", type(None): "null"}
 
 
@@ -70,7 +75,13 @@ def fit(value: Any, annotation: Any) -> Any:
 
 
 def hint_for(key: str, value: Any, annotation: Any) -> str:
-    """What to write instead of a value that does not fit: the list that a single value was meant to be."""
+    """Return what to write instead of a value that does not fit: another name for it, the list that it was meant to be."""
+    if other := translate_value(key, value):
+        return f"did you mean {key}={other}?"
+    for meaning in _meanings(value):
+        with contextlib.suppress(UnfitError):
+            fit(meaning, annotation)
+            return f"write {key}={show(meaning)}"
     base, _ = _peel(annotation)
     if get_origin(base) not in (tuple, list, Sequence) or not isinstance(value, (str, int, float)):
         return ""
@@ -79,6 +90,23 @@ def hint_for(key: str, value: Any, annotation: Any) -> str:
     except UnfitError:
         return ""
     return f"write {key}=[{show(value)}]"
+
+
+#: Words to what they may mean where YAML reads text or a number.
+_MEANINGS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("none", "nil", "no", "off"), (None, False)),
+    **dict.fromkeys(("yes", "on", "y", "1"), (True,)),
+    **dict.fromkeys(("n", "0"), (False,)),
+}
+
+
+def _meanings(value: Any) -> tuple[Any, ...]:
+    """Return what a value may mean that YAML reads otherwise: a power of two, nothing, a truth value."""
+    text = str(value).lower()
+    if power := _POWER.fullmatch(text):
+        number = 2.0 ** int(power["exponent"])
+        return (int(number) if number.is_integer() else number,)
+    return _MEANINGS.get(text, ())
 
 
 def describe(annotation: Any) -> str:

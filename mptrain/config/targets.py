@@ -199,8 +199,9 @@ class Target:
                     annotation = None  # torchvision takes its weights by name too
                 converted[name] = value if annotation is None else fit(value, annotation)
             except UnfitError as unfit:
-                hint = hint_for(f"{group}.{name}", value, accepted[name].annotation)
-                problems.append(Problem(f"{group}.{name}={show(value)}: {unfit}", hint))
+                key = f"{group}.{name}"
+                hint = hint_for(key, value, accepted[name].annotation)
+                problems.append(Problem(f"{key}={show(value)}: {unfit}", hint, key))
         facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         for name in () if other_facts else missing:

@@ -127,7 +127,7 @@ class RankLost(Preempted):
     """Another rank does not answer any more; the run can go on from its last checkpoint."""
 
     def __init__(self, message: str = "another rank of the run has ended, or does not answer") -> None:
-        super().__init__(message, "run it again", EXIT_PREEMPTED, saved=False)
+        super().__init__(message, "run it again", EXIT_PREEMPTED, saved=False, asked=False)
 
 
 class RankFailed(MptrainError):

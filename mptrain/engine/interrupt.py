@@ -55,7 +55,7 @@ def ending_at_once() -> Iterator[None]:
         yield
     except AskedToEnd as asked:
         raise Preempted(
-            f"{asked.name}: ended at once; nothing was being trained", "run it again", EXIT_PREEMPTED
+            f"{asked.name}, ended at once; nothing was being trained", "run it again", EXIT_PREEMPTED
         ) from None
     finally:
         for number, handler in before.items():

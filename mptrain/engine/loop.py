@@ -417,7 +417,7 @@ class Loop:
         self._save()
         self._saver.wait()
         raise Preempted(
-            f"{name}: stopped and saved after step {self.progress.step} of {self.planned}",
+            f"{'Ctrl-C' if name == 'SIGINT' else name}, saved after step {self.progress.step} of {self.planned}",
             f"continue with: mptrain resume {self.storage.paths.root}",
             self.interrupts.exit_code,
         )
@@ -447,6 +447,7 @@ class Loop:
             f"continue with: mptrain resume {self.storage.paths.root}",
             EXIT_PREEMPTED,
             saved=saved,
+            asked=False,
         ) from error
 
     def _complete_here(self) -> bool:

@@ -25,7 +25,10 @@ ROWS = [
     (["scaler.scale=1,128"], ["error: scaler.scale=1,128: two values for one key: add -m to sweep"]),
     (
         ["--epochs=3"],
-        ["error: unknown option '--epochs=3'", "hint: did you mean epochs=3? configuration is written without dashes"],
+        [
+            "error: unknown option '--epochs=3'",
+            "hint: did you mean train.epochs=3? configuration is written without dashes",
+        ],
     ),
     (["--multirum"], ["error: unknown option '--multirum'", "hint: did you mean --multirun?"]),
     (["--config-dir"], ["error: --config-dir needs a value"]),
@@ -50,7 +53,33 @@ ROWS = [
     ),
     (["precision.keep_fp32=norms"], ["hint: write precision.keep_fp32=[norms]"]),
     (["list", "precison"], ["error: there is no group 'precison'", "hint: did you mean precision?"]),
-    (["help", "trian"], ["error: 'trian' is not a command", "hint: did you mean train?"]),
+    (["help", "trian"], ["error: there is no help about 'trian'", "hint: did you mean mptrain help train?"]),
+    (["help", "scaller"], ["error: there is no help about 'scaller'", "hint: did you mean mptrain help scaler?"]),
+    (["help", "train", "foo"], ["error: there is no help about 'foo'", "hint: there is help about train, compare, "]),
+    (["precision=fp16"], ["hint: did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help"]),
+    (["train.epochs", "3"], ["error: 'train.epochs 3': no '=' between key and value", "hint: write train.epochs=3"]),
+    (["seed=1", "train.epochs", "3", "model", "mlp"], ["hint: write train.epochs=3", "hint: write model=mlp"]),
+    (["doctor", "model", "mlp"], ["hint: write model=mlp"]),
+    (["model", "=", "cnn", "seed", "1"], ["hint: write model=cnn", "hint: write seed=1"]),
+    (["train.epochs"], ["error: 'train.epochs' is not a command", "hint: write train.epochs=VALUE"]),
+    (["precision"], ["hint: write precision=OPTION; mptrain help precision shows the options"]),
+    (["fit"], ["error: 'fit' is not a command", "hint: did you mean mptrain train?"]),
+    (["sweep", "seed=0,1"], ["hint: did you mean mptrain -m? mptrain help sweep says how to sweep"]),
+    (["eval", "last", "--device", "cpu"], ["hint: did you mean device=cpu? configuration is written without dashes"]),
+    (
+        ["resume", "x", "--epochs=5", "y"],
+        ["hint: did you mean train.epochs=5?", "error: 'y' is not of the form KEY=VALUE"],
+    ),
+    (["model:cnn"], ["hint: write model=cnn"]),
+    (["--list"], ["hint: did you mean mptrain list?"]),
+    (["-v"], ["hint: did you mean --version?"]),
+    (["compare", "--seeds", "3", "precision=fp32,bf16"], ["hint: did you mean seed=3?"]),
+    (["compare", "--refrence", "fp32", "precision=fp32,bf16"], ["hint: did you mean --reference?"]),
+    (["re"], ["hint: did you mean resume, report, recommend, replay or reproduce?"]),
+    (
+        ["distributed=null"],
+        ["error: distributed=null: a run needs an option of distributed", "hint: write distributed=ddp"],
+    ),
     (["model._target_=os.system"], ["error: _target_ 'os.system' is not in an allowed package"]),
     (["model._target_=mptrain.model.cnnn"], ["has no 'cnnn'", "hint: did you mean mptrain.model.cnn?"]),
     (["model._target_=mptrain.model.os.system"], ["tried to import mptrain.model.os"]),
@@ -220,3 +249,22 @@ def test_an_enormous_word_is_refused_in_words(terminal, word):
     assert terminal(word) == 2
     assert "this is a bug" not in terminal.err
     assert len(terminal.err) < 2000
+
+
+def test_a_mistake_in_every_point_of_a_sweep_is_named_once(terminal):
+    assert terminal("-m", "lr=0.1,0.01,0.001") == 2
+    assert terminal.err == "error: unknown key 'lr'\nhint: did you mean optimizer.lr=0.1?\n"
+
+
+def test_the_value_of_a_flag_is_no_key_without_a_value(terminal):
+    assert terminal("compare", "--by", "optimizer", "outputs/a", "outputs/b") != 0
+    assert "no '='" not in terminal.err
+
+
+def test_a_run_as_the_first_word_hints_what_can_be_done_with_it(terminal, tmp_path):
+    (tmp_path / "mine").mkdir()
+    assert terminal("mine") == 2
+    assert "mptrain resume mine" not in terminal.err
+    (tmp_path / "mine" / "run.json").write_text("{}")
+    assert terminal("mine") == 2
+    assert terminal.err.endswith("hint: write mptrain resume mine, or mptrain report mine\n")

@@ -195,7 +195,7 @@ def test_words_of_other_commands_and_flags():
     assert offered("list sch") == ["schedule"]
     assert offered("list schedule ") == []
     assert offered("completion ") == ["bash", "zsh", "fish"]
-    assert set(offered("help ")) == set(COMMANDS)
+    assert set(offered("help ")) == {*COMMANDS, *Catalogue([location.configs()]).groups, "sweep"}
     assert "model=" in offered("doctor ")
     assert offered("doctor model=resnet") == ["model=resnet18", "model=resnet50"]
     assert offered("--cfg ") == ["job", "hydra", "all"]

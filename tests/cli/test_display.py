@@ -1,6 +1,7 @@
 """What is shown of a run: a panel on a terminal, lines elsewhere; cheap, and silent when nobody reads."""
 
 import io
+import math
 import re
 import time
 
@@ -114,6 +115,93 @@ def test_the_panel_has_a_row_for_each_learner():
     assert "generator" in text
     assert "discriminator" in text
     assert text.count("loss scale") == 2
+
+
+def epoch(number, **changes):
+    fields = {
+        "learner": "main",
+        "epoch": number,
+        "step": 38 * number,
+        "updates": 38 * number - 2,
+        "skipped": 2,
+        "train_loss": 0.5,
+        "loss_scale": 512.0,
+        "lr": 0.05,
+        "seconds": 2.0,
+        "terms_per_second": 600.0,
+        "val": {"loss": 0.1234, "top1": 0.95, "top5": 0.9987},
+    }
+    return EpochRecord(**{**fields, **changes})
+
+
+def on_a_terminal(monkeypatch, records, columns=120):
+    """The lines that stay on a terminal of so many columns above the last drawing of the panel."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    stream = Tty()
+    panel = make_display(LogOptions(), stream)
+    for record in records:
+        panel.take(record)
+    panel.close()
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue().replace("\r", "").replace("╯", "╯\n"))
+    return [line for line in text.splitlines() if line and line[0] not in "╭│╰"]
+
+
+def test_each_epoch_leaves_a_row_above_the_panel(monkeypatch):
+    records = [*RECORDS[:-2], PROGRESS, epoch(1), step(77), epoch(2, loss_scale=256.0, skipped=0, train_loss=math.nan)]
+    titles, first, second = on_a_terminal(monkeypatch, records)
+    assert titles.split("  ")[-1].strip() == "time"
+    assert re.split(r"\s{2,}", titles.strip()) == [
+        *("epoch", "train loss", "val top1", "val top5", "val loss", "lr", "loss scale", "skipped", "time")
+    ]
+    assert first.split() == ["1/10", "0.5000", "0.9500", "0.9987", "0.1234", "0.05", "512", "2", "0:02"]
+    assert second.split() == ["2/10", "nan", "0.9500", "0.9987", "0.1234", "0.05", "256", "0", "0:02"]
+    assert len(titles) == len(first) == len(second)
+
+
+@pytest.mark.parametrize(("columns", "gone"), [(80, {"val top5"}), (60, {"val top5", "val loss", "time"})])
+def test_a_narrow_terminal_loses_the_columns_that_matter_least(monkeypatch, columns, gone):
+    titles, row = on_a_terminal(monkeypatch, [step(1), PROGRESS, epoch(1)], columns)
+    assert len(row) <= columns
+    assert not any(title in titles for title in gone)
+    for title in ("epoch", "train loss", "val top1", "lr"):
+        assert title in titles
+
+
+def test_each_learner_has_a_row_of_an_epoch(monkeypatch):
+    records = [step(1, learner="generator"), step(1, learner="discriminator"), PROGRESS]
+    records += [epoch(1, learner=name, val={}) for name in ("generator", "discriminator")]
+    titles, first, second = on_a_terminal(monkeypatch, records)
+    assert "learner" in titles
+    assert first.split()[:3] == ["1/10", "generator", "0.5000"]
+    assert second.split()[:3] == ["1/10", "discriminator", "0.5000"]
+
+
+def test_the_panel_shows_how_the_loss_went():
+    assert "loss 1.0000 ▁" in shown([step(1)])
+    falling = shown([step(number, loss=10.0 / number) for number in range(1, 30)])
+    assert re.search(r"loss \d\.\d{4} █[█▇▆▅▄▃▂▁]*▁ ", falling)
+
+
+def test_the_panel_leaves_room_for_what_a_terminal_shows_of_ctrl_c(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Tty()
+    panel = LivePanel(stream, colours=False)
+    panel.take(step(1))
+    panel.close()
+    frames = re.findall(r"[╭╰]─+[╮╯]", stream.getvalue())
+    assert frames
+    assert {len(frame) for frame in frames} == {76}
+
+
+def test_an_overflow_is_not_shown_before_its_kind_is_known(monkeypatch):
+    panel = LivePanel(Tty())
+    drawn = []
+    monkeypatch.setattr(panel, "_draw", lambda **_: drawn.append(panel._seen.learners["main"].overflow_count))
+    panel.take(step(1, overflow=True))
+    panel.take(overflow(1))
+    assert drawn == [1]
 
 
 def test_no_colour_is_obeyed(monkeypatch):

@@ -1,7 +1,7 @@
 import pytest
 
 from mptrain.cli.flags import read_flags
-from mptrain.errors import UsageError
+from mptrain.errors import ConfigError, UsageError
 
 
 def test_flags_and_overrides_are_told_apart_in_any_order():
@@ -43,9 +43,29 @@ def test_flags_that_ask_hydra_to_show_something_are_noticed():
     ],
 )
 def test_an_unknown_or_incomplete_flag_is_refused(words, message, hint):
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises((UsageError, ConfigError)) as caught:
         read_flags(words)
     assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+def test_all_unknown_flags_are_named_with_what_is_wrong_besides():
+    with pytest.raises(ConfigError) as caught:
+        read_flags(["--epochs", "3", "--learning-rate=0.1", "--precision", "fp16", "--fp17", "precison=fp32", "--amp"])
+    assert [
+        (problem.what, problem.hint.removesuffix(" configuration is written without dashes"))
+        for problem in caught.value.problems
+    ] == [
+        ("unknown option '--epochs'", "did you mean train.epochs=3?"),
+        ("unknown option '--learning-rate=0.1'", "did you mean optimizer.lr=0.1?"),
+        ("unknown option '--precision'", "did you mean precision=fp16?"),
+        ("unknown option '--fp17'", "configuration is KEY=VALUE; mptrain --help shows the options"),
+        ("unknown option '--amp'", "did you mean precision=amp_dynamic?"),
+        (
+            "no option 'fp16' in precision",
+            "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help precision says what they are",
+        ),
+        ("unknown key 'precison'", "did you mean precision=fp32?"),
+    ]
 
 
 @pytest.mark.parametrize("words", [["-m", "--jobs", "3"], ["--jobs=3", "-m"]])

@@ -45,3 +45,41 @@ def test_what_a_continued_run_may_change_is_said(terminal):
     text = " ".join(terminal.out.split())
     assert "Any key may change" in text
     assert "except what the run is about: model, dataset, task, and train.batch_size" in text
+
+
+@pytest.mark.parametrize("group", sorted(Catalogue([location.configs()]).groups))
+def test_help_about_a_group_has_a_line_for_each_option(terminal, group):
+    assert terminal("help", group) == 0
+    by_command = terminal.out
+    catalogue = Catalogue([location.configs()])
+    text = " ".join(terminal.out.split())
+    for name, option in catalogue.groups[group].items():
+        assert f"{group}={name} {option.summary}" in text
+    if default := catalogue.defaults[group]:
+        assert f"{catalogue.groups[group][default].summary} (default)" in text
+    for words in ((group, "--help"), ("--help", group)):
+        assert terminal(*words) == 0
+        assert terminal.out == by_command
+
+
+def test_help_about_options_keys_sections_and_sweeps(terminal):
+    assert terminal("help", "train.epochs") == 0
+    assert terminal.out == "train.epochs=10  passes over the training data\n"
+    assert terminal("help", "checkpoint") == 0
+    assert "  checkpoint.keep=2 " in terminal.out
+    assert terminal("help", "fp16_static") == 0
+    assert terminal.out.startswith("precision=fp16_static\n")
+    assert terminal("help", "scaler.scale") == 0
+    assert terminal.out == "  scaler=static  scaler.scale=1024.0\n"
+    assert terminal("help", "lr") == 0
+    assert "  optimizer=sgd      optimizer.lr=0.05   the model knows a good one" in terminal.out
+    assert terminal("help", "train") == 0
+    assert "usage: mptrain [train]" in terminal.out
+    assert "  train.batch_size=32 " in terminal.out
+    assert terminal("help", "sweep") == 0
+    assert terminal.out.startswith("usage: mptrain -m KEY=A,B ... [--jobs N] [--launcher FILE]\n")
+
+
+def test_help_about_several_things_shows_each(terminal):
+    assert terminal("help", "seed", "scaler.scale") == 0
+    assert terminal.out.count("\n\n") == 1

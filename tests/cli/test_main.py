@@ -72,7 +72,12 @@ def test_warnings_are_printed_once_and_training_goes_on(terminal):
         (
             errors.Preempted("SIGTERM at step 3", "mptrain resume x", 75),
             75,
-            "error: SIGTERM at step 3\nhint: mptrain",
+            "stopped: SIGTERM at step 3\nhint: mptrain",
+        ),
+        (
+            errors.Preempted("rank 1 has ended", "mptrain resume x", 75, asked=False),
+            75,
+            "error: rank 1 has ended\nhint: mptrain",
         ),
         (KeyboardInterrupt(), 130, ""),
         (
@@ -169,3 +174,21 @@ def test_flags_may_stand_before_the_command(terminal, tmp_path):
     assert terminal("list", "model", "--config-dir", str(tmp_path)) == 0
     assert before == terminal.out
     assert "model=mine" in before
+
+
+def test_a_message_on_a_terminal_breaks_between_words_and_never_in_a_command(terminal, monkeypatch):
+    command = "mptrain -m model=plain16 scaler.scale=1,8 --jobs 2"
+    terminal.codes = [
+        errors.NumericsError("word " * 40, f"try it again with a lower scale; {command}; or leave it")
+    ] * 2
+    assert terminal() == 4
+    assert terminal.err.count("\n") == 2  # in a file, a line each
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert terminal() == 4
+    lines = terminal.err.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert all(line.startswith(("error: word", "       word", "hint: ", "      ")) for line in lines)
+    assert "word" * 2 not in terminal.err
+    assert f"      {command}; or" in lines

@@ -39,8 +39,14 @@ def test_rates_and_metrics():
 
 
 def test_a_sparkline_shows_the_whole_history_on_a_logarithmic_axis():
-    assert wording.sparkline([1, 2, 4, 8], 10) == "▁▃▆█"
-    assert wording.sparkline([4.0] * 100, 8) == "▁" * 8
-    assert wording.sparkline([1.0] * 50 + [1024.0] * 50, 4) == "▁▁██"
+    assert wording.scale_sparkline([1, 2, 4, 8], 10) == "▁▃▆█"
+    assert wording.scale_sparkline([4.0] * 100, 8) == "▁" * 8
+    assert wording.scale_sparkline([1.0] * 50 + [1024.0] * 50, 4) == "▁▁██"
+    assert wording.scale_sparkline([], 8) == ""
+    assert wording.scale_sparkline([math.nan, 0.0], 8) == ""
+
+
+def test_a_sparkline_of_losses_is_linear_and_leaves_out_what_is_not_finite():
+    assert wording.sparkline([0.8, math.nan, 0.4, math.inf, 0.0, -0.8], 10) == "█▇▅▁"
+    assert wording.sparkline([2.3], 8) == "▁"
     assert wording.sparkline([], 8) == ""
-    assert wording.sparkline([math.nan, 0.0], 8) == ""

@@ -7,6 +7,8 @@ import sys
 import pytest
 
 from mptrain.config import compose as module
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.errors import ConfigError
 
@@ -107,8 +109,8 @@ def test_every_problem_is_reported_at_once():
         ("precision=fp32,bf16", "precision=fp32,bf16: two values for one key: add -m to sweep", None),
         ("seed=range(1,4)", "seed=range(1,4): several values for one key: add -m to sweep", None),
         ("precision=[fp32,bf16]", "precision=[fp32,bf16]: only one option of a group can be chosen", None),
-        ("model=null", "model=null: a run needs one model", None),
-        ("~model", "'~model': a run needs one model", None),
+        ("model=null", "model=null: a run needs an option of model", None),
+        ("~model", "'~model': a run needs an option of model", None),
         ("+model=mlp", "'+model=mlp': model is chosen already", "write model=mlp"),
         ("model@other=mlp", "'model@other=mlp': model stands at one place only", "write model=mlp"),
         ("+train.epochs=3", "'+train.epochs=3': train.epochs exists already", "write train.epochs=3"),
@@ -175,6 +177,29 @@ def test_a_value_out_of_range_is_answered_with_key_value_and_range(key, value):
     assert wanted is None or words[0].endswith(f"must be {wanted}")
 
 
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("scaler.init_scale=2**16", "write scaler.init_scale=65536"),
+        ("scaler.init_scale=2^16", "write scaler.init_scale=65536"),
+        ("optimizer.lr=2**-3", "write optimizer.lr=0.125"),
+        ("train.max_steps=None", "write train.max_steps=null"),
+        ("train.compile=yes", "write train.compile=true"),
+        ("train.channels_last=0", "write train.channels_last=false"),
+        ("device=1", "did you mean device=cuda:1?"),
+        ("model==cnn", "write model=cnn"),
+        ("optimizer.betas=(0.9,0.99)", "write optimizer.betas=[0.9,0.99]"),
+        ("train.epochs=3,", "write train.epochs=3"),
+        ("train.epochs=[1", "quote the value: 'train.epochs=\"...\"'"),
+    ],
+)
+def test_a_value_in_another_notation_is_hinted_in_ours(word, hint):
+    [(what, hinted)] = problems(word).items()
+    assert hinted == hint
+    assert "expecting {" not in what
+    assert "EOF" not in what
+
+
 def test_true_is_no_number_and_one_is_no_truth_value():
     assert "train.epochs=true: must be a whole number, at least 1" in problems("train.epochs=true")
     assert "train.channels_last=1: must be true or false" in problems("train.channels_last=1")
@@ -186,19 +211,108 @@ def test_a_whole_number_may_be_written_as_a_power_of_ten():
     assert isinstance(config.train.max_steps, int)
 
 
-def test_a_key_of_the_other_scaler_is_answered_with_its_counterpart():
+def test_a_key_of_the_other_scaler_is_answered_with_that_scaler_and_with_its_counterpart():
     [(what, hint)] = problems("scaler.scale=8").items()
     assert what == "unknown key 'scaler.scale' in the scaler chosen here: it belongs to scaler=static"
-    assert hint == "did you mean scaler.init_scale=8?"
+    assert hint == "write scaler=static scaler.scale=8, or scaler.init_scale=8 for the one chosen here"
     [(what, hint)] = problems("precision=fp16_static", "scaler.init_scale=8").items()
     assert "belongs to scaler=dynamic, scaler=als, scaler=apex or one of" in what
-    assert hint == "did you mean scaler.scale=8?"
+    assert hint == "write scaler=dynamic scaler.init_scale=8, or scaler.scale=8 for the one chosen here"
 
 
 def test_a_key_of_another_optimizer_names_the_optimizers_that_have_it():
     [(what, hint)] = problems("optimizer.betas=[0.9,0.99]").items()
     assert "it belongs to optimizer=adam or optimizer=adamw" in what
-    assert hint == "choose optimizer=adam or optimizer=adamw"
+    assert hint == "write optimizer=adam optimizer.betas=[0.9,0.99]"
+    [(what, hint)] = problems("schedule.gamma=0.5").items()
+    assert hint == "write schedule=step schedule.gamma=0.5"
+    [(what, hint)] = problems("dataset=cifar10", "dataset.path=/data").items()
+    assert hint == "write dataset.root=/data for the one chosen here"
+
+
+FP16 = "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help precision says what they are"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("precision=fp16", FP16),
+        ("precision=half", FP16),
+        ("precision=bf16_amp", "did you mean amp_bf16?"),
+        ("precision=BF16", "did you mean bf16?"),
+        ("precision=dynamic_amp", "did you mean amp_dynamic?"),
+        ("precision=mixed", "did you mean amp_dynamic?"),
+        ("precision=16-mixed", "did you mean amp_dynamic?"),
+        ("precision=bf16-mixed", "did you mean amp_bf16?"),
+        ("precision=O2", "did you mean fp16_dynamic?"),
+        ("scaler=gradscaler", "did you mean torch?"),
+        ("scaler=off", "did you mean none?"),
+        ("optimizer=AdamW", "did you mean adamw?"),
+        ("schedule=MultiStepLR", "did you mean step?"),
+        ("distributed=fsdp", "did you mean fsdp2?"),
+        ("dataset=mnist", "did you mean fashion_mnist?"),
+        ("model=transformer_small", "did you mean transformer_small_translation?"),
+        ("model=resnet34", "did you mean model=torchvision model.name=resnet34?"),
+        (
+            "model=mobilenet_v",
+            "did you mean model=torchvision model.name=mobilenet_v2, mobilenet_v3_large or mobilenet_v3_small?",
+        ),
+        ("model=mine.Net", "write model._target_=mine.Net"),
+        ("model=./net.yaml", "an option of your own is DIR/model/NAME.yaml: write --config-dir DIR model=NAME"),
+        ("dataset=./", "for pictures with one folder a class write dataset=image_folder dataset.root=./"),
+        ("model=ViT_b_16", "did you mean model=torchvision model.name=vit_b_16?"),
+        ("optimizer=rmsprop", "there is adagrad, adam, adamw, sgd"),
+    ],
+)
+def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
+    [(what, hinted)] = problems(word).items()
+    assert what == f"no option '{word.partition('=')[2]}' in {word.partition('=')[0]}"
+    assert hinted == hint
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("learning_rate=0.1", "did you mean optimizer.lr=0.1?"),
+        ("train.learning_rate=0.1", "did you mean optimizer.lr=0.1?"),
+        ("max_epochs=3", "did you mean train.epochs=3?"),
+        ("gpus=2", "did you mean distributed.procs=2?"),
+        ("amp=true", "did you mean precision=amp_dynamic?"),
+        ("loss_scale=128", "did you mean scaler=static scaler.scale=128?"),
+        ("amp=false", "did you mean precision=fp32?"),
+        ("wandb=true", "did you mean logger=wandb?"),
+        ("resume=true", "did you mean mptrain resume last?"),
+        ("resume=outputs/x", "did you mean mptrain resume outputs/x?"),
+        ("device=gpu", "did you mean device=cuda?"),
+        ("log.every=5", "log has ring, seconds, lines, stalled"),
+    ],
+)
+def test_a_key_as_other_frameworks_call_it_hints_ours(word, hint):
+    assert list(problems(word).values()) == [hint]
+
+
+@pytest.mark.parametrize("group", ["distributed", "scaler", "optimizer", "model", "precision", "logger", "task"])
+@pytest.mark.parametrize("form", ["{}=null", "~{}"])
+def test_a_group_that_cannot_be_left_out_says_what_to_write_instead(group, form):
+    [(what, hint)] = problems(form.format(group)).items()
+    assert what.endswith(f": a run needs an option of {group}")
+    name = "none" if group in ("scaler", "logger") else Catalogue([location.configs()]).defaults[group]
+    assert hint.startswith(f"write {group}={name} (")
+
+
+def test_a_group_that_has_no_option_by_default_may_be_null():
+    assert compose(["debug=null"]).train.max_steps is None
+    assert compose(["debug=smoke", "debug=null"]).train.max_steps is None
+    assert compose(["debug=null", "debug=smoke"]).train.max_steps == 2
+
+
+def test_a_value_out_of_range_is_explained_by_the_comment_beside_its_key():
+    [(what, hint)] = problems("schedule=step", "schedule.milestones=[3]").items()
+    assert what == "schedule.milestones=[3]: must be a list, each entry a number from 0 to 1"
+    assert hint.startswith("schedule.milestones: fractions of the run, each from 0 to 1")
+    assert problems("train.epochs=0") == {
+        "train.epochs=0: must be a whole number, at least 1": "train.epochs: passes over the training data"
+    }
 
 
 def test_with_a_wrong_option_its_keys_are_not_called_unknown():

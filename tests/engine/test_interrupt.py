@@ -23,7 +23,7 @@ def ask(number):
 def test_a_signal_ends_at_once_what_would_not_hear_it(number):
     before = signal.signal(number, signal.SIG_DFL)  # nohup, for one, lets SIGHUP be ignored
     try:
-        with pytest.raises(Preempted, match=f"{number.name}: ended at once") as caught, ending_at_once():
+        with pytest.raises(Preempted, match=f"{number.name}, ended at once") as caught, ending_at_once():
             ask(number)
         assert caught.value.exit_code == 75
         assert caught.value.hint
@@ -60,7 +60,7 @@ def test_sigterm_before_and_after_training_ends_with_75_and_the_run_goes_on(tmp_
     monkeypatch.setattr(attempt, place, asked)
     assert main(list(TINY)) == 75
     said = capsys.readouterr().err
-    assert "error: SIGTERM: ended at once" in said
+    assert "stopped: SIGTERM, ended at once" in said
     assert "hint: " in said
     monkeypatch.setattr(attempt, place, inner)
     assert main(list(TINY)) == 0
@@ -82,6 +82,21 @@ def test_a_second_ctrl_c_before_the_first_checkpoint_leaves_a_run_that_begins_ag
 
     monkeypatch.setattr(attempt.Loop, "attempt", asked_twice)
     assert main(list(TINY)) == 130
-    assert "error: interrupted at once" in capsys.readouterr().err
+    assert "stopped: interrupted at once" in capsys.readouterr().err
     monkeypatch.setattr(attempt.Loop, "attempt", attempted)
     assert main(["resume", "outputs/run"]) == 0
+
+
+@pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 75)])
+def test_an_orderly_stop_is_no_error_and_names_the_line_that_resumes(tmp_path, monkeypatch, capsys, number, name, code):
+    monkeypatch.chdir(tmp_path)
+    attempted = attempt.Loop.attempt
+
+    def asked_once(loop, batch):
+        ask(number)
+        attempted(loop, batch)
+
+    monkeypatch.setattr(attempt.Loop, "attempt", asked_once)
+    assert main([*TINY, "train.epochs=5"]) == code
+    said = capsys.readouterr().err
+    assert said == f"stopped: {name}, saved after step 1 of 5\nhint: continue with: mptrain resume outputs/run\n"

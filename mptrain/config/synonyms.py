@@ -1,0 +1,189 @@
+"""What other frameworks call the things of a configuration: names that a hint translates, and nothing accepts.
+
+The only place that knows such names. Imports nothing heavy, since usage errors answer at once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mptrain.errors import did_you_mean, near_names
+
+if TYPE_CHECKING:
+    from mptrain.config.catalogue import Catalogue
+
+#: Words that ask for nothing of a group; they stand for its option ``none``, where there is one.
+_OFF = ("off", "false", "no", "none", "null", "disabled")
+
+#: Group to the names of its options elsewhere, for each option or family of options; O1 and its like are apex's,
+#: 16-mixed and its like Lightning's, mixed_float16 and its like Keras's.
+_OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "precision": {
+        "amp_dynamic": (
+            "16-mixed",
+            "16",
+            "O1",
+            "mixed",
+            "mixed_precision",
+            "mixed_float16",
+            "amp_fp16",
+            "autocast",
+            "true",
+        ),
+        "amp_bf16": ("bf16-mixed", "mixed_bfloat16"),
+        "fp16": ("float16", "half"),
+        "fp16_dynamic": ("O2",),
+        "fp16_pure": ("16-true", "O3"),
+        "bf16": ("bfloat16",),
+        "bf16_pure": ("bf16-true",),
+        "fp32": ("32", "32-true", "O0", "float32", "float", "single", "full", *_OFF),
+    },
+    "scaler": {
+        "torch": ("gradscaler", "grad_scaler"),
+        "static": ("constant", "fixed"),
+        "dynamic": ("auto", "automatic", "true"),
+    },
+    "optimizer": {"sgd": ("momentum", "nesterov")},
+    "schedule": {
+        "step": ("multistep", "multisteplr", "steplr"),
+        "cosine": ("cosineannealing", "cosineannealinglr"),
+        "inverse_sqrt": ("noam", "rsqrt"),
+        "constant": ("fixed", *_OFF),
+    },
+    "distributed": {
+        "ddp": ("dp", "distributeddataparallel", "data_parallel", *_OFF),
+        "fsdp2": ("fsdp", "fully_shard", "zero", "zero3", "deepspeed"),
+    },
+    "logger": {"tensorboard": ("tb", "summarywriter"), "wandb": ("weights_and_biases",)},
+}
+
+#: Key, or whole words in which ``{value}`` stands for the value, to the names that others give it.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "optimizer.lr": ("learning_rate", "base_lr", "max_lr"),
+    "train.epochs": ("max_epochs", "num_epochs", "n_epochs", "num_train_epochs"),
+    "train.max_steps": ("num_steps", "max_iters", "iterations", "total_steps", "steps"),
+    "train.batch_size": ("bs", "batchsize", "per_device_train_batch_size", "train_batch_size"),
+    "train.accumulate": (
+        *("accumulate_grad_batches", "gradient_accumulation_steps", "accumulation_steps", "grad_accum"),
+    ),
+    "train.clip_norm": ("max_grad_norm", "gradient_clip_val", "grad_clip", "clip_grad", "clip_grad_norm", "clip"),
+    "train.ema_decay": ("ema",),
+    "schedule.warmup": ("warmup_steps", "num_warmup_steps"),
+    "distributed.procs": ("gpus", "num_gpus", "n_gpu", "devices", "nproc_per_node", "num_processes", "world_size"),
+    "dataset.workers": ("num_workers", "dataloader_num_workers"),
+    "checkpoint.every_epochs": ("save_every", "save_interval"),
+    "checkpoint.every_steps": ("save_steps", "save_every_steps"),
+    "run.root": ("output_dir", "out_dir", "save_dir", "log_dir", "default_root_dir"),
+    "run.name": ("name", "experiment_name", "exp_name", "run_name"),
+    "seed": ("random_seed", "manual_seed"),
+    "device": ("accelerator",),
+    "threads": ("num_threads",),
+    "model": ("arch", "net", "network"),
+    "optimizer": ("opt", "optim"),
+    "schedule": ("lr_scheduler", "sched"),
+    "scaler": ("grad_scaler",),
+    "distributed": ("strategy", "backend"),
+    "precision": ("mixed_precision", "dtype", "opt_level"),
+    "precision=amp_dynamic": ("amp", "use_amp"),
+    "precision=fp16_dynamic": ("fp16", "half"),
+    "precision=amp_bf16": ("bf16",),
+    "scaler=static scaler.scale={value}": ("loss_scale", "static_loss_scale"),
+    "device=cuda": ("gpu", "cuda", "use_cuda"),
+    "device=cpu": ("cpu",),
+    "logger=wandb": ("wandb", "use_wandb"),
+    "logger=tensorboard": ("tensorboard",),
+    "mptrain resume {value}": ("resume", "resume_from_checkpoint", "ckpt_path"),
+}
+
+#: Group to the words that ask for nothing of it.
+_WITHOUT = {"precision": "precision=fp32", "logger": "logger=none"}
+
+#: Key to what others write for one of its values.
+_VALUES = {"device": {"gpu": "cuda"}}
+
+#: Command to what others call it.
+_COMMANDS = {
+    "train": ("fit", "run", "start"),
+    "eval": ("test", "validate", "predict"),
+    "resume": ("continue", "restart"),
+    "list": ("ls", "show", "models", "configs"),
+    "doctor": ("check", "info", "env"),
+    "-m": ("sweep", "multirun", "search", "grid"),
+    "--version": ("version",),
+}
+
+
+def near_options(group: str, word: str, options: list[str]) -> list[str]:
+    """Return the options of a group that a word may stand for."""
+    for option, others in _OPTIONS.get(group, {}).items():
+        if _plain(word) in map(_plain, others):
+            return near_names(option, options)
+    if _plain(word) in _OFF and "none" in options:
+        return ["none"]
+    return near_names(word, options)
+
+
+def translate(key: str, value: str) -> str:
+    """Return the words for a key that is another framework's, or an empty string."""
+    last = _plain(key.rpartition(".")[2])
+    for ours, others in _KEYS.items():
+        if last in map(_plain, others):
+            if ours.startswith("mptrain ") and value.lower() in ("true", "yes", "1"):
+                value = "last"
+            if "=" in ours and "{" not in ours and value.lower() in _OFF:
+                return _WITHOUT.get(ours.partition("=")[0], "")
+            return ours.replace("{value}", value) if set("= ") & set(ours) else f"{ours}={value}"
+    return ""
+
+
+def translate_value(key: str, value: object) -> str:
+    """Return what is written here for a value of another framework's, or an empty string."""
+    if key == "device" and str(value).isdecimal():
+        return f"cuda:{value}"
+    return _VALUES.get(key, {}).get(str(value).lower(), "")
+
+
+def translate_command(word: str) -> str:
+    """Return the command for a word that other programs use for it, or an empty string."""
+    return next((command for command, others in _COMMANDS.items() if word.lower() in others), "")
+
+
+def guess_word(name: str, value: str, catalogue: Catalogue, *, exact: bool = False) -> str:
+    """Return the words that a flag or a bare word may stand for, or an empty string; nothing is composed.
+
+    Args:
+        name: As it was written, without dashes before it.
+        value: What belongs to it.
+        catalogue: The groups and keys there are.
+        exact: Take no key that is only near.
+    """
+    name = name.replace("-", "_")
+    keys = catalogue.usual_keys()
+    if name in keys:
+        return f"{name}={value}"
+    if words := translate(name, value):
+        return words
+    last = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    guess = last.get(name, "")
+    if not guess and not exact:
+        guess = did_you_mean(name, keys) or last.get(did_you_mean(name, last), "")
+    return f"{guess}={value}" if guess else ""
+
+
+def torchvision_names(word: str) -> list[str]:
+    """Return torchvision's classifier of this name, or those whose names begin with it; its files are read, not imported."""
+    name = word.lower()
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None or not name.isidentifier() or len(name) < 3:
+        return []
+    builder = re.compile(rf"^@register_model\(.*\n(?:@.*\n)*def ({name}\w*)\(", re.MULTILINE)
+    files = sorted((Path(spec.origin).parent / "models").glob("*.py"))
+    names = [found for file in files for found in builder.findall(file.read_text(encoding="utf-8"))]
+    return [name] if name in names else names
+
+
+def _plain(word: str) -> str:
+    return re.sub(r"[\W_]", "", word.lower())
