@@ -79,7 +79,7 @@ class Opening:
         planned: Steps that will have been attempted at the end.
         from_step: Steps that were attempted before; 0 for a new run.
         notes: What the user should know about a continuation, one sentence each.
-        warnings: What went wrong with the state that is continued, one sentence each.
+        warnings: What is amiss with the weights or the state that the run begins with, one sentence each.
     """
 
     config: Config
@@ -339,6 +339,9 @@ def _attempt(
         loop = Loop(parts, options, storage, (displays,))
         if loaded is None:
             writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
+            for sentence in parts.warnings:
+                writer.take(EventRecord("warning", 0, {"message": sentence}))
+            warnings = (*warnings, *parts.warnings)
         else:
             storage.store.drop_after(from_step)
             forgive = before is not None and before.status == "failed"

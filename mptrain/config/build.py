@@ -28,9 +28,10 @@ from mptrain.engine.portable import has_averages, plain_weights, read_weights, t
 from mptrain.engine.randomness import seed_everything
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem
+from mptrain.numerics.rounding import about_clamped
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.weights import Weights
-from mptrain.precision.apply import autocast, cast_model, set_products
+from mptrain.precision.apply import autocast, cast_model, clamp_to_range, input_dtype, set_products
 from mptrain.precision.support import require_support
 from mptrain.precision.widened import products, widens
 from mptrain.runlog import open_run
@@ -78,6 +79,7 @@ def build(
     require_same_weights(origin.initial_weights, ranks)
     if config.distributed.sync_batchnorm and ranks.count > 1:
         model = synchronised(model, ranks, device)
+    clamped = clamp_to_range(model, policy)
     initial = _drawn(model) if policy.parameters != "float32" else {}
     model.to(device)
     kept = cast_model(model, policy)
@@ -111,6 +113,7 @@ def build(
         probe=config.diagnostics.build(),
         fault=fault,
         notes=(*notes, *fault.in_words()),
+        warnings=(about_clamped(clamped, input_dtype(policy)),) if clamped else (),
         ranks=ranks,
         blank=blank,
     )

@@ -54,6 +54,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     census, guard = OperatorCensus(), parts.plan.guard
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
     missing: list[str] = []
+    batch = batch.clone()  # a network may change its inputs in place, and the first step is to see them as they are
     guard.snapshot()
     try:
         with other_random_numbers(parts.device):
