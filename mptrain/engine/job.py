@@ -50,7 +50,7 @@ class Parts:
         probe: What looks at its steps.
         fault: What is put in on purpose.
         notes: What the user should know about how it was built, one sentence each.
-        warnings: What the precision mode changed about the weights that it began with, one sentence each.
+        warnings: What was not built as it was asked for, one sentence each.
         ranks: The processes that train it.
         blank: The whole model without values, where ranks hold parts of its weights; else None.
     """

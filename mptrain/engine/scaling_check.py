@@ -22,6 +22,7 @@ from mptrain.engine.module_outputs import Outputs, distance, each_output, keep_i
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.engine.scaling_inspection import largest_values, without_dropout
 from mptrain.engine.step import accumulate_gradients
+from mptrain.errors import out_of_memory
 from mptrain.numerics.rounding import saturated
 from mptrain.precision.apply import DTYPES
 from mptrain.scaler.static import StaticScaler
@@ -218,7 +219,9 @@ def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
     parts.model.double()
     try:
         gradients(parts, batch.cast(torch.float64), 1.0)
-    except (RuntimeError, TypeError):  # it casts to FP32 by itself
+    except (RuntimeError, TypeError) as error:  # it casts to FP32 by itself
+        if out_of_memory(error):
+            raise
         parts.model.float()
         return False
     return True

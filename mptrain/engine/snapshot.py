@@ -13,7 +13,7 @@ import torch
 
 from mptrain.engine.job import Progress
 from mptrain.engine.randomness import random_state, set_random_state
-from mptrain.errors import CheckpointError
+from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.rounding import about_clamped, count_beyond, saturated
 from mptrain.numerics.shards import part, part_for
 from mptrain.precision.apply import input_dtype
@@ -154,7 +154,7 @@ def _reading() -> Iterator[None]:
         RuntimeError,
         OverflowError,
     ) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if out_of_memory(error):
             raise
         raise CheckpointError(
             f"the checkpoint's state is damaged: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
