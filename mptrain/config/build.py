@@ -35,10 +35,9 @@ from mptrain.engine.portable import has_averages, plain_weights, read_weights, t
 from mptrain.engine.randomness import seed_everything
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, out_of_memory
-from mptrain.numerics.rounding import about_clamped
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.weights import Weights
-from mptrain.precision.apply import autocast, cast_model, clamp_to_range, input_dtype, set_products
+from mptrain.precision.apply import about_clamped, autocast, cast_model, clamp_to_range, input_dtype, set_products
 from mptrain.precision.support import require_support
 from mptrain.precision.widened import products, widens
 from mptrain.runlog import open_run

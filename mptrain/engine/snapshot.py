@@ -14,9 +14,9 @@ import torch
 from mptrain.engine.job import Progress
 from mptrain.engine.randomness import random_state, set_random_state
 from mptrain.errors import CheckpointError, out_of_memory
-from mptrain.numerics.rounding import about_clamped, count_beyond, saturated
+from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
-from mptrain.precision.apply import input_dtype
+from mptrain.precision.apply import about_clamped, count_beyond, input_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

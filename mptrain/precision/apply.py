@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from mptrain.errors import ConfigError, Problem, did_you_mean
-from mptrain.numerics.rounding import count_beyond, limited
+from mptrain.numerics.rounding import limited
 from mptrain.precision.policy import NORMS
 
 if TYPE_CHECKING:
@@ -66,6 +66,22 @@ def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.M
     if problems:
         raise ConfigError(problems)
     return kept
+
+
+def count_beyond(value: torch.Tensor, dtype: torch.dtype) -> int:
+    """Count the finite values whose magnitude a floating-point dtype cannot hold; waits for the device."""
+    return int(((value.abs() > torch.finfo(dtype).max) & value.isfinite()).sum())
+
+
+def about_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
+    """One sentence about values that were clamped to the range of a dtype; counts of them by the tensor's name."""
+    named = ", ".join(f"{name} ({count:,})" for name, count in list(counts.items())[:3])
+    more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
+    number, form = sum(counts.values()), str(dtype).removeprefix("torch.")
+    return (
+        f"{number:,} value{'s' if number != 1 else ''} in weights and buffers {'are' if number != 1 else 'is'} beyond "
+        f"{torch.finfo(dtype).max:.6g}, the largest of {form}, and clamped to it: {named}{more}"
+    )
 
 
 def clamp_to_range(model: nn.Module, policy: Policy) -> dict[str, int]:
