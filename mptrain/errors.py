@@ -18,6 +18,7 @@ Nothing here imports anything heavier than the standard library.
 from __future__ import annotations
 
 import difflib
+import errno
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
@@ -139,6 +140,54 @@ class Preempted(MptrainError):
         self.exit_code = exit_code  # type: ignore[misc]
         self.saved = saved
         self.asked = asked
+
+
+#: What torch, C++ and the loader of libraries say where the system gives no memory; not all of it arrives as a MemoryError.
+_NO_MEMORY = (
+    "DefaultCPUAllocator",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "failed to map segment",
+    "not enough memory",
+    "can't start new thread",
+)
+
+
+def out_of_memory(error: BaseException, doing: str = "") -> EnvironmentRefused | None:
+    """Return what to tell the user about an exception that means no memory, of the device or the machine; None for any other.
+
+    Args:
+        error: The exception.
+        doing: What needed the memory, as in "building the model"; may be empty.
+    """
+    said, where = str(error), f" while {doing}" if doing else ""
+    lines = said.splitlines() or [type(error).__name__]
+    smaller = "use a smaller train.batch_size, the same one with train.accumulate=2, or a smaller model"
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported for this
+        return EnvironmentRefused(f"the device is out of memory{where}: {lines[0]}", smaller)
+    by_words = isinstance(error, (RuntimeError, ImportError)) and any(words in said for words in _NO_MEMORY)
+    by_number = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if not (isinstance(error, MemoryError) or by_words or by_number):
+        return None
+    asked = re.search(r"allocate (\d+) bytes", said)
+    what = f"{int(asked[1]):,} bytes cannot be had" if asked else lines[0]
+    limit = _address_space()
+    if limit is None:
+        return EnvironmentRefused(f"this machine is out of memory{where}: {what}", smaller)
+    return EnvironmentRefused(
+        f"out of memory{where}: {what}; this process is limited to {limit / 2**30:.3g} GiB of addresses",
+        f"raise the limit (ulimit -v), or {smaller}",
+    )
+
+
+def _address_space() -> int | None:
+    """Bytes of addresses that this process may have; None where that is not limited."""
+    try:
+        import resource  # not on every system
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:

@@ -79,7 +79,7 @@ class Opening:
         planned: Steps that will have been attempted at the end.
         from_step: Steps that were attempted before; 0 for a new run.
         notes: What the user should know about a continuation, one sentence each.
-        warnings: What went wrong with the state that is continued, one sentence each.
+        warnings: What is not as it was asked for, or went wrong with the state that is continued, one sentence each.
     """
 
     config: Config
@@ -338,7 +338,7 @@ def _attempt(
     directory.remove_drafts()
     manifest = loaded.manifest if loaded else None
     lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
-    warnings = (*warnings, *lost)
+    warnings = (*parts.warnings, *warnings, *lost)
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
     if loaded and (other := other_training_data(directory.root, parts)):
@@ -363,6 +363,8 @@ def _attempt(
         loop = Loop(parts, options, storage, (displays,))
         if loaded is None:
             writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
+            for sentence in parts.warnings:
+                writer.take(EventRecord("warning", 0, {"message": sentence}))
         else:
             storage.store.drop_after(from_step)
             forgive = before is not None and before.status == "failed"

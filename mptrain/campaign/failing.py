@@ -7,8 +7,6 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from mptrain.config.ranges import first_line
 from mptrain.config.targets import is_allowed
 from mptrain.config.trust import retyped
@@ -26,6 +24,7 @@ from mptrain.errors import (
     NumericsError,
     Preempted,
     StorageError,
+    out_of_memory,
 )
 from mptrain.masking import masked
 from mptrain.runlog import RunDirectory, write_atomically
@@ -60,12 +59,8 @@ def in_the_users_terms(error: BaseException, config: Config, directory: RunDirec
         return Preempted(
             f"{by} at once; resuming repeats the steps after the last checkpoint", again, code, saved=False
         )
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or _is_from_allocator(error):
-        return EnvironmentRefused(
-            f"{'the device is' if isinstance(error, torch.cuda.OutOfMemoryError) else 'this machine is'} out of memory: "
-            f"{first_line(error)}",
-            "use a smaller train.batch_size, or the same one with train.accumulate=2",
-        )
+    if refused := out_of_memory(error, "training"):
+        return refused
     if config.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         how_it_failed(error, directory)  # keeps the traceback
         return EnvironmentRefused(
@@ -81,11 +76,6 @@ def in_the_users_terms(error: BaseException, config: Config, directory: RunDirec
             how_it_failed(error, directory)  # keeps the traceback
             return own
     return error
-
-
-def _is_from_allocator(error: BaseException) -> bool:
-    """Whether torch's CPU allocator raised it: a plain RuntimeError, known by its words."""
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:

@@ -81,6 +81,8 @@ def _words(config: Config) -> list[str]:
     words = [word for word in config.overrides if word.lstrip("+~").startswith(groups)]
     words = [word for word in words if not word.startswith("model.weights=")]
     chosen = config.chosen.get("model", "cnn")
+    if chosen == config.model.path:  # a target took the place of the option's, and is among the words
+        return [*(word for word in config.overrides if word.startswith("model=")), *words]
     known = chosen in Catalogue([location.configs()]).groups["model"]
     return [*([] if known else ["--config-dir", "DIR"]), f"model={chosen}", *words]
 

@@ -27,6 +27,7 @@ from mptrain.errors import (
     UsageError,
     either,
     near_names,
+    out_of_memory,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: Non
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
             return report(StorageError(*unwritable(error)))
-        return report(error)
+        return report(out_of_memory(error) or error)
 
 
 #: What print() raises when standard output takes no more; errors about files name them, or are StorageErrors.

@@ -80,10 +80,10 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
 def _open(opening: Opening) -> Sequence[Sink]:
     """Print what is about to be trained; the display that will show it."""
     config, parts = opening.config, opening.parts
-    parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+    title = config.chosen.get("model", config.model.path)
     splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
     banner = Banner(
-        model=f"{config.chosen.get('model', config.model.path)}, {parameters:,} parameters",
+        model=f"{title}, {_parameters(parts)}",
         dataset=f"{parts.dataset.name}, {splits}, {parts.dataset.in_words()}",
         mode=config.precision.name,
         precision=config.precision.in_words(),
@@ -101,8 +101,15 @@ def _open(opening: Opening) -> Sequence[Sink]:
     warn(opening.warnings)
     return [
         _Warnings(),
-        make_display(config.log, sys.stdout, title=f"{config.chosen.get('model')} {config.precision.name}"),
+        make_display(config.log, sys.stdout, title=f"{title} {config.precision.name}"),
     ]
+
+
+def _parameters(parts: Parts) -> str:
+    """How many parameters the model has, and how many of them are trained where those are not all."""
+    trained = sum(own.numel() for learner in parts.learners for own in learner.weights.parameters())
+    total = sum(parameter.numel() for parameter in parts.model.parameters())
+    return f"{total:,} parameters" + (f", {trained:,} trainable" if trained != total else "")
 
 
 def _scalers(parts: Parts) -> str:

@@ -44,7 +44,7 @@ def assemble(
 
     Args:
         node: The merged files; values of the words are not applied yet. Changed in place.
-        chosen: Group to option.
+        chosen: Group to option; the path of a target that the words put in its place takes the option's.
         words: The parsed command line with the problems that are known already.
         catalogue: Every group and option, for suggestions.
         overrides: The command line as it was written.
@@ -54,9 +54,15 @@ def assemble(
         ConfigError: With all problems found.
     """
     problems = list(words.problems)
+    filed = _target_paths(node)
     _apply_values(node, words, catalogue, problems)
+    replaced = {group: path for group, path in _target_paths(node).items() if path != filed.get(group)}
     tree = cast("dict[str, Any]", resolve(node, "", problems))
-    chosen = {**(tree.pop("chosen", None) or {}), **chosen}  # a saved configuration says what it was made of
+    chosen = {
+        **(tree.pop("chosen", None) or {}),
+        **chosen,
+        **replaced,
+    }  # a saved configuration says what it was made of
     _refuse_unknown(tree, chosen, catalogue, problems)
     general_values = {name: tree[name] for name in _GENERAL if name in tree}
     general = check_section("", general_values, GeneralOptions, problems)
@@ -112,6 +118,18 @@ def wrong_words(node: DictConfig, chosen: dict[str, str], words: Words, catalogu
     for name, schema in SECTIONS.items():
         check_section(name, tree.get(name, {}), schema, problems)
     return list(dict.fromkeys(problems))
+
+
+def _target_paths(node: DictConfig) -> dict[str, str]:
+    """Return the ``_target_`` of each group of a tree that has a plain one."""
+    found = {}
+    for group in TARGET_GROUPS:
+        part = node._get_node(group) if group in node else None
+        target = part._get_node("_target_") if isinstance(part, DictConfig) and "_target_" in part else None
+        path = target._value() if target is not None else None
+        if isinstance(path, str):
+            found[group] = path
+    return found
 
 
 def resolve(node: Any, key: str, problems: list[Problem]) -> Any:

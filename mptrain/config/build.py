@@ -12,7 +12,14 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from mptrain.config.ranges import first_line, show
-from mptrain.config.spreading import device_of, is_sharded_by, require_same_weights, require_spread, spread_model
+from mptrain.config.spreading import (
+    device_of,
+    is_sharded_by,
+    require_same_weights,
+    require_spread,
+    spread_model,
+    warnings_about_spread,
+)
 from mptrain.config.together import build_dataset, build_task, require_facts
 from mptrain.dataset.loader import Loader
 from mptrain.distributed.ranks import ALONE, Ranks
@@ -27,10 +34,10 @@ from mptrain.engine.origin import Origin, digest_of_weights
 from mptrain.engine.portable import has_averages, plain_weights, read_weights, take_over
 from mptrain.engine.randomness import seed_everything
 from mptrain.engine.snapshot import require_same_schema
-from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem
+from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, out_of_memory
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.weights import Weights
-from mptrain.precision.apply import autocast, cast_model, set_products
+from mptrain.precision.apply import about_clamped, autocast, cast_model, clamp_to_range, input_dtype, set_products
 from mptrain.precision.support import require_support
 from mptrain.precision.widened import products, widens
 from mptrain.runlog import open_run
@@ -78,6 +85,10 @@ def build(
     require_same_weights(origin.initial_weights, ranks)
     if config.distributed.sync_batchnorm and ranks.count > 1:
         model = synchronised(model, ranks, device)
+    clamped = clamp_to_range(model, policy)
+    warnings = warnings_about_spread(config, ranks.count)
+    if clamped and weights:  # else others take their place
+        warnings = (*warnings, about_clamped(clamped, input_dtype(policy)))
     initial = _drawn(model) if policy.parameters != "float32" else {}
     model.to(device)
     kept = cast_model(model, policy)
@@ -111,6 +122,7 @@ def build(
         probe=config.diagnostics.build(),
         fault=fault,
         notes=(*notes, *fault.in_words()),
+        warnings=warnings,
         ranks=ranks,
         blank=blank,
     )
@@ -157,6 +169,8 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
     try:
         model = config.model.build(**dataset.facts())
     except (RuntimeError, TypeError, ValueError, ArithmeticError, LookupError, MemoryError) as error:
+        if refused := out_of_memory(error, f"building {config.model.path}"):
+            raise refused from error
         given = ", ".join(f"model.{name}={show(value)}" for name, value in config.model.arguments.items())
         raise ConfigError(
             f"{config.model.path} cannot be built with {given or 'its defaults'}: {first_line(error)}",

@@ -128,7 +128,8 @@ class Config:
         learners: What differs from learner to learner, by name; see `for_learner`.
         yaml: The whole configuration, resolved; `mptrain.config.compose.reload` reads it again.
         overrides: The words of the command line that led to it.
-        chosen: Group to the option chosen, e.g. ``{"model": "resnet50", "precision": "amp_dynamic"}``.
+        chosen: Group to the option chosen, e.g. ``{"model": "resnet50", "precision": "amp_dynamic"}``; where the words replaced
+            the option's target, e.g. ``model._target_=torchvision.models.alexnet``, to the path of theirs.
         model_defaults: What the model's file says for other parts: rates, image size.
         warnings: What is allowed but probably not meant; one sentence each.
     """

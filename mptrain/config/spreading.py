@@ -78,6 +78,15 @@ def require_spread(config: Config, count: int) -> None:
         raise ConfigError(problems)
 
 
+def warnings_about_spread(config: Config, count: int) -> tuple[str, ...]:
+    """Return what the user should know about a way of spreading that this number of ranks does not have."""
+    if count > 1 or config.distributed.kind != "fsdp2":
+        return ()
+    return (
+        "distributed=fsdp2 on one rank divides nothing: write distributed.procs=2 or more, or begin the ranks with torchrun",
+    )
+
+
 def is_sharded_by(config: Config, count: int) -> bool:
     """Whether ranks will hold parts of the weights."""
     return count > 1 and config.distributed.kind == "fsdp2"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mptrain.config.ranges import UNRESOLVED, UnfitError, first_line, fit, hint_for, show
-from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean
+from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, out_of_memory
 
 if typing.TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -127,6 +127,8 @@ class Target:
         except ValueError as error:
             raise ConfigError(f"{self.path} refuses its arguments: {error}") from error
         except Exception as error:  # a user's or torchvision's constructor may raise anything; ours has its callers
+            if refused := out_of_memory(error, f"building {self.path}"):
+                raise refused from error
             if is_allowed(self.path, ("mptrain",)):
                 raise
             given = ", ".join(f"{name}={show(value)}" for name, value in self.arguments.items())
@@ -335,6 +337,8 @@ def _import(module_name: str, path: str) -> Any:
             hint = f"install {missing}, which {module_name} needs"
         raise ConfigError(f"_target_ '{path}': tried to import {module_name}: {error}", hint) from error
     except Exception as error:  # importing runs the module: any exception is possible, and none is ours
+        if refused := out_of_memory(error, f"importing {module_name}"):
+            raise refused from error
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"_target_ '{path}': importing {module_name} failed: {what}") from error
 

@@ -10,6 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ ALIGNMENT = 64
 class BufferGuard:
     """Snapshots all buffers of a model before a step and restores them on the device if it is refused.
 
-    The buffers become views of one flat tensor per dtype and kind, lasting or carried, so that both are single kernels however many there are.
+    The buffers move into one flat tensor per dtype and kind, lasting or carried, so that both are single kernels however many there are.
+    Each stays the tensor that the module knows, with a version counter of its own: autograd refuses a backward pass where a
+    tensor that it saved was changed since, and views of one tensor would be changed together as far as it knows.
     Build it after the model has its final device and dtypes. A module must change its buffers in place: one that puts
     a new tensor there takes it out of the guard, and `recapture` names it.
 
@@ -34,32 +37,28 @@ class BufferGuard:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        places: dict[int, list[tuple[str, nn.Module, str]]] = {}
-        tensors: dict[int, Tensor] = {}
+        self._places: list[tuple[str, nn.Module, str, Tensor]] = []
+        by_kind: dict[tuple[torch.dtype, bool], list[Tensor]] = {}
+        seen: set[int] = set()
         for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
-                if buffer is not None:
-                    qualified = f"{path}.{name}" if path else name
-                    places.setdefault(id(buffer), []).append((qualified, module, name))
-                    tensors[id(buffer)] = buffer
-        by_dtype: dict[tuple[torch.dtype, bool], list[int]] = {}
-        for key, buffer in tensors.items():
-            _, module, name = places[key][0]
-            lasting = name not in module._non_persistent_buffers_set
-            by_dtype.setdefault((buffer.dtype, lasting), []).append(key)
-        self.count = len(tensors)
+                if buffer is None:
+                    continue
+                self._places.append((f"{path}.{name}" if path else name, module, name, buffer))
+                if id(buffer) not in seen:
+                    lasting = name not in module._non_persistent_buffers_set
+                    by_kind.setdefault((buffer.dtype, lasting), []).append(buffer)
+                    seen.add(id(buffer))
+        self._buffers = [buffer for buffers in by_kind.values() for buffer in buffers]
+        self.count = len(self._buffers)
         self._flat: list[tuple[Tensor, Tensor]] = []
         self._lasting: list[Tensor] = []
-        self._places: list[tuple[str, nn.Module, str, Tensor]] = []
-        for (dtype, lasting), keys in by_dtype.items():
+        for (dtype, lasting), buffers in by_kind.items():
             unit = ALIGNMENT // dtype.itemsize
-            rooms = [F.pad(tensors[key].detach().reshape(-1), (0, -tensors[key].numel() % unit)) for key in keys]
+            rooms = [F.pad(own.detach().reshape(-1), (0, -own.numel() % unit)) for own in buffers]
             flat = torch.cat(rooms)
-            for key, room in zip(keys, flat.split([len(room) for room in rooms]), strict=True):
-                view = room[: tensors[key].numel()].view(tensors[key].shape)
-                for qualified, module, name in places[key]:
-                    module._buffers[name] = view
-                    self._places.append((qualified, module, name, view))
+            for own, room in zip(buffers, flat.split([len(room) for room in rooms]), strict=True):
+                own.data = room[: own.numel()].view(own.shape)
             self._flat.append((flat, flat.clone()))
             if lasting:
                 self._lasting.append(flat)
@@ -84,6 +83,7 @@ class BufferGuard:
         refused = skip == 1
         for flat, saved in self._flat:
             torch.where(refused, saved, flat, out=flat)
+        increment_version(self._buffers)  # a graph that is still alive may have saved what they held
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -92,6 +92,7 @@ class BufferGuard:
         yield
         for (flat, _), kept in zip(self._flat, before, strict=True):
             flat.copy_(kept)
+        increment_version(self._buffers)
 
     def recapture(self) -> list[str]:
         """Put the guarded tensors back where modules have put others in their place.
@@ -100,8 +101,8 @@ class BufferGuard:
             The names of those buffers, which no refused step restores.
         """
         escaped = []
-        for qualified, module, name, view in self._places:
-            if module._buffers.get(name) is not view:
-                module._buffers[name] = view
+        for qualified, module, name, buffer in self._places:
+            if module._buffers.get(name) is not buffer:
+                module._buffers[name] = buffer
                 escaped.append(qualified)
         return escaped

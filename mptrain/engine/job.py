@@ -50,6 +50,7 @@ class Parts:
         probe: What looks at its steps.
         fault: What is put in on purpose.
         notes: What the user should know about how it was built, one sentence each.
+        warnings: What was not built as it was asked for, one sentence each.
         ranks: The processes that train it.
         blank: The whole model without values, where ranks hold parts of its weights; else None.
     """
@@ -68,6 +69,7 @@ class Parts:
     probe: Probe
     fault: Injection
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     ranks: Ranks = ALONE
     blank: nn.Module | None = None
 

@@ -14,7 +14,7 @@ import torch
 from mptrain.distributed.ranks import is_loss
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.engine.step import accumulate_gradients
-from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError
+from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError, out_of_memory
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
 
@@ -54,6 +54,7 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     census, guard = OperatorCensus(), parts.plan.guard
     plan = replace(parts.plan, products=census.inside(parts.plan.products))
     missing: list[str] = []
+    batch = batch.clone()  # a network may change its inputs in place, and the first step is to see them as they are
     guard.snapshot()
     try:
         with other_random_numbers(parts.device):
@@ -108,10 +109,10 @@ def _explained(parts: Parts) -> Iterator[None]:
     """Turns what the passes raise into what the user can do: a missing kernel, or parts that do not go together."""
     try:
         yield
-    except (torch.OutOfMemoryError, torch.AcceleratorError):  # the device's trouble, not that of the parts
+    except torch.AcceleratorError:  # the device's trouble, not that of the parts
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        if parts.ranks.count > 1 and is_loss(error):
+        if out_of_memory(error) or (parts.ranks.count > 1 and is_loss(error)):
             raise
         first_line = str(error).splitlines()[0] if str(error) else "no message"
         if parts.blank is not None and "torch.Tensor and DTensor" in str(error):

@@ -27,6 +27,7 @@ from mptrain.engine.rehearsal import untrained
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot
 from mptrain.engine.step import accumulate_gradients, train_step
+from mptrain.errors import out_of_memory
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
 from mptrain.runlog.sink import Fanout
@@ -168,9 +169,11 @@ def _look(parts: Parts, learner: Learner, moment: Moment, batch: Batch, scale: f
     try:
         with trail.followed(parts.model):
             loss = accumulate_gradients(learner, parts.model, batch, plan).item()
-    except (torch.OutOfMemoryError, torch.AcceleratorError):  # the device's trouble
+    except torch.AcceleratorError:  # the device's trouble
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        if out_of_memory(error):
+            raise
         refusal = observer.refusal or Refusal(
             "forward", trail.raised_in[0] if trail.raised_in else LOSS, "", "", (), in_one_line(error)
         )

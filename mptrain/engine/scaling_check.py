@@ -22,6 +22,8 @@ from mptrain.engine.module_outputs import Outputs, distance, each_output, keep_i
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.engine.scaling_inspection import largest_values, without_dropout
 from mptrain.engine.step import accumulate_gradients
+from mptrain.errors import out_of_memory
+from mptrain.numerics.rounding import saturated
 from mptrain.precision.apply import DTYPES
 from mptrain.scaler.static import StaticScaler
 
@@ -217,7 +219,9 @@ def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
     parts.model.double()
     try:
         gradients(parts, batch.cast(torch.float64), 1.0)
-    except (RuntimeError, TypeError):  # it casts to FP32 by itself
+    except (RuntimeError, TypeError) as error:  # it casts to FP32 by itself
+        if out_of_memory(error):
+            raise
         parts.model.float()
         return False
     return True
@@ -243,7 +247,7 @@ def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
 
     with torch.no_grad():
         for parameter in parts.model.parameters():
-            parameter.copy_(parameter.to(half))
+            parameter.copy_(saturated(parameter, half))
     with each_output(parts.model, rounded):
         gradients(parts, batch.cast(half).cast(batch.inputs.dtype), 1.0)
     return found

@@ -13,8 +13,10 @@ import torch
 
 from mptrain.engine.job import Progress
 from mptrain.engine.randomness import random_state, set_random_state
-from mptrain.errors import CheckpointError
+from mptrain.errors import CheckpointError, out_of_memory
+from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
+from mptrain.precision.apply import about_clamped, count_beyond, input_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -152,7 +154,7 @@ def _reading() -> Iterator[None]:
         RuntimeError,
         OverflowError,
     ) as error:
-        if isinstance(error, torch.OutOfMemoryError):
+        if out_of_memory(error):
             raise
         raise CheckpointError(
             f"the checkpoint's state is damaged: {type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}",
@@ -232,12 +234,13 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
     """
     with _reading():
         _require_same_tensors(parts.model.state_dict(), saved["model"])
+        own = parts.model.state_dict(keep_vars=True)
         if parts.blank is None:
-            parts.model.load_state_dict(saved["model"])
+            parts.model.load_state_dict({name: _held(value, own[name]) for name, value in saved["model"].items()})
         else:
             with torch.no_grad():
-                for name, value in parts.model.state_dict(keep_vars=True).items():
-                    part(value).copy_(part_for(saved["model"][name], value))
+                for name, value in own.items():
+                    part(value).copy_(_held(part_for(saved["model"][name], value), value))
         for learner in parts.learners:
             learner.weights.load_full_precision(saved["model"])
             average = saved["learners"].get(learner.name, {}).get("average")
@@ -245,6 +248,21 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
                 learner.average.load(average)
             elif learner.average is not None:
                 learner.average.restart()
+
+
+def _held(saved: Any, own: Any) -> Any:
+    """A saved value as a tensor of the model can hold it: what is saved in FP32 may be beyond FP16."""
+    both_float = all(isinstance(value, torch.Tensor) and value.is_floating_point() for value in (saved, own))
+    return saturated(saved, own.dtype) if both_float else saved
+
+
+def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
+    """One sentence about saved values that are beyond the dtype that the model computes with, if there are any."""
+    dtype = input_dtype(parts.policy)
+    own = {name for name, value in parts.model.state_dict().items() if getattr(value, "dtype", None) == dtype}
+    tensors = {name: saved["model"][name] for name in own if saved["model"][name].is_floating_point()}
+    counts = {name: count for name, value in tensors.items() if (count := count_beyond(value, dtype))}
+    return [about_clamped(counts, dtype)] if counts else []
 
 
 def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
@@ -261,9 +279,9 @@ def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> 
         load_weights(parts, saved)
         for name, buffer in parts.carried().items():
             buffer.copy_(saved["carried"][name])
-        notes = [
-            note for learner in parts.learners for note in learner.load_state_dict(saved["learners"][learner.name])
-        ]
+        notes = _clamped(parts, saved)
+        for learner in parts.learners:
+            notes += learner.load_state_dict(saved["learners"][learner.name])
         before, now = saved.get("ranks", 1), parts.ranks.count
         if before != now:
             each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} on each"

@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
 
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
@@ -261,10 +262,12 @@ class Weights:
         if self.one_pass:
             if present := [grad for grad in grads if grad is not None]:
                 self._kernels_for(grads).update(present, stride)
+                increment_version(self._parts)
             return
         with torch.no_grad():  # some of the working tensors are the parameters themselves
             for indices, group in self._live_groups(_live(grads)):
                 self.rule.apply(group, [grads[i] for i in indices], stride)  # type: ignore[misc]
+        increment_version(self._parts)  # neither our kernels nor torch's fused ones tell autograd of a change
         self.publish()
 
     def publish(self) -> None:

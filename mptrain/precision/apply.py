@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.numerics.rounding import limited
 from mptrain.precision.policy import NORMS
 
 if TYPE_CHECKING:
@@ -65,6 +66,52 @@ def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.M
     if problems:
         raise ConfigError(problems)
     return kept
+
+
+def count_beyond(value: torch.Tensor, dtype: torch.dtype) -> int:
+    """Count the finite values whose magnitude a floating-point dtype cannot hold; waits for the device."""
+    return int(((value.abs() > torch.finfo(dtype).max) & value.isfinite()).sum())
+
+
+def about_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
+    """One sentence about values that were clamped to the range of a dtype; counts of them by the tensor's name."""
+    named = ", ".join(f"{name} ({count:,})" for name, count in list(counts.items())[:3])
+    more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
+    number, form = sum(counts.values()), str(dtype).removeprefix("torch.")
+    return (
+        f"{number:,} value{'s' if number != 1 else ''} in weights and buffers {'are' if number != 1 else 'is'} beyond "
+        f"{torch.finfo(dtype).max:.6g}, the largest of {form}, and clamped to it: {named}{more}"
+    )
+
+
+def clamp_to_range(model: nn.Module, policy: Policy) -> dict[str, int]:
+    """Clamp in place what the parameters' dtype of a policy would make infinite, before `cast_model`.
+
+    So master weights, which are copies from before the cast, begin with the values that the network computes with.
+    Infinities, as masks hold them, stay.
+
+    Args:
+        model: Built in FP32.
+        policy: The mode; modules that it keeps in FP32 are left alone.
+
+    Returns:
+        The number of values clamped, by the tensor's qualified name.
+
+    Raises:
+        ConfigError: ``keep_fp32`` matches nothing.
+    """
+    dtype, counts = DTYPES[policy.parameters], {}
+    if dtype == torch.float32:
+        return {}
+    inside = {id(part) for module in kept_modules(model, policy.keep_fp32).values() for part in module.modules()}
+    for path, module in model.named_modules():
+        own = {**module._parameters, **module._buffers} if id(module) not in inside else {}
+        for name, tensor in own.items():
+            if tensor is not None and tensor.is_floating_point() and (count := count_beyond(tensor, dtype)):
+                counts[f"{path}.{name}" if path else name] = count
+                with torch.no_grad():
+                    tensor.copy_(limited(tensor, dtype))
+    return counts
 
 
 def cast_model(model: nn.Module, policy: Policy) -> dict[str, nn.Module]:

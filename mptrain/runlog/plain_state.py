@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.errors import out_of_memory
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -78,6 +80,8 @@ def load_plain(path: Path) -> Any:
     except NotPlain:
         raise
     except Exception as error:  # torch documents no set of errors for a file that it cannot read
+        if refused := out_of_memory(error, f"reading {path}"):  # which says nothing about the file
+            raise refused from error
         raise NotPlain(why_refused(error)) from error
 
 

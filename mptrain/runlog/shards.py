@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from mptrain.errors import CheckpointError, StorageError
+from mptrain.errors import CheckpointError, StorageError, out_of_memory
 from mptrain.numerics.shards import is_sharded
 from mptrain.runlog.plain_state import brief_refusals, why_refused
 from mptrain.runlog.shard_description import read_description
@@ -142,8 +142,12 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
         first = next(iter(error.failures.values()))[0]
         if not isinstance(first, Exception):  # a signal says nothing about the files
             raise first from error
+        if refused := out_of_memory(first, f"reading {folder}"):
+            raise refused from error
         raise CheckpointError(f"{folder} cannot be loaded safely: {why_refused(first)}") from error
     except Exception as error:  # torch documents no set of errors for files that it cannot read
+        if refused := out_of_memory(error, f"reading {folder}"):
+            raise refused from error
         raise CheckpointError(f"{folder} cannot be loaded safely: {why_refused(error)}") from error
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 
 import pytest
+import torch
 
 from mptrain.campaign import attempt
 from mptrain.cli.main import main
+from mptrain.config.build import build, build_model
+from mptrain.config.compose import compose
 from mptrain.engine.interrupt import AskedToEnd
 
 WORDS = ("model=mlp", "model.hidden=[16]", "dataset.train_samples=64", "train.epochs=2", "run.name=run")
@@ -151,3 +155,67 @@ def test_the_first_scale_of_another_rule_has_an_effect(broken_off):
     assert main(["resume", "outputs/run", "precision=fp32"]) == 0
     assert main(["resume", "outputs/run", "precision=amp_dynamic", "scaler.init_scale=8", "train.epochs=3"]) == 0
     assert '"loss_scale": 8.0' in (broken_off / "steps.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("distributed=fsdp2",), "distributed=fsdp2 on one rank divides nothing: write distributed.procs=2 or more"),
+        (("precision=fp16_pure", "model.weights=large.pt"), "3 values in weights and buffers are beyond 65504"),
+    ],
+)
+def test_what_is_not_as_it_was_asked_for_is_warned_of_and_on_record(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    weights = build(compose(WORDS))[0].model.state_dict()
+    next(iter(weights.values())).view(-1)[:3] = 1e5
+    torch.save(weights, "large.pt")
+    assert main([*WORDS, *words, "train.max_steps=1", "precision.cpu_kernels=widened", "train.patience=9"]) in (0, 4)
+    assert f"warning: {said}" in capsys.readouterr().err
+    events = [json.loads(line) for line in (tmp_path / "outputs" / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["message"][:40] for event in events if event["event"] == "warning"][:1] == [said[:40]]
+
+
+def test_the_header_says_how_many_parameters_are_trained_where_those_are_not_all(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def half_frozen(*given):
+        network = build_model(*given)
+        next(module for module in network.modules() if isinstance(module, torch.nn.Linear)).requires_grad_(False)
+        return network
+
+    monkeypatch.setattr("mptrain.config.build.build_model", half_frozen)
+    assert main([*WORDS, "train.max_steps=1"]) == 0
+    assert "parameters, 170 trainable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["mptrain.campaign.attempt.build", "mptrain.engine.rehearsal.accumulate_gradients"])
+@pytest.mark.parametrize("error", [
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."),
+    MemoryError(),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+])  # fmt: skip
+def test_a_machine_without_memory_is_told_as_such_and_not_blamed_on_the_configuration(
+    tmp_path, monkeypatch, capsys, place, error
+):
+    monkeypatch.chdir(tmp_path)
+
+    def refuse(*given, **named):
+        raise error
+
+    monkeypatch.setattr(place, refuse)
+    assert main([*WORDS]) == 3
+    assert "out of memory" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_there_is_no_memory_for_is_not_taken_for_damaged(broken_off, monkeypatch, capsys):
+    before = sorted(path.name for path in (broken_off / "checkpoints").iterdir())
+
+    def refuse(*given, **named):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", refuse)
+        assert main(["resume", str(broken_off)]) == 3
+    assert "out of memory while reading" in capsys.readouterr().err
+    assert sorted(path.name for path in (broken_off / "checkpoints").iterdir()) == before
+    assert main(["resume", str(broken_off)]) == 0

@@ -559,3 +559,27 @@ def test_every_option_of_every_group_composes():
             needed = [f"{entry.key}=/tmp" for entry in option.entries if entry.value == "???"]
             config = composer.compose([f"{group}={name}", *needed])
             assert math.isfinite(config.optimizer.arguments["lr"])
+
+
+@pytest.mark.parametrize(
+    ("words", "group", "path"),
+    [
+        (("model._target_=mptrain.model.mlp", "~model.widths"), "model", "mptrain.model.mlp"),
+        (("dataset._target_=mptrain.dataset.make_synthetic",), "dataset", "mptrain.dataset.make_synthetic"),
+        (("schedule=constant", "schedule._target_=mptrain.schedule.Cosine"), "schedule", "mptrain.schedule.Cosine"),
+        (
+            ("optimizer=adam", "~optimizer.weight_decay", "optimizer._target_=mptrain.optimizer.AdamW"),
+            "optimizer",
+            "mptrain.optimizer.AdamW",
+        ),
+        (("scaler=none", "scaler._target_=mptrain.scaler.StaticScaler"), "scaler", "mptrain.scaler.StaticScaler"),
+    ],
+)
+def test_a_target_that_takes_the_place_of_an_options_own_takes_its_name_too(words, group, path):
+    config = compose(words)
+    assert config.chosen[group] == path
+    assert reload(config.yaml).chosen == config.chosen
+
+
+def test_an_option_keeps_its_name_where_its_target_is_typed_again():
+    assert compose(["model._target_=mptrain.model.cnn"]).chosen["model"] == "cnn"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import copy
+
+import pytest
 import torch
 from torch import nn
 
@@ -53,3 +56,67 @@ def test_a_buffer_that_is_replaced_is_named_and_put_back():
     assert guard.recapture() == ["a.running_mean"]
     assert model["a"].running_mean is guarded
     assert guard.recapture() == []
+
+
+class Indexed(nn.Module):
+    """Chooses channels by an index buffer, which autograd saves, before a BatchNorm counts its batches in the same dtype."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("index", torch.tensor([1, 0]))
+        self.register_buffer("gain", torch.ones(2))
+        self.tables = [self.index]  # known by another name as well
+        self.mix = nn.Linear(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, inputs):
+        return self.norm(self.mix(inputs).index_select(1, self.index) * self.gain)
+
+
+def test_a_buffer_that_autograd_saved_is_not_changed_by_another_of_its_dtype():
+    plain, guarded = Indexed(), Indexed()
+    guarded.load_state_dict(plain.state_dict())
+    guard = BufferGuard(guarded)
+    inputs, gradients = torch.randn(4, 3), []
+    for model in (plain, guarded):
+        guard.snapshot()
+        model(inputs).square().sum().backward()
+        guard.restore(torch.zeros(1))
+        gradients.append(model.mix.weight.grad)
+    assert torch.equal(*gradients)
+    assert guarded.norm.num_batches_tracked == 1
+
+
+def test_a_network_changing_a_buffer_that_its_backward_pass_needs_is_still_found_out():
+    model = Indexed()
+    guard = BufferGuard(model)
+    for change in (lambda: model.gain.add_(1), lambda: guard.restore(torch.ones(1))):
+        guard.snapshot()
+        loss = model(torch.randn(4, 3)).sum()
+        change()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_a_region_that_leaves_buffers_unchanged_is_a_change_to_a_graph_that_reaches_into_it():
+    model = Indexed()
+    guard = BufferGuard(model)
+    with guard.unchanged():
+        loss = model(torch.randn(4, 3)).sum()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_buffer_stays_the_tensor_that_the_module_knows_and_a_copy_has_memory_of_its_own():
+    model = Indexed()
+    known = dict(model.named_buffers())
+    BufferGuard(model)
+    assert all(buffer is known[name] for name, buffer in model.named_buffers())
+    model.index.copy_(torch.tensor([0, 1]))
+    assert model.tables[0].tolist() == [0, 1]
+    twin = copy.deepcopy(model)
+    twin.norm.running_mean.add_(1)
+    assert not model.norm.running_mean.any()
+    model.load_state_dict(twin.state_dict())
+    assert model.norm.running_mean.tolist() == [1, 1]
+    assert model.norm.running_mean.untyped_storage().data_ptr() == model.gain.untyped_storage().data_ptr()

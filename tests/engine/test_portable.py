@@ -102,3 +102,12 @@ def test_weights_of_which_none_fits_are_refused_though_a_counter_does():
     weights = {"1.num_batches_tracked": torch.tensor(3), "backbone.weight": torch.ones(2)}
     with pytest.raises(CheckpointError, match=r"no weight in there fits the model: 0.weight \(not there\)"):
         take_over(model, weights, "there")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_infinities_and_nan_are_exported_as_they_are_and_finite_values_stay_finite(dtype):
+    largest, inf = torch.finfo(torch.float32).max, float("inf")
+    half = in_dtype({"mask": torch.tensor([inf, -inf, float("nan"), largest, -largest])}, dtype)["mask"]
+    assert half[:2].tolist() == [inf, -inf]
+    assert half[2].isnan()
+    assert half[3:].tolist() == [torch.finfo(dtype).max, -torch.finfo(dtype).max]

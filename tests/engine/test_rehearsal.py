@@ -115,3 +115,12 @@ def test_what_a_step_is_computed_in_is_on_record_before_the_first_and_after_each
         4,
     )
     assert {"phase": "forward", "from": "float16", "to": "float32", "calls": 1} in first.fields["casts"]
+
+
+def test_a_network_that_changes_its_inputs_in_place_trains_its_first_step_on_the_batch_as_it_is():
+    parts, _ = parts_of(*TINY)
+    parts.model.register_forward_pre_hook(lambda _, given: given[0].mul_(2))
+    batch = first_batch(parts)
+    before = batch.inputs.clone()
+    rehearse(parts, batch)
+    assert torch.equal(batch.inputs, before)

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, steps_of
+from torch import nn
 
+from mptrain.engine.snapshot import take_snapshot
 from mptrain.errors import CheckpointError, Preempted
 from mptrain.records import EpochRecord
 
@@ -195,3 +197,21 @@ def test_evaluation_leaves_the_buffers_and_the_random_numbers_of_training_alone(
     assert model.batches_seen.item() == 0
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
+
+
+def test_saved_values_that_another_precision_cannot_hold_are_clamped_and_named(tmp_path):
+    state = half = None
+    for precision in ("fp32", "fp16_dynamic"):
+        loop = loop_of(tmp_path, *TINY, f"precision={precision}")
+        first = next(module for module in loop.parts.model.modules() if isinstance(module, nn.Linear))
+        first.register_buffer("offset", torch.tensor([1e5, -float("inf")]).to(first.weight.dtype))
+        if state is None:
+            first.weight.data[0, :3] = -7e4
+            state = take_snapshot(loop.parts, loop._ledger, loop.progress)
+        else:
+            half = first
+            first.offset.zero_()
+            notes = loop.restore(state, forgive=False)
+    assert any(note.startswith("4 values in weights and buffers are beyond 65504") for note in notes), notes
+    assert half.weight[0, :3].tolist() == [-65504] * 3
+    assert half.offset.tolist() == [65504, -float("inf")]

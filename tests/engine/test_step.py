@@ -66,6 +66,30 @@ def test_trap_23_24_25_a_refused_step_leaves_weights_state_counts_and_buffers_bi
     assert not torch.equal(before["step"], state_of(parts)["step"])
 
 
+HALF_WEIGHTS = ["fp16_dynamic", "fp16_pure", "bf16", "bf16_pure"]
+
+
+@pytest.mark.parametrize("precision", HALF_WEIGHTS)
+def test_trap_23_32_a_refused_step_leaves_weights_that_half_precision_cannot_hold_as_they_began(tmp_path, precision):
+    words = (*TINY, "train.max_steps=1", f"precision={precision}")
+    initial = parts_of(*TINY)[0].model.state_dict()
+    name = next(iter(initial))
+    initial[name].view(-1)[:9] = torch.finfo(torch.float32).max
+    initial[name].view(-1)[9:12] = -1e5
+    torch.save(initial, tmp_path / "weights.pt")
+    loop = loop_of(tmp_path, *words, f"model.weights={tmp_path / 'weights.pt'}")
+    count = 9 if precision.startswith("bf16") else 12
+    [warning] = loop.parts.warnings
+    assert warning.startswith(f"{count} values in weights and buffers are beyond ")
+    assert warning.endswith(f"{name} ({count})")
+    before = state_of(loop.parts)
+    assert all(value.isfinite().all() for value in before.values())
+    loop.run()
+    [row] = steps_of(loop)
+    assert row["skipped"]
+    assert_equal_states(before, state_of(loop.parts))
+
+
 def test_trap_22_the_learning_rate_does_not_move_on_a_refused_step():
     parts, _ = parts_of(*TINY, "precision=amp_dynamic")
     ring = ring_for(parts)

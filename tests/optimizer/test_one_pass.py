@@ -71,6 +71,20 @@ def test_weights_give_the_same_with_the_kernels_as_without(rule, dtype, masters,
         )
 
 
+@pytest.mark.parametrize("one_pass", [True, False])
+@pytest.mark.parametrize("rule", [SGD(), AdamW()], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_autograd_knows_that_an_update_changed_what_a_graph_had_saved(dtype, rule, one_pass):
+    weights = weights_of({"a": torch.ones(3)}, dtype, rule, one_pass=one_pass)
+    [parameter], one = weights.parameters(), torch.ones(1)
+    product = (parameter * torch.ones(3, dtype=dtype, requires_grad=True)).sum()
+    parameter.grad = torch.ones_like(parameter)
+    weights.gather(alone=True)
+    weights.update(weights.judge(one, refuses=True), one, one)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
 def test_a_whole_run_with_the_kernels_is_that_without_them(tmp_path):
     words = (*TINY, "precision=fp16_dynamic", "train.epochs=1", "optimizer=adamw")
     with_kernels = loop_of(tmp_path / "kernels", *words)

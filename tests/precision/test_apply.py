@@ -10,7 +10,15 @@ from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
 from mptrain.errors import ConfigError
-from mptrain.precision.apply import DTYPES, autocast, cast_model, input_dtype, kept_modules, set_products
+from mptrain.precision.apply import (
+    DTYPES,
+    autocast,
+    cast_model,
+    clamp_to_range,
+    input_dtype,
+    kept_modules,
+    set_products,
+)
 from mptrain.precision.policy import NORMS
 from mptrain.precision.widened import products
 
@@ -350,3 +358,33 @@ def test_half_precision_sums_stay_in_float32_on_cuda():
     matmul = torch.backends.cuda.matmul
     assert not matmul.allow_fp16_reduced_precision_reduction
     assert not matmul.allow_bf16_reduced_precision_reduction
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_finite_values_stay_finite_in_every_mode_and_each_change_is_counted(name):
+    policy, model = mode(name, keep_fp32=["1"]), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    largest, inf = torch.finfo(torch.float32).max, float("inf")
+    model[0].register_buffer("mask", torch.tensor([0.0, -inf, -largest, 1.0]))
+    with torch.no_grad():
+        for linear in model:
+            linear.weight.copy_(torch.tensor([[7e4, -1e6], [65504.0, 0.1]]))
+    exact = model[1].weight.clone()
+    counts = clamp_to_range(model, policy)
+    assert (
+        counts == {"float32": {}, "float16": {"0.weight": 2, "0.mask": 1}, "bfloat16": {"0.mask": 1}}[policy.parameters]
+    )
+    cast_model(model, policy)
+    limit = torch.finfo(DTYPES[policy.parameters]).max
+    assert model[0].mask.tolist() == [0, -inf, -limit, 1]
+    assert model[0].weight.isfinite().all()
+    assert torch.equal(model[1].weight, exact)
+
+
+def test_an_activation_that_overflows_on_its_way_out_of_a_kept_module_is_seen():
+    model = nn.Sequential(nn.Linear(1, 1))
+    with torch.no_grad():
+        model[0].weight.fill_(1e5)
+    policy = mode("fp16_dynamic", keep_fp32=["Linear"])
+    assert clamp_to_range(model, policy) == {}
+    cast_model(model, policy)
+    assert model(torch.ones(1, 1).half()).isinf().all()
