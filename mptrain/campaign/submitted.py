@@ -24,6 +24,7 @@ from mptrain.campaign.worker import Ended, one_line
 from mptrain.engine.interrupt import Interrupts
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_PREEMPTED, EnvironmentRefused, StorageError
 from mptrain.extras import load_extra
+from mptrain.files import read_text
 from mptrain.interpreter import command
 from mptrain.runlog.storage import storing, write_atomically
 
@@ -116,7 +117,7 @@ def require_none_queued(sweep: Path) -> None:
 
 def _still_queued(path: Path) -> list[str]:
     try:
-        named = json.loads(path.read_text(encoding="utf-8"))["jobs"]
+        named = json.loads(read_text(path))["jobs"]
         numbers = [one for one in named if re.fullmatch(r"[0-9]{1,18}", one)]
         submitit = load_extra("submitit", "slurm", "--launcher") if numbers else None
     except (OSError, ValueError, TypeError, LookupError, RecursionError, EnvironmentRefused):

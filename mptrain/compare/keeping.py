@@ -18,6 +18,7 @@ from mptrain.compare.results import (
     Verdict,
 )
 from mptrain.errors import StorageError
+from mptrain.files import read_bytes
 from mptrain.masking import masked
 from mptrain.records import as_json
 from mptrain.runlog.kinds import is_built_as
@@ -54,7 +55,7 @@ def read_comparisons(path: Path) -> dict[str, Comparison]:
         StorageError: It is missing, damaged or of a newer version.
     """
     with storing(path, "read"):
-        text = path.read_bytes().decode("utf-8", "replace")
+        text = read_bytes(path).decode("utf-8", "replace")
     fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     try:

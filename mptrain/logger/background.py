@@ -15,6 +15,7 @@ import subprocess
 import time
 from typing import IO, TYPE_CHECKING, Final
 
+from mptrain.files import open_in_place
 from mptrain.interpreter import command
 from mptrain.records import EventRecord
 
@@ -95,7 +96,7 @@ class Background:
             self._bury(process)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        with self._log.open("ab") as output:
+        with os.fdopen(open_in_place(self._log, os.O_WRONLY | os.O_APPEND), "ab") as output:
             self._began = output.tell()
             process = subprocess.Popen(
                 command("-c", "from mptrain.logger.worker import main; main()"),

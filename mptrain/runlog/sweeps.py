@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mptrain.errors import EXIT_NUMERICS, StorageError
+from mptrain.files import read_bytes
 from mptrain.masking import masked
 from mptrain.runlog.kinds import each, is_count, is_mapping, is_number, is_text, is_whole, misfit, optional
 from mptrain.runlog.naming import objection
@@ -201,7 +202,7 @@ def read_sweep(folder: Path) -> Sweep:
     require_no_links(folder, [SweepPaths(folder).figures])
     with storing(path, "read"):
         try:
-            text = path.read_bytes().decode("utf-8", "replace")
+            text = read_bytes(path).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
             raise StorageError(f"{folder} is not a sweep: it has no {SWEEP_JSON}", "name the folder of one") from None
     fields = parse_object(text, path)
