@@ -17,7 +17,6 @@ from mptrain.campaign.worker import Ended, Program, ended_by, one_line, print_to
 from mptrain.errors import EXIT_OK, EXIT_PREEMPTED, StorageError
 from mptrain.extras import load_extra
 from mptrain.files import read_text
-from mptrain.masking import masked
 from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.storage import kept_in_place, write_atomically
@@ -151,7 +150,7 @@ def _queue_again() -> None:
 
 def _tell(errand: Errand, told: Told) -> None:
     with contextlib.suppress(StorageError):  # the run directory says it too
-        write_atomically(errand.told, json.dumps(masked(asdict(told))) + "\n")
+        write_atomically(errand.told, json.dumps(asdict(told)) + "\n")
 
 
 class _Nobody:

@@ -26,7 +26,6 @@ from mptrain.errors import (
     Preempted,
     StorageError,
 )
-from mptrain.masking import masked
 from mptrain.runlog import RunDirectory, storing, write_atomically
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, s
     with contextlib.suppress(OSError, StorageError):
         with storing(directory.paths.failure):
             directory.paths.failure.mkdir(exist_ok=True)
-        write_atomically(directory.paths.failure / "traceback.txt", masked("".join(traceback.format_exception(error))))
+        write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
     return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
 
 

@@ -24,7 +24,6 @@ from mptrain.config.differences import change_in_words, diff
 from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.files import read_bytes
-from mptrain.masking import masked
 from mptrain.records import as_json
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.reader import read_run
@@ -250,7 +249,7 @@ def write_verdict(reproduction: Reproduction, verdict: Verdict, numbers: Numbers
         "arithmetic": numbers,
     }
     path = SweepPaths(reproduction.folder).verdict
-    write_atomically(path, json.dumps(masked(json.loads(as_json(fields))), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(json.loads(as_json(fields)), indent=1, allow_nan=False) + "\n")
     return path
 
 

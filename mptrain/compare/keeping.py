@@ -19,7 +19,6 @@ from mptrain.compare.results import (
 )
 from mptrain.errors import StorageError
 from mptrain.files import read_bytes
-from mptrain.masking import masked
 from mptrain.records import as_json
 from mptrain.runlog.kinds import is_built_as
 from mptrain.runlog.state import check_schema, parse_object
@@ -45,7 +44,7 @@ def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
         StorageError: The disk refuses.
     """
     kept = [{"name": name, "comparison": to_json(comparison)} for name, comparison in groups.items()]
-    write_atomically(path, json.dumps(masked({"schema": SCHEMA, "groups": kept}), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps({"schema": SCHEMA, "groups": kept}, indent=1, allow_nan=False) + "\n")
 
 
 def read_comparisons(path: Path) -> dict[str, Comparison]:

@@ -156,7 +156,7 @@ def write_examination(path: Path, found: Examination) -> None:
         StorageError: The file cannot be written.
     """
     line = as_json({"schema": SCHEMA, **asdict(found)})
-    write_atomically(path, json.dumps(masked(json.loads(line)), indent=2, allow_nan=False) + "\n", durable=False)
+    write_atomically(path, json.dumps(json.loads(line), indent=2, allow_nan=False) + "\n", durable=False)
 
 
 def read_examination(path: Path) -> Examination:

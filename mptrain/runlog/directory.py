@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from mptrain.errors import ConfigError, StorageError, did_you_mean
 from mptrain.files import read_bytes
-from mptrain.masking import masked
 from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import check_run_name, fresh_name
@@ -87,7 +86,7 @@ class RunDirectory:
         Raises:
             StorageError: One of them cannot be written.
         """
-        lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in masked(tuple(overrides))]
+        lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in overrides]
         write_atomically(self.paths.config, config)
         write_atomically(self.paths.overrides, "".join(lines) or "[]\n")
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.errors import StorageError
+from mptrain.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -196,7 +197,7 @@ def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
 
 
 def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, good: str = "") -> None:
-    """Replace a file so that every reader, and every crash, sees the old content or the new one whole.
+    """Replace a file so that every reader, and every crash, sees the old content or the new one whole. Text is written without secrets.
 
     Args:
         path: The file; its folder must exist.
@@ -207,7 +208,7 @@ def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, goo
     Raises:
         StorageError: The file cannot be written; the old content is untouched.
     """
-    content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    content = masked(data).encode("utf-8", "surrogateescape") if isinstance(data, str) else data
     draft = temporary(path)
     with storing(path, needed=len(content), good=good):
         try:
