@@ -12,6 +12,10 @@ found there. ``PYTHONPATH`` can name it. Imports only modules that every interpr
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 #: The script that every helper runs first.
 _HELPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "helper.py")  # noqa: PTH100, PTH118, PTH120
 
@@ -41,9 +45,10 @@ def guard_multiprocessing() -> None:
 
     It has one function that starts all of them, and no public way to say how. A helper calls this too, for what it starts itself.
     """
-    from multiprocessing import util
+    from importlib import import_module
 
-    original = util.spawnv_passfds  # type: ignore[attr-defined]
+    util: Any = import_module("multiprocessing.util")
+    original = util.spawnv_passfds
     if getattr(original, "guarded", False):
         return
 
@@ -53,7 +58,7 @@ def guard_multiprocessing() -> None:
         return started
 
     spawnv_passfds.guarded = True  # type: ignore[attr-defined]
-    util.spawnv_passfds = spawnv_passfds  # type: ignore[attr-defined]
+    util.spawnv_passfds = spawnv_passfds
 
 
 def _search_path() -> list[str]:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +172,7 @@ def _executor(launcher: Launcher, folder: Path) -> Any:
 
 def _guard_controller() -> None:
     """Let submitit's local executor start its controller by `command`: it writes ``python -m`` and takes no other way."""
-    from submitit.local import local
+    local: Any = import_module("submitit.local.local")
 
     def start(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command(*words[1:]), **more)
