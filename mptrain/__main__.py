@@ -1,10 +1,12 @@
 """``python -m mptrain``, and the console script."""
 
-from __future__ import annotations
+from mptrain.interpreter import forget_current_folder
 
-import signal
+forget_current_folder()  # before anything else is imported
 
-from mptrain.cli.main import main as run_words
+import signal  # noqa: E402
+
+from mptrain.cli.main import main as run_words  # noqa: E402
 
 
 def main() -> int:

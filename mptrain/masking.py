@@ -55,6 +55,7 @@ def _forms(secret: str) -> tuple[str, ...]:
     return (
         secret,
         json.dumps(secret)[1:-1],
+        json.dumps(secret, ensure_ascii=False)[1:-1],
         repr(secret)[1:-1],
         page,
         page.replace("&#x27;", "&#39;").replace("&quot;", "&#34;"),

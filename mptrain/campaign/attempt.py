@@ -134,7 +134,6 @@ def _launch(config: Config, show: Show, ranks: Ranks) -> Outcome:
     directory = create_run(root, label, name)
     remember_run(str(directory.root))
     with directory.lock():
-        directory.write_config(config.yaml, config.overrides)
         return _attempt(directory, config, built, None, show, built[0].notes)
 
 
@@ -251,9 +250,10 @@ def _continue(
             notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]
         else:
             notes += built[0].fault.in_words()
-        if explicit or not path.exists():
-            directory.write_config(config.yaml, config.overrides)
-        return _attempt(directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed)
+        as_written = path.exists() and not explicit
+        return _attempt(
+            directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed, as_written=as_written
+        )
 
 
 def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
@@ -333,12 +333,16 @@ def _attempt(
     notes: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
     changed: tuple[str, ...] = (),
+    *,
+    as_written: bool = False,
 ) -> Outcome:
     parts, options = built
     directory.remove_drafts()
     manifest = loaded.manifest if loaded else None
     lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
     warnings = (*parts.warnings, *warnings, *lost)
+    if not as_written:  # not before it is sure that the records can be gone on with
+        directory.write_config(config.yaml, config.overrides)
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
     if loaded and (other := other_training_data(directory.root, parts)):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.dataset.batch import Batch
 from mptrain.errors import StorageError
+from mptrain.files import read_text
 from mptrain.runlog.plain_state import load_plain
 from mptrain.runlog.strict_json import parse_strict
 
@@ -52,7 +53,7 @@ def read_ending(directory: RunDirectory, trust: str = "") -> Ending:
     recorded, kept = directory.paths.failure / "diagnosis.json", directory.paths.failure / "step.pt"
     path, why, cause = recorded, "is damaged", Exception()
     try:
-        fields = parse_strict(recorded.read_text(encoding="utf-8"))
+        fields = parse_strict(read_text(recorded))
         path = kept
         saved = load_plain(kept)
         return Ending(

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 from mptrain.campaign.worker import Ended, Program, ended_by, one_line, print_to, print_traceback
 from mptrain.errors import EXIT_OK, EXIT_PREEMPTED, StorageError
 from mptrain.extras import load_extra
-from mptrain.masking import masked
+from mptrain.files import read_text
 from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.storage import kept_in_place, write_atomically
 from mptrain.runlog.sweeps import JobStatus
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Told:
 def read_told(path: Path) -> Told | None:
     """What a job last said; None where it has said nothing that can be read."""
     try:
-        found = Told(**json.loads(path.read_text(encoding="utf-8")))
+        found = Told(**json.loads(read_text(path)))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     fine = found.status in get_args(JobStatus) and isinstance(found.reason, str) and isinstance(found.code, int | None)
@@ -116,7 +116,8 @@ def _train(errand: Errand) -> Ended:
 
         report = errand.program.report
         config = Composer(errand.config_dirs, errand.config_name).compose(errand.words)
-        errand.program.train(config, _Nobody())
+        with kept_in_place(errand.log.parent):  # the sweep's, which a run would else make anew
+            errand.program.train(config, _Nobody())
     except _Stopped as stopped:
         return Ended("preempted", EXIT_PREEMPTED, f"{stopped}: stopped before it trained")
     except BaseException as error:
@@ -149,7 +150,7 @@ def _queue_again() -> None:
 
 def _tell(errand: Errand, told: Told) -> None:
     with contextlib.suppress(StorageError):  # the run directory says it too
-        write_atomically(errand.told, json.dumps(masked(asdict(told))) + "\n")
+        write_atomically(errand.told, json.dumps(asdict(told)) + "\n")
 
 
 class _Nobody:

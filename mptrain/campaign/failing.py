@@ -26,8 +26,7 @@ from mptrain.errors import (
     StorageError,
     out_of_memory,
 )
-from mptrain.masking import masked
-from mptrain.runlog import RunDirectory, write_atomically
+from mptrain.runlog import RunDirectory, storing, write_atomically
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
@@ -85,8 +84,9 @@ def how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, s
     if isinstance(error, MptrainError):
         return "failed", str(error), error.exit_code
     with contextlib.suppress(OSError, StorageError):
-        directory.paths.failure.mkdir(exist_ok=True)
-        write_atomically(directory.paths.failure / "traceback.txt", masked("".join(traceback.format_exception(error))))
+        with storing(directory.paths.failure):
+            directory.paths.failure.mkdir(exist_ok=True)
+        write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
     return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
 
 

@@ -20,9 +20,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.campaign.points import Point
-from mptrain.campaign.sweep import quoted
 from mptrain.campaign.worker import one_line
-from mptrain.config.overrides import parse
+from mptrain.config.overrides import parse, quoted
 from mptrain.config.ranges import first_line
 from mptrain.config.targets import is_allowed, resolve
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mptrain.campaign.worker import ENDING_SIGNALS, OF_THE_SERVER, Program, answer
 from mptrain.errors import EnvironmentRefused
+from mptrain.interpreter import guard_multiprocessing
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess, SpawnProcess
@@ -35,6 +36,7 @@ def warm_up(program: Program) -> None:
     """Start the fork server, which imports what jobs will need while the caller does something else."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mptrain.campaign.warm", *program.modules])
+    guard_multiprocessing()
     resource_tracker.ensure_running()  # else the server's start would do it, and unblock signals in between
     with _signals_blocked(), _one_thread():
         forkserver.ensure_running()
@@ -90,6 +92,7 @@ def start(process: Process) -> Process:
     Raises:
         OSError, EOFError: There is none to be had.
     """
+    guard_multiprocessing()
     for left in reversed(range(_TRIES)):
         try:
             with _signals_blocked(), _one_thread() if _is_forked(process) else contextlib.nullcontext():

@@ -23,7 +23,7 @@ from mptrain.config.compose import Composer
 from mptrain.config.differences import change_in_words, diff
 from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
-from mptrain.masking import masked
+from mptrain.files import read_bytes
 from mptrain.records import as_json
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.reader import read_run
@@ -249,7 +249,7 @@ def write_verdict(reproduction: Reproduction, verdict: Verdict, numbers: Numbers
         "arithmetic": numbers,
     }
     path = SweepPaths(reproduction.folder).verdict
-    write_atomically(path, json.dumps(masked(json.loads(as_json(fields))), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(json.loads(as_json(fields)), indent=1, allow_nan=False) + "\n")
     return path
 
 
@@ -288,7 +288,7 @@ def _require_same_configurations(folder: Path, points: Sequence[Point]) -> None:
         saved = RunPaths(folder / job.name).config
         if point.config is None or not saved.is_file():
             continue
-        if changes := diff(saved.read_text(encoding="utf-8", errors="replace"), point.config.yaml):
+        if changes := diff(read_bytes(saved).decode("utf-8", "replace"), point.config.yaml):
             words = ", ".join(change_in_words(*change) for change in changes[:3])
             raise ConfigError(
                 f"{folder} holds runs of arm {job.arm} from when its words meant something else: {words}",

@@ -11,9 +11,13 @@ import json
 import os
 import re
 import secrets
+import shlex
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
+from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mptrain.campaign.errand import TIME_IS_UP, Errand, Told, do, read_told
@@ -21,6 +25,8 @@ from mptrain.campaign.worker import Ended, one_line
 from mptrain.engine.interrupt import Interrupts
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_PREEMPTED, EnvironmentRefused, StorageError
 from mptrain.extras import load_extra
+from mptrain.files import read_text
+from mptrain.interpreter import command
 from mptrain.runlog.storage import storing, write_atomically
 
 if TYPE_CHECKING:
@@ -112,7 +118,7 @@ def require_none_queued(sweep: Path) -> None:
 
 def _still_queued(path: Path) -> list[str]:
     try:
-        named = json.loads(path.read_text(encoding="utf-8"))["jobs"]
+        named = json.loads(read_text(path))["jobs"]
         numbers = [one for one in named if re.fullmatch(r"[0-9]{1,18}", one)]
         submitit = load_extra("submitit", "slurm", "--launcher") if numbers else None
     except (OSError, ValueError, TypeError, LookupError, RecursionError, EnvironmentRefused):
@@ -144,15 +150,17 @@ def _executor(launcher: Launcher, folder: Path) -> Any:
     """Submitit's executor for jobs of this kind."""
     submitit = _submitit(launcher)
     submitit.JobEnvironment.USR_SIG = TIME_IS_UP.name.removeprefix("SIG")  # what Slurm is asked to send
+    python = shlex.join(command("-u"))  # submitit goes on with -m and a module
     if launcher.executor == "local":
-        local = submitit.LocalExecutor(folder)
+        _guard_controller()
+        local = submitit.LocalExecutor(folder, python=python)
         local.update_parameters(
             timeout_min=launcher.timeout_min,
             signal_delay_s=launcher.signal_delay_s,
             gpus_per_node=launcher.gpus_per_node,
         )
         return local
-    slurm = submitit.SlurmExecutor(folder)
+    slurm = submitit.SlurmExecutor(folder, python=python)
     asked = {name: getattr(launcher, name) for name in _PASSED_ON if getattr(launcher, name) is not None}
     if launcher.mem_gb is not None:
         asked["mem"] = f"{round(1024 * launcher.mem_gb)}MB"
@@ -160,6 +168,16 @@ def _executor(launcher: Launcher, folder: Path) -> Any:
         asked["gpus_per_node"] = launcher.gpus_per_node
     slurm.update_parameters(time=launcher.timeout_min, additional_parameters={"requeue": True}, **asked)
     return slurm
+
+
+def _guard_controller() -> None:
+    """Let submitit's local executor start its controller by `command`: it writes ``python -m`` and takes no other way."""
+    local: Any = import_module("submitit.local.local")
+
+    def start(words: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command(*words[1:]), **more)
+
+    local.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 
 #: Keys of a launcher that submitit calls the same.

@@ -19,6 +19,7 @@ from mptrain.campaign.errand import Errand
 from mptrain.campaign.points import NOT_SWEPT, Point
 from mptrain.campaign.pool import Slots, Task, run_tasks
 from mptrain.campaign.submitted import fresh_folder, require_none_queued, run_submitted
+from mptrain.config.overrides import quoted
 from mptrain.config.trust import retyped_for
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
@@ -247,11 +248,6 @@ def directory_name(point: Point) -> str:
     """``NNN-OVERRIDES``: sortable, readable, safe in a path."""
     text = re.sub(r"[^A-Za-z0-9._=+,-]+", "_", ",".join(point.varied))[:100].strip("_.")
     return f"{point.number:03d}-{text}" if text else f"{point.number:03d}"
-
-
-def quoted(text: str) -> str:
-    """A value in Hydra's quotes, where a backslash counts only before a quote."""
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
 
 
 class _Record:

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, Preempted
+from mptrain.files import open_in_place
 from mptrain.masking import MaskedText
 from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, StepRecord
+from mptrain.runlog.storage import kept_in_place, storing
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -193,15 +195,16 @@ def _be_the_first_to_go() -> None:
 def _work(assignment: Assignment, pipe: Connection) -> Ended:
     report: Callable[[BaseException], int] = print_traceback
     try:
-        print_to(assignment.log)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
-        program, config = pickle.loads(assignment.work)
-        report = program.report
-        if assignment.threads is not None:
-            import torch
+        with kept_in_place(assignment.log.parent):  # the sweep's, which a run would else make anew
+            print_to(assignment.log)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+            program, config = pickle.loads(assignment.work)
+            report = program.report
+            if assignment.threads is not None:
+                import torch
 
-            torch.set_num_threads(min(assignment.threads, torch.get_num_threads()))
-        program.train(config, _ToParent(pipe))
+                torch.set_num_threads(min(assignment.threads, torch.get_num_threads()))
+            program.train(config, _ToParent(pipe))
     except BaseException as error:
         return ended_by(error, report)
     return Ended("done", EXIT_OK)
@@ -233,7 +236,8 @@ def print_traceback(error: BaseException) -> int:
 
 def print_to(log: Path) -> None:
     """Send everything that is printed from here on, by any library, to a file."""
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    with storing(log):
+        descriptor = open_in_place(log, os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.dup2(descriptor, 1)

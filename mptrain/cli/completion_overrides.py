@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mptrain.cli.completion_choices import choices_in_section, choices_of_target
 from mptrain.config.catalogue import RECHOSEN, Entry, Option, read_entries
+from mptrain.files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -133,7 +134,7 @@ class Overrides:
         asked = self._chosen({})
         replaced = {option.group for options in asked for option in options}
         try:
-            lines = self._saved.read_text(encoding="utf-8").splitlines()
+            lines = read_text(self._saved).splitlines()
         except (OSError, UnicodeDecodeError):
             lines = []
         kept = [entry for entry in read_entries(lines) if entry.key.split(".")[0] not in replaced]

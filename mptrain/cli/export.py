@@ -16,6 +16,7 @@ from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import parameters
 from mptrain.config.trust import is_trust
 from mptrain.errors import EXIT_OK, UsageError
+from mptrain.files import read_bytes
 from mptrain.runlog.state import parse_object
 from mptrain.runlog.storage import readable_bytes, storing
 
@@ -71,7 +72,7 @@ def _call(done: Export) -> str:
 
 def _card(path: Path) -> dict[str, Any]:
     with storing(path, "read"):
-        text = path.read_bytes().decode("utf-8", "replace")
+        text = read_bytes(path).decode("utf-8", "replace")
     return parse_object(text, path)
 
 

@@ -11,6 +11,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, Preempted, StorageError
+from mptrain.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -125,7 +126,7 @@ _STYLES = re.compile(r"(\x1b\[(?:[0-3]|[39][0-7])(?:;(?:[0-3]|[39][0-7]))*m)")
 
 
 def say(text: str, *, styled: bool = False) -> None:
-    """Print lines in which nothing controls a terminal.
+    """Print lines in which nothing controls a terminal, and no secret of the environment stands.
 
     Args:
         text: Lines; words out of files may stand in it.
@@ -150,7 +151,8 @@ def say_checking(points: int) -> None:
 
 
 def harmless(text: str) -> str:
-    """Text without control characters and lone surrogates: nothing in it controls a terminal."""
+    """Text without control characters and lone surrogates, so that nothing in it controls a terminal, and without secrets."""
+    text = masked(text)
     if text.isprintable():
         return text
     clean = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)

@@ -18,7 +18,7 @@ from mptrain.compare.results import (
     Verdict,
 )
 from mptrain.errors import StorageError
-from mptrain.masking import masked
+from mptrain.files import read_bytes
 from mptrain.records import as_json
 from mptrain.runlog.kinds import is_built_as
 from mptrain.runlog.state import check_schema, parse_object
@@ -44,7 +44,7 @@ def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
         StorageError: The disk refuses.
     """
     kept = [{"name": name, "comparison": to_json(comparison)} for name, comparison in groups.items()]
-    write_atomically(path, json.dumps(masked({"schema": SCHEMA, "groups": kept}), indent=1, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps({"schema": SCHEMA, "groups": kept}, indent=1, allow_nan=False) + "\n")
 
 
 def read_comparisons(path: Path) -> dict[str, Comparison]:
@@ -54,7 +54,7 @@ def read_comparisons(path: Path) -> dict[str, Comparison]:
         StorageError: It is missing, damaged or of a newer version.
     """
     with storing(path, "read"):
-        text = path.read_bytes().decode("utf-8", "replace")
+        text = read_bytes(path).decode("utf-8", "replace")
     fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     try:

@@ -18,6 +18,7 @@ from mptrain.compare.course import course_of
 from mptrain.compare.results import RunMeasures
 from mptrain.compare.settings import chosen, settings
 from mptrain.errors import ConfigError, StorageError
+from mptrain.files import read_bytes
 from mptrain.numerics.exponents import merged, total
 from mptrain.runlog.reader import Run
 from mptrain.runlog.state import parse_object
@@ -185,7 +186,7 @@ def _digest_of_data(run: Run) -> str:
     if not run.paths.data.exists():
         return ""
     with storing(run.paths.data, "read"):
-        text = run.paths.data.read_bytes().decode("utf-8", "replace")
+        text = read_bytes(run.paths.data).decode("utf-8", "replace")
     card = parse_object(text, run.paths.data)
     if isinstance(files := card.get("files"), dict):
         card["files"] = {part: [PurePath(file).name for file in some] for part, some in files.items()}

@@ -1,7 +1,7 @@
 """What there is to choose from: groups, options, keys and their comments, read from the YAML files as text.
 
 Help and listing must answer in a fraction of the time that composing takes, so this reads lines instead of
-building configurations, and imports nothing but the standard library. It understands the block style in which
+building configurations, and imports nothing heavier than the standard library. It understands the block style in which
 the files of ``configs/`` are written; what it does not understand it leaves out, because it only describes.
 """
 
@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+from mptrain.files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,7 +63,7 @@ class Option:
     def lines(self) -> tuple[str, ...]:
         """The file's lines; a file that cannot be read has none (composing will say why)."""
         try:
-            return tuple(self.path.read_text(encoding="utf-8").splitlines())
+            return tuple(read_text(self.path).splitlines())
         except (OSError, UnicodeDecodeError):
             return ()
 

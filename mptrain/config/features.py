@@ -15,6 +15,7 @@ from mptrain.engine.classifier import train_classifier
 from mptrain.engine.portable import plain_weights, take_over
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.errors import CheckpointError, ConfigError
+from mptrain.files import read_text
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.strict_json import parse_strict
@@ -62,7 +63,7 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
     run = open_run(path)
     trained = reload(run.read_config(), allow=config.extensions.allow)
     try:
-        card: dict[str, Any] = parse_strict(run.paths.data.read_text(encoding="utf-8"))
+        card: dict[str, Any] = parse_strict(read_text(run.paths.data))
         preparation = _preparation(card["preparation"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(

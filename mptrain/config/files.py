@@ -13,6 +13,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode  # type: ignore[import-unty
 
 from mptrain.config.ranges import show
 from mptrain.errors import ConfigError, Problem
+from mptrain.files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +38,7 @@ def find_unreadable(paths: Iterable[Path]) -> Problem | None:
 
 def _read(path: Path) -> Problem | None:
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_bytes(path).decode("utf-8")
     except OSError as error:
         return Problem(f"{path} cannot be read: {error.strerror or error}", "check that it exists and its permissions")
     except UnicodeDecodeError as error:
@@ -79,7 +80,7 @@ def find_endless(folders: Iterable[Path]) -> Problem | None:
     """The problem of the first file whose aliases, or brackets, would take all memory, or for ever, to follow."""
     for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
         try:
-            text = path.read_bytes().decode("utf-8")
+            text = read_bytes(path).decode("utf-8")
             if max(map(text.count, "[{"), default=0) > _DEEPEST or max(map(_indent, text.split("\n"))) > _DEEPEST:
                 compose(text)
             if "&" in text and "*" in text and (too_large := _unfolded(compose(text))):

@@ -7,6 +7,7 @@ and no ranges. Imports no torch.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,8 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
         override = OverridesParser.create().parse_override(word)
         value = override.value()  # functions such as int() are evaluated here
     except (HydraException, RecursionError, ValueError, TypeError, ArithmeticError) as error:
+        if unquoted := _unquoted(word):
+            return None, unquoted
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         reason = re.sub(r" expecting \{.*\}| at: '<EOF>'", "", reason).replace(
             "mismatched input '<EOF>'", "it ends too early"
@@ -130,6 +133,30 @@ def _readable(word: str) -> str:
         return f"write {key}=[{value[1:-1]}]"
     bare = value.strip("=,; ")
     return f"write {key}={bare}" if re.fullmatch(r"[\w.+-]+", bare, re.ASCII) else f"quote the value: '{key}=\"...\"'"
+
+
+def quoted(text: str) -> str:
+    """A value in Hydra's quotes, where a backslash counts only before a quote."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
+
+
+#: Characters that a value can have in quotes only.
+_IN_QUOTES = {"'": "a single quote", '"': "a double quote", "\n": "a line end", "\r": "a line end", "\t": "a tab"}
+
+
+def _unquoted(word: str) -> Problem | None:
+    """The problem of a plain text that Hydra cannot read because it has to stand in quotes; None where it is another one."""
+    key, _, value = word.partition("=")
+    found = [name for letter, name in _IN_QUOTES.items() if letter in value]
+    if not found or set(value) & set("[]{}()") or value[0] in "'\"":
+        return None
+    written = quoted(value)
+    try:
+        fits = OverridesParser.create().parse_override(f"{key}={written}").value() == value
+    except HydraException:
+        fits = False
+    hint = f"write {shlex.quote(f'{key}={written}')}" if fits and value.isprintable() else "choose a value without it"
+    return Problem(f"'{show(word)}' cannot be read: {found[0]} has to stand in quotes", hint)
 
 
 def check_group(override: Override, catalogue: Catalogue) -> Iterator[Problem]:

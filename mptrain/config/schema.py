@@ -16,6 +16,7 @@ from mptrain.config.learners import LearnerChoices
 from mptrain.config.ranges import Says
 from mptrain.distributed.options import DistributedOptions
 from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
+from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
 from mptrain.precision.policy import Policy
 from mptrain.runlog.naming import check_run_name
@@ -57,6 +58,10 @@ class RunOptions:
     root: FolderPath = "outputs"
 
     def __post_init__(self) -> None:
+        if any(letter < " " or letter == "\x7f" for letter in self.root):
+            raise ConfigError(
+                f"run.root={self.root!r} has a line end or another control character", "choose another folder"
+            )
         if self.name is not None:
             check_run_name(self.name)
 

@@ -149,6 +149,8 @@ class Loader:
             batch_size=None,  # a key stands for a whole batch
             sampler=self._plan,
             num_workers=self.workers,
+            # In a job of a sweep it would else be a fork server of the job's own, whose processes outlive the job.
+            multiprocessing_context="fork",
             persistent_workers=True,
             pin_memory=self.pin,
             collate_fn=_as_is,  # type: ignore[arg-type]

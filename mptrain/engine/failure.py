@@ -15,7 +15,6 @@ import torch
 
 from mptrain.diagnostics.overflow import offenders
 from mptrain.errors import NumericsError
-from mptrain.masking import masked
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.shards import part
 from mptrain.runlog.storage import storing, temporary, write_atomically
@@ -220,7 +219,7 @@ def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str,
         draft = temporary(folder / "step.pt")
         torch.save(saved, draft)
         draft.replace(folder / "step.pt")
-    write_atomically(folder / "diagnosis.json", json.dumps(masked(asdict(diagnosis)), indent=2) + "\n")
+    write_atomically(folder / "diagnosis.json", json.dumps(asdict(diagnosis), indent=2) + "\n")
 
 
 def _non_finite(tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[tuple[str, str], ...]]:

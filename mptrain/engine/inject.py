@@ -40,6 +40,10 @@ _KINDS = {
 }
 
 
+#: Names in a message.
+_MOST_NAMES = 24
+
+
 class Injection:
     """The fault of a run; without ``inject.step`` there is none.
 
@@ -215,17 +219,25 @@ class Injection:
         what = _KINDS[self._kind]
         raise ConfigError(
             f"inject.tensor={words}: {f'there is no {what.lower()} {self._name!r}' if what else 'the input has no name'}",
-            f"did you mean {self._kind}:{guess}?"
-            if guess
-            else f"write {f'{self._kind}:{what}' if what else self._kind}",
+            f"{f'did you mean {self._kind}:{guess}? ' if guess else ''}there is {_listed(known)}"
+            if what
+            else f"write {self._kind}",
         )
 
-    def _known(self) -> set[str]:
+    def _known(self) -> list[str]:
         if _KINDS.get(self._kind) == "MODULE":
-            return {name for name, _ in self._model.named_modules() if name}
+            return [name for name, _ in self._model.named_modules() if name]
         if _KINDS.get(self._kind) == "PARAMETER":
-            return {name for learner in self._learners for name in learner.weights.names}
-        return {""}
+            return [name for learner in self._learners for name in learner.weights.names]
+        return [""]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in their order, with the middle left out where there are many."""
+    if len(names) <= _MOST_NAMES:
+        return ", ".join(names)
+    half = _MOST_NAMES // 2
+    return ", ".join([*names[:half], f"... ({len(names) - _MOST_NAMES} more)", *names[-half:]])
 
 
 def _is_float(value: object) -> bool:

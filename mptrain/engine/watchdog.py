@@ -8,11 +8,16 @@ of Python's lock, which waiting for files, devices and other processes does.
 from __future__ import annotations
 
 import faulthandler
+import os
 import sys
 import threading
 import time
 from datetime import datetime
 from typing import TYPE_CHECKING
+
+from mptrain.errors import StorageError
+from mptrain.files import open_in_place
+from mptrain.runlog.storage import storing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,10 +79,12 @@ class Watchdog:
     def _tell(self) -> None:
         told = f"no progress for {self._seconds:g} s"
         try:
-            with self._path.open("a", encoding="utf-8") as file:
+            with storing(self._path):
+                descriptor = open_in_place(self._path, os.O_WRONLY | os.O_APPEND)
+            with os.fdopen(descriptor, "a", encoding="utf-8") as file:
                 print(f"{datetime.now().astimezone().isoformat(timespec='seconds')}: {told}", file=file, flush=True)
                 faulthandler.dump_traceback(file)
             where = f"where every thread of the run stands is in {self._path}"
-        except OSError as error:
-            where = f"{self._path} cannot be written: {error.strerror}"
+        except (OSError, StorageError) as error:
+            where = str(error)
         print(f"warning: {told}; {where}", file=sys.stderr, flush=True)

@@ -12,10 +12,11 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import time
 from typing import IO, TYPE_CHECKING, Final
 
+from mptrain.files import open_in_place
+from mptrain.interpreter import command
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
@@ -95,12 +96,10 @@ class Background:
             self._bury(process)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # By the words of -c, because the folder of a script would stand first among those that imports search.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from mptrain.logger.worker import main; main()"
-        with self._log.open("ab") as output:
+        with os.fdopen(open_in_place(self._log, os.O_WRONLY | os.O_APPEND), "ab") as output:
             self._began = output.tell()
             process = subprocess.Popen(
-                [sys.executable, "-c", code],
+                command("-c", "from mptrain.logger.worker import main; main()"),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mptrain.errors import ConfigError
+from mptrain.files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +107,7 @@ def kept_id(file: Path, make: Callable[[], str]) -> str:
     if file.is_symlink():  # of a run that somebody else made
         raise ValueError(f"{file} is a symbolic link")
     if file.exists():
-        return file.read_text(encoding="utf-8").strip()
+        return read_text(file).strip()
     identity = make()
     file.parent.mkdir(exist_ok=True)
     file.write_text(identity + "\n", encoding="utf-8")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from mptrain.masking import masked
 from mptrain.numerics.formats import FLOAT16
 from mptrain.report.operators_part import operator_blocks
 from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section, table
@@ -60,9 +59,9 @@ def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ())
     page = diagnosis_page(found)
     stem = file_stem(found, words)
     write_examination(folder / f"{stem}.json", found)
-    write_atomically(folder / f"{stem}.md", masked(markdown_page(page, "figures")), durable=False)
+    write_atomically(folder / f"{stem}.md", markdown_page(page, "figures"), durable=False)
     shown = folder / f"{stem}.html"
-    write_atomically(shown, masked(html(page)), durable=False)
+    write_atomically(shown, html(page), durable=False)
     return shown
 
 

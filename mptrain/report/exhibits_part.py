@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Final
 
+from mptrain.files import read_bytes, read_text
 from mptrain.report.page import Block, Cell, Picture, Sound, Text, table
 from mptrain.runlog.layout import CAPTIONS
 from mptrain.runlog.reader import Run
@@ -41,7 +42,7 @@ def exhibits(run: Run, *, over: str = "", most_bytes: int = MOST_BYTES) -> list[
                 newest[_kind_and_step(path)[0]] = path
             kinds = sorted(newest, key=_number_and_name) if suffix == ".wav" else list(newest)
             found = [
-                (newest[kind], newest[kind].read_bytes(), captions.get(kind, ""))
+                (newest[kind], read_bytes(newest[kind]), captions.get(kind, ""))
                 for kind in kinds
                 if newest[kind].stat().st_size <= most_bytes
             ]
@@ -87,7 +88,7 @@ def _number_and_name(kind: str) -> tuple[int, str]:
 def _captions(samples: Path) -> dict[str, str]:
     """What the samples are, by kind; empty where nothing is said, or it cannot be read."""
     try:
-        found = json.loads((samples / CAPTIONS).read_text(encoding="utf-8"))
+        found = json.loads(read_text(samples / CAPTIONS))
     except (OSError, ValueError, RecursionError):
         return {}
     return {kind: text for kind, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}

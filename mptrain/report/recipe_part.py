@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.errors import StorageError
+from mptrain.files import read_bytes
 from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
 from mptrain.report.wording import counted, number
 from mptrain.runlog.kinds import is_number
@@ -53,7 +54,7 @@ def read_verdict(folder: Path) -> RecipeVerdict:
     path = SweepPaths(folder).verdict
     try:
         with storing(path, "read"):
-            text = path.read_bytes().decode("utf-8", "replace") if path.exists() else "{}"
+            text = read_bytes(path).decode("utf-8", "replace") if path.exists() else "{}"
         return RecipeVerdict(restore_nonfinite(parse_object(text, path)))
     except StorageError as error:
         return RecipeVerdict({}, str(error))

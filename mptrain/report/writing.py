@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mptrain.errors import StorageError
-from mptrain.masking import masked
 from mptrain.report.comparison_page import comparison_page
 from mptrain.report.forecast_page import Recommendation, forecast_page
 from mptrain.report.page import Page
@@ -82,9 +81,9 @@ def write_page(page: Page, folder: Path, files: Written) -> Written:
         with storing(figures, "create"):
             figures.mkdir(exist_ok=True)
     for plot in page.plots():
-        write_atomically(figures / f"{plot.name}.svg", masked(plot.svg), durable=False)
-    write_atomically(files.md, masked(markdown_page(page, figures.name)), durable=False)
-    write_atomically(files.html, masked(html(page)), durable=False)
+        write_atomically(figures / f"{plot.name}.svg", plot.svg, durable=False)
+    write_atomically(files.md, markdown_page(page, figures.name), durable=False)
+    write_atomically(files.html, html(page), durable=False)
     return files
 
 

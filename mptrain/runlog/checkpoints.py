@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, cast
 import torch
 
 from mptrain.errors import CheckpointError, StorageError
+from mptrain.files import open_to_read
 from mptrain.runlog.hashed_file import HashedFile
 from mptrain.runlog.manifest import (
     BEST,
@@ -31,14 +32,7 @@ from mptrain.runlog.manifest import (
 )
 from mptrain.runlog.plain_state import NotPlain, check_plain, load_plain
 from mptrain.runlog.shards import FOLDER, with_parts, write_parts
-from mptrain.runlog.storage import (
-    TEMPORARY,
-    as_storage_error,
-    storing,
-    sync_folder,
-    temporary,
-    write_atomically,
-)
+from mptrain.runlog.storage import TEMPORARY, as_storage_error, storing, sync_folder, temporary, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -114,7 +108,7 @@ class CheckpointStore:
         tensors = check_plain(state)
         metric = metric if metric is not None and math.isfinite(metric) else None
         with storing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # never the run's own
             self._remove_leftovers(keep=parts[0] if parts else "")
             newest = next(iter(manifests_in(self.folder)), None)
         good = "" if newest is None else f"the checkpoint of step {step_of(newest)}"
@@ -319,7 +313,7 @@ def _load(path: Path) -> Loaded:
         size = data.stat().st_size
         if size != manifest.bytes:
             raise CheckpointError(f"{data} is damaged: {size} bytes instead of {manifest.bytes}")
-        with data.open("rb") as file:
+        with open_to_read(data) as file:
             while chunk := file.read(_CHUNK):
                 digest.update(chunk)
     if digest.hexdigest() != manifest.sha256:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.errors import StorageError
+from mptrain.files import read_bytes
 from mptrain.masking import masked
 from mptrain.records import as_json
 from mptrain.runlog.kinds import is_built_as
@@ -155,7 +156,7 @@ def write_examination(path: Path, found: Examination) -> None:
         StorageError: The file cannot be written.
     """
     line = as_json({"schema": SCHEMA, **asdict(found)})
-    write_atomically(path, json.dumps(masked(json.loads(line)), indent=2, allow_nan=False) + "\n", durable=False)
+    write_atomically(path, json.dumps(json.loads(line), indent=2, allow_nan=False) + "\n", durable=False)
 
 
 def read_examination(path: Path) -> Examination:
@@ -165,7 +166,7 @@ def read_examination(path: Path) -> Examination:
         StorageError: The file cannot be read, is damaged, or of a newer schema.
     """
     with storing(path, "read"):
-        text = path.read_bytes().decode("utf-8", "replace")
+        text = read_bytes(path).decode("utf-8", "replace")
     fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     del fields["schema"]

@@ -12,19 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.errors import ConfigError, StorageError, did_you_mean
-from mptrain.masking import masked
+from mptrain.files import read_bytes
 from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import check_run_name, fresh_name
 from mptrain.runlog.state import RunState, parse_state
-from mptrain.runlog.storage import (
-    TEMPORARY,
-    remove_drafts,
-    require_no_links,
-    storing,
-    sync_folder,
-    write_atomically,
-)
+from mptrain.runlog.storage import TEMPORARY, remove_drafts, require_no_links, storing, sync_folder, write_atomically
 from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
@@ -70,7 +63,7 @@ class RunDirectory:
         path = self.paths.run_json
         with storing(path, "read"):
             try:
-                content = path.read_bytes()
+                content = read_bytes(path)
             except FileNotFoundError:
                 return None
         return parse_state(content.decode("utf-8", "replace"), path)
@@ -93,7 +86,7 @@ class RunDirectory:
         Raises:
             StorageError: One of them cannot be written.
         """
-        lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in masked(tuple(overrides))]
+        lines = [f"- {json.dumps(override, ensure_ascii=False)}\n" for override in overrides]
         write_atomically(self.paths.config, config)
         write_atomically(self.paths.overrides, "".join(lines) or "[]\n")
 
@@ -105,7 +98,7 @@ class RunDirectory:
         """
         path = self.paths.overrides
         with storing(path, "read"):  # undecodable bytes of a command line were written as they are
-            lines = path.read_bytes().decode("utf-8", "surrogateescape").split("\n") if path.exists() else []
+            lines = read_bytes(path).decode("utf-8", "surrogateescape").split("\n") if path.exists() else []
         try:
             words = tuple(parse_strict(line[2:]) for line in lines if line.startswith("- "))
         except ValueError as error:
@@ -130,7 +123,7 @@ class RunDirectory:
         """
         path = self.paths.config
         with storing(path, "read"):
-            content = path.read_bytes()
+            content = read_bytes(path)
         try:
             return content.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from mptrain.errors import StorageError
+from mptrain.files import open_in_place, open_to_read
 from mptrain.runlog.state import now
-from mptrain.runlog.storage import storing, write_all
+from mptrain.runlog.storage import kept_in_place, storing, write_all
 from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
@@ -43,13 +44,13 @@ class Holder:
 
 @contextmanager
 def hold(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if missing and never removed.
+    """Hold the lock of a file, which is made if missing and never removed; its folder must stay where it is meanwhile.
 
     Raises:
         StorageError: Another process holds it, or the file cannot be opened.
     """
     with storing(path, "lock"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = open_in_place(path, os.O_RDWR)
         try:
             deadline = time.monotonic() + PATIENCE
             while not (taken := _take(descriptor)) and time.monotonic() < deadline:
@@ -65,7 +66,8 @@ def hold(path: Path) -> Iterator[None]:
             raise
     _held.add(descriptor)
     try:
-        yield
+        with kept_in_place(path.parent):
+            yield
     finally:
         if descriptor in _held:  # not in a forked child, which closed its copy at birth
             _held.discard(descriptor)
@@ -80,12 +82,8 @@ def holder_of(path: Path) -> Holder | None:
     """
     if not path.exists():
         return None
-    with storing(path, "lock"):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return None if _take(descriptor, shared=True) else _read_holder(descriptor)
-        finally:
-            os.close(descriptor)
+    with storing(path, "read"), open_to_read(path) as file:
+        return None if _take(file.fileno(), shared=True) else _read_holder(file.fileno())
 
 
 def _take(descriptor: int, *, shared: bool = False) -> bool:

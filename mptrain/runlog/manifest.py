@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import CheckpointError
+from mptrain.files import read_bytes
 from mptrain.runlog.kinds import Kind, is_count, is_number, is_text, mapping, misfit, optional
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing
@@ -109,7 +110,7 @@ def read_manifest(path: Path) -> Manifest:
         StorageError: It cannot be read, is damaged or of a newer schema.
     """
     with storing(path, "read"):
-        text = path.read_bytes().decode("utf-8", "replace")
+        text = read_bytes(path).decode("utf-8", "replace")
     fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     try:

@@ -11,6 +11,7 @@ import unicodedata
 from datetime import datetime
 
 from mptrain.errors import ConfigError
+from mptrain.masking import masked
 
 MAX_PART_BYTES = 255  # the longest file name of every common Linux file system
 _MAX_LABEL = 120
@@ -44,7 +45,7 @@ def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
         ``(YYYY-MM-DD, HH-MM-SS-LABEL-xxxx)`` where xxxx is random and hexadecimal.
     """
     moment = moment or datetime.now()
-    plain = re.sub(r"[^A-Za-z0-9._+-]", "_", label)[:_MAX_LABEL]
+    plain = re.sub(r"[^A-Za-z0-9._+-]", "_", masked(label))[:_MAX_LABEL]
     return moment.strftime("%Y-%m-%d"), f"{moment:%H-%M-%S}-{plain}-{secrets.token_hex(2)}"
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.errors import out_of_memory
+from mptrain.files import open_to_read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +70,7 @@ def load_plain(path: Path) -> Any:
         OSError: The file cannot be read.
         NotPlain: It holds anything else, or is damaged.
     """
-    with path.open("rb"):  # what is raised below is about what is in it
+    with open_to_read(path):  # what is raised below is about what is in it
         pass
     try:
         if _is_tar(path):  # which torch would unpack into a folder before it refuses it
@@ -93,7 +94,7 @@ def why_refused(error: BaseException) -> str:
 
 
 def _is_tar(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         try:
             tarfile.open(fileobj=file, mode="r:").close()  # as torch does; other modes would unpack what is compressed
         except tarfile.TarError:

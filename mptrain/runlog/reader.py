@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import StorageError
+from mptrain.files import open_to_read, read_bytes
 from mptrain.records import EpochRecord, ExponentCounts, HistogramRecord, StepRecord
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.kinds import Kind, is_count, is_flag, is_number, is_text, misfit
@@ -120,7 +121,7 @@ class Run:
         with storing(path, "read"):
             if not path.exists():
                 return
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 for number, line in enumerate(file, 1):
                     if not line.endswith(b"\n"):  # only the last line can lack it
                         if self.state.status == "done":
@@ -152,7 +153,7 @@ def read_run(path: Path) -> Run:
 def _text(path: Path) -> str:
     with storing(path, "read"):
         try:
-            return path.read_bytes().decode("utf-8", "surrogateescape")
+            return read_bytes(path).decode("utf-8", "surrogateescape")
         except FileNotFoundError:
             return ""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from mptrain.errors import CheckpointError
+from mptrain.files import open_to_read
 from mptrain.runlog.plain_state import why_refused
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def read_description(path: Path, files: Mapping[str, str]) -> Metadata:
         OSError: A file cannot be read.
         CheckpointError: It is no description of tensors in those files.
     """
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         try:
             whole = _Reader(file).load()
         except (CheckpointError, OSError):
@@ -204,7 +205,7 @@ def _check_places(places: Iterable[_StorageInfo], folder: Path) -> None:
         by_file.setdefault(place.relative_path, []).append((place.offset, place.length))
     for name, spans in by_file.items():
         free, size = 0, (folder / name).stat().st_size
-        with (folder / name).open("rb") as file:
+        with open_to_read(folder / name) as file:
             for offset, length in sorted(spans):
                 file.seek(offset)
                 if not free <= offset <= offset + length <= size or file.read(len(_ARCHIVE)) != _ARCHIVE:

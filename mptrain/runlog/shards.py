@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from mptrain.errors import CheckpointError, StorageError, out_of_memory
+from mptrain.files import open_to_read
 from mptrain.numerics.shards import is_sharded
 from mptrain.runlog.plain_state import brief_refusals, why_refused
 from mptrain.runlog.shard_description import read_description
@@ -90,7 +91,8 @@ def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> d
         try:
             with storing(folder):
                 shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
+                folder.parent.mkdir(exist_ok=True)  # that of checkpoints, but never the run's
+                folder.mkdir()
         except Exception as raised:
             error = raised
     ranks.raise_for_all(error)
@@ -197,7 +199,7 @@ def _is_of(name: str, rank: int) -> bool:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()

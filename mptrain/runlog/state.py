@@ -14,7 +14,6 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mptrain.errors import StorageError
-from mptrain.masking import masked
 from mptrain.runlog.kinds import Kind, each, is_count, is_text, is_whole, mapping, misfit, optional
 from mptrain.runlog.strict_json import parse_strict
 
@@ -130,8 +129,8 @@ class RunState:
         return replace(self, status=status, reason=reason, exit_code=exit_code, attempts=attempts)
 
     def to_json(self) -> str:
-        """The text of ``run.json``: indented strict JSON, without secrets."""
-        fields = masked(asdict(self))
+        """The text of ``run.json``: indented strict JSON."""
+        fields = asdict(self)
         return json.dumps({"schema": fields.pop("schema"), **fields}, indent=2, allow_nan=False) + "\n"
 
 

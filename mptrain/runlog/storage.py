@@ -1,4 +1,4 @@
-"""Safe writing: failures of the disk as errors for the user, and files that are replaced whole or not at all.
+"""Safe writing: failures of the disk as errors for the user, files that are replaced whole or not at all, in folders that stay in place.
 
 Every writer of the package goes through here. Nothing here knows what a file means.
 """
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.errors import StorageError
+from mptrain.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -33,20 +34,24 @@ _REFUSED = {
 
 @contextmanager
 def storing(path: Path, doing: str = "write", *, needed: int | None = None, good: str = "") -> Iterator[None]:
-    """Turn an OSError inside the block into a StorageError.
+    """Turn an OSError inside the block into a StorageError; writing also requires that the folder is where it was (see `kept_in_place`).
 
     Args:
         path: What was being written or read; the error names the file that the system names, else this.
-        doing: The verb of the message: ``write``, ``read``, ``create``, ``lock``.
+        doing: The verb of the message: ``write``, ``create``, ``lock``; ``read`` alone changes nothing.
         needed: Bytes that the operation needs, where known; reported when the disk is full.
         good: What the failure leaves intact, for instance ``the checkpoint of step 100``.
 
     Raises:
         StorageError: With the cause in words, needed and free bytes of a full disk, and what is still good.
     """
+    if doing != "read":
+        require_in_place(path)
     try:
         yield
     except OSError as error:
+        if doing != "read":
+            require_in_place(path)  # else it is no error of the disk
         raise as_storage_error(error, path, doing, needed=needed, good=good) from error
 
 
@@ -65,6 +70,73 @@ def as_storage_error(
     if good:
         hint += f"; still good: {good}"
     return StorageError(f"cannot {doing} {error.filename or path}: {reason}", hint)
+
+
+#: Folders that this process is writing: their absolute paths, and an open descriptor of each.
+_in_place: dict[Path, int] = {}
+
+
+@contextmanager
+def kept_in_place(folder: Path) -> Iterator[None]:
+    """Let every write below a folder fail, while the context lasts, once the folder is no longer where it was.
+
+    Paths would else make a folder anew that was moved or removed, or write into another one that has taken its place. Its
+    descriptor is held open, so that no other folder can get its inode number.
+
+    Raises:
+        StorageError: There is no such folder.
+    """
+    place = folder.absolute()
+    before = _in_place.get(place)
+    with storing(place, "read"):
+        descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _in_place[place] = descriptor
+    try:
+        yield
+    finally:
+        if before is None:
+            del _in_place[place]
+        else:
+            _in_place[place] = before
+        os.close(descriptor)
+
+
+def require_in_place(path: Path) -> None:
+    """Refuse to write below a folder of `kept_in_place` that was moved, removed or replaced.
+
+    Raises:
+        StorageError: Says what has become of it.
+    """
+    for folder, descriptor in list(_in_place.items()) if _in_place else ():
+        if path.absolute().is_relative_to(folder) and not _is_open_as(folder, descriptor):
+            try:
+                now = Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+            except OSError:
+                now = folder
+            if now != folder and _is_open_as(now, descriptor):
+                what, hint = (
+                    f"it was moved to {now}",
+                    f"leave it alone while it is being written; go on with: mptrain resume {now}",
+                )
+            elif folder.exists():
+                what, hint = "another folder is in its place", "restore the folder that was written, or start again"
+            else:
+                what, hint = "it was removed", "start again, and leave the folder alone"
+            raise StorageError(f"{_as_named(folder)} has gone while it was being written: {what}", hint)
+
+
+def _is_open_as(folder: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(folder.stat(), os.fstat(descriptor))
+    except OSError:
+        return False
+
+
+def _as_named(folder: Path) -> Path:
+    """Return the path relative to the current folder where it lies below that, as users write it."""
+    with contextlib.suppress(ValueError, OSError):
+        return folder.relative_to(Path.cwd())
+    return folder
 
 
 def free_bytes(path: Path) -> int:
@@ -125,7 +197,7 @@ def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
 
 
 def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, good: str = "") -> None:
-    """Replace a file so that every reader, and every crash, sees the old content or the new one whole.
+    """Replace a file so that every reader, and every crash, sees the old content or the new one whole. Text is written without secrets.
 
     Args:
         path: The file; its folder must exist.
@@ -136,7 +208,7 @@ def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, goo
     Raises:
         StorageError: The file cannot be written; the old content is untouched.
     """
-    content = data.encode("utf-8", "surrogateescape") if isinstance(data, str) else data
+    content = masked(data).encode("utf-8", "surrogateescape") if isinstance(data, str) else data
     draft = temporary(path)
     with storing(path, needed=len(content), good=good):
         try:

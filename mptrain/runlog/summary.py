@@ -9,6 +9,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import StorageError
+from mptrain.files import read_bytes
 from mptrain.records import as_json
 from mptrain.runlog.kinds import (
     Kind,
@@ -85,7 +86,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """
     with storing(path, "read"):
         try:
-            text = path.read_bytes().decode("utf-8", "replace")
+            text = read_bytes(path).decode("utf-8", "replace")
         except FileNotFoundError:
             return {}
     fields = parse_object(text, path)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mptrain.errors import EXIT_NUMERICS, StorageError
-from mptrain.masking import masked
+from mptrain.files import read_bytes
 from mptrain.runlog.kinds import each, is_count, is_mapping, is_number, is_text, is_whole, misfit, optional
 from mptrain.runlog.naming import objection
 from mptrain.runlog.state import check_schema, now, parse_object
@@ -186,7 +186,7 @@ def write_sweep(sweep: Sweep) -> None:
     jobs = [{name: getattr(job, name) for name in SweepJob.__dataclass_fields__} for job in sweep.jobs]
     written = [name for name in Sweep.__dataclass_fields__ if name not in ("schema", "folder")]
     fields = {"schema": sweep.schema, **{name: getattr(sweep, name) for name in written}, "jobs": jobs}
-    text = json.dumps(masked(fields), indent=1, allow_nan=False)
+    text = json.dumps(fields, indent=1, allow_nan=False)
     write_atomically(sweep.paths.json, text + "\n")
     write_rows(sweep)
 
@@ -201,7 +201,7 @@ def read_sweep(folder: Path) -> Sweep:
     require_no_links(folder, [SweepPaths(folder).figures])
     with storing(path, "read"):
         try:
-            text = path.read_bytes().decode("utf-8", "replace")
+            text = read_bytes(path).decode("utf-8", "replace")
         except (FileNotFoundError, NotADirectoryError):
             raise StorageError(f"{folder} is not a sweep: it has no {SWEEP_JSON}", "name the folder of one") from None
     fields = parse_object(text, path)

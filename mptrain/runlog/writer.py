@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from mptrain.errors import StorageError
+from mptrain.files import open_in_place, open_to_read
 from mptrain.masking import masker
 from mptrain.records import (
     EpochRecord,
@@ -174,7 +175,7 @@ def truncate_records(
         What was lost or damaged, one sentence each.
 
     Raises:
-        StorageError: A file is a link that may lead out of the run; another than the histograms is shorter than its length or has no line end there (the record is damaged), or
+        StorageError: A file is a link that may lead out of the run, or shares its content with a file elsewhere; another than the histograms is shorter than its length or has no line end there (the record is damaged), or
             it cannot be read or cut.
     """
     files = paths.records()
@@ -182,6 +183,9 @@ def truncate_records(
         raise StorageError(f"{paths.root} has no record file {sorted(unknown)}", "use the mptrain that wrote it")
     kept, notes = {name: lengths.get(name, 0) for name in files}, []
     for name, path in files.items():
+        with storing(path):
+            if path.exists() and not path.is_symlink():
+                os.close(open_in_place(path, os.O_WRONLY))
         if path.is_symlink():  # of a folder that somebody else made
             raise StorageError(f"{path} is a symbolic link", "put the file that it leads to in its place")
         fault = _fault(path, kept[name])
@@ -197,7 +201,7 @@ def truncate_records(
     for name, path in files.items():
         with storing(path, "truncate"):
             if path.exists():
-                descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                descriptor = open_in_place(path, os.O_WRONLY)
                 try:
                     os.ftruncate(descriptor, kept[name])
                     os.fsync(descriptor)
@@ -215,9 +219,7 @@ class _AppendFile:
         self._closed = False
         self._digest = _digest_of(path)
         with storing(path):
-            self._descriptor = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666
-            )
+            self._descriptor = open_in_place(path, os.O_WRONLY | os.O_APPEND)
 
     def add(self, line: str) -> None:
         self._pending += line.encode()
@@ -265,7 +267,7 @@ def _fault(path: Path, length: int) -> str:
         if size < length:
             return f"{path} has {size} bytes, the checkpoint knew {length}"
         if length:
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 file.seek(length - 1)
                 if file.read(1) != b"\n":
                     return f"{path} has no line end at byte {length}, where the checkpoint knew one"
@@ -277,7 +279,7 @@ def _digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
     digest = hashlib.sha256()
     with storing(path, "read"):
         if path.exists():
-            with path.open("rb") as file:
+            with open_to_read(path) as file:
                 left = path.stat().st_size if length is None else length
                 while left > 0 and (piece := file.read(min(left, _PIECE))):
                     digest.update(piece)
@@ -287,7 +289,7 @@ def _digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
 
 def _header_of(path: Path) -> tuple[str, ...]:
     try:
-        with storing(path, "read"), path.open(encoding="utf-8", newline="") as file:
+        with storing(path, "read"), io.TextIOWrapper(open_to_read(path), "utf-8", newline="") as file:
             columns = tuple(next(csv.reader(file), ()))
     except (UnicodeDecodeError, csv.Error) as error:
         raise _damaged_header(path, str(error)) from error

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import shlex
 import sys
 
 import pytest
@@ -583,3 +584,20 @@ def test_a_target_that_takes_the_place_of_an_options_own_takes_its_name_too(word
 
 def test_an_option_keeps_its_name_where_its_target_is_typed_again():
     assert compose(["model._target_=mptrain.model.cnn"]).chosen["model"] == "cnn"
+
+
+@pytest.mark.parametrize("root", ["it's", 'my "best" runs', "a b's\"c"])
+def test_a_folder_with_quotes_in_its_name_is_refused_with_the_word_that_is_meant(root):
+    with pytest.raises(ConfigError, match=r"cannot be read: a (single|double) quote has to stand in quotes") as raised:
+        compose([f"run.root={root}"])
+    (word,) = shlex.split(raised.value.hint.removeprefix("write "))
+    assert compose([word]).run.root == root
+    assert compose(["run.root=my runs"]).run.root == "my runs"
+
+
+@pytest.mark.parametrize("word", ["run.root=a\nb", "run.root='a\nb'", "run.root='a\x1bb'"])
+def test_a_folder_with_a_line_end_in_its_name_is_refused(word):
+    with pytest.raises(ConfigError, match=r"a line end") as raised:
+        compose([word])
+    assert raised.value.hint.startswith("choose ")
+    assert "token recognition" not in str(raised.value)

@@ -171,3 +171,18 @@ def test_one_batch_is_the_first_of_the_first_epoch_again_and_again(workers):
     assert [order(loader, epoch) for epoch in range(3)] == [whole[:1]] * 3
     assert order(loader, 1, start=1) == []
     loader.close()
+
+
+def test_workers_are_forked_from_the_process_of_the_run():
+    """In a job of a sweep the default is a fork server, whose processes would not end with the job."""
+    torch.multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        loader = Loader(Numbers(8, in_memory=False), 2, 0, shuffle=False, workers=1)
+        assert sorted(flat(order(loader, 0))) == list(range(8))
+        [worker] = loader._processes._iterator._workers
+        assert type(worker).__name__ == "ForkProcess"
+        loader.close()
+        worker.join(10)
+        assert worker.exitcode is not None
+    finally:
+        torch.multiprocessing.set_start_method(None, force=True)

@@ -170,3 +170,10 @@ def test_hooks_are_taken_out_again():
         assert parts.model.get_submodule("3")._forward_hooks
     assert not parts.model.get_submodule("3")._forward_hooks
     assert torch.isfinite(batch.inputs).all()
+
+
+@pytest.mark.parametrize("name", ["gradient:fc", "activation:fc"])
+def test_a_name_that_there_is_not_is_answered_with_those_that_there_are(name):
+    with pytest.raises(ConfigError, match="there is no") as raised:
+        parts_of(*TINY, "inject.step=1", f"inject.tensor={name}")
+    assert "there is " + ("1.weight, 1.bias" if name.startswith("gradient") else "0, 1, 2") in raised.value.hint

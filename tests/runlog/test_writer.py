@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from mptrain.errors import StorageError
 from mptrain.records import EventRecord
 from mptrain.runlog import RecordWriter, RunPaths, truncate_records
-from mptrain.runlog.layout import HISTOGRAMS, RECORD_FILES
+from mptrain.runlog.layout import HISTOGRAMS, RECORD_FILES, STEPS
 from mptrain.runlog.writer import BUFFER_BYTES
 
 
@@ -188,10 +188,11 @@ def test_a_record_file_that_nobody_knows_is_refused(paths):
         truncate_records(paths, {"../secret": 0})
 
 
-def test_a_full_disk_is_a_storage_error_with_needed_and_free_bytes(step_record, paths, monkeypatch):
-    paths.steps.symlink_to("/dev/full")
-    monkeypatch.setattr(os, "O_NOFOLLOW", 0)  # which refuses it before
+def test_a_full_disk_is_a_storage_error_with_needed_and_free_bytes(step_record, paths):
     writer = RecordWriter(paths)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, writer._files[STEPS]._descriptor)
+    os.close(full)
     writer.take(step_record(1))
     writer.take(EventRecord("start", 1, {}))
     with pytest.raises(StorageError, match=r"the disk is full \(\d+ B needed, .* free\)"):

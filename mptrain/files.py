@@ -1,0 +1,87 @@
+"""Opens files of runs that somebody else may have made: regular files only, and for writing in place only files of the run's own."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import IO, TYPE_CHECKING
+
+from mptrain.errors import StorageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def open_to_read(path: Path) -> IO[bytes]:
+    """Open a regular file. Anything else is refused at once: to open a named pipe would wait for its writer for ever.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    return os.fdopen(_open_regular(path, os.O_RDONLY), "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: As `open_to_read`.
+    """
+    with open_to_read(path) as file:
+        return file.read()
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a regular file of UTF-8.
+
+    Raises:
+        OSError: As `open_to_read`.
+        UnicodeDecodeError: It is no UTF-8.
+    """
+    return read_bytes(path).decode("utf-8")
+
+
+def open_in_place(path: Path, flags: int) -> int:
+    """Open a file that is appended to or cut in place, made if missing, and return its descriptor.
+
+    Args:
+        path: The file.
+        flags: ``os.O_WRONLY | os.O_APPEND`` and the like.
+
+    Raises:
+        StorageError: It is the same file as another one (a hard link), which would change as well.
+        OSError: It cannot be opened, or is no regular file.
+    """
+    descriptor = _open_regular(path, flags | os.O_CREAT | os.O_NOFOLLOW)
+    links = os.fstat(descriptor).st_nlink
+    if links > 1:
+        os.close(descriptor)
+        folder = path.parent
+        raise StorageError(
+            f"{path} is the same file as {'another one' if links == 2 else f'{links - 1} others'} (a hard link), which would change too",
+            f"write into a copy with files of its own: cp -r {folder} {folder}-copy",
+        )
+    return descriptor
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a socket, or a named pipe without a reader
+            raise
+        raise _no_file(path, stat.S_IFMT(path.stat().st_mode)) from None
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise _no_file(path, kind)
+    return descriptor
+
+
+def _no_file(path: Path, kind: int) -> OSError:
+    if kind == stat.S_IFDIR:
+        return OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    return OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'something else')}, not a file", str(path))

@@ -1,0 +1,21 @@
+"""Script that helper interpreters are started with (see `mptrain.interpreter`); never imported.
+
+``python helper.py SYS_PATH [-u] (-c CODE | -m MODULE) ...`` runs the code or the module with this ``sys.path``.
+"""
+
+import sys  # is always there; nothing else may be imported before the next line
+
+sys.path[:] = eval(sys.argv.pop(1))
+
+from mptrain.interpreter import guard_multiprocessing  # noqa: E402
+
+guard_multiprocessing()
+while (_word := sys.argv.pop(1)) not in ("-c", "-m"):
+    pass
+_what = sys.argv.pop(1)
+if _word == "-c":
+    exec(_what)
+else:
+    import runpy
+
+    runpy.run_module(_what, run_name="__main__", alter_sys=True)
