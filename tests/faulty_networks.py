@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 from mptrain.task.classify import Classify
 
@@ -71,7 +72,7 @@ def keep_three_bits_in_half(grad):
 
 
 def shrink(grad):
-    return (grad.float() * 2.0**-30).to(grad.dtype)
+    return (grad.float() * 2.0**-32).to(grad.dtype)
 
 
 class TinyEpsilonNorm(nn.Module):
@@ -324,6 +325,7 @@ FAULTS = {
     "small_between": Fault(
         lambda: named(first=Louder(2.0**40), then=Louder(2.0**-40)),
         "gradients need a scale at which others overflow",
+        "odd.then",
         kept=("odd",),
     ),
     "large_between": Fault(
@@ -351,10 +353,13 @@ FAULTS = {
     "detaches": Fault(Detaches, "no gradient", in_fp32=True),
 }
 
+_OWN = ("extensions.allow=[faulty_networks]", "~model.widths", "dataset.image_size=8")
+
 #: The words of networks in which nothing is wrong.
 SOUND = {
     "mlp": ("model=mlp", "dataset.image_size=8"),
     "cnn": ("model=cnn",),
+    "layer_scale": (*_OWN, "model._target_=faulty_networks.small_convnext"),
     "plain16": ("model=plain16", "model.width=8"),
     "resnet18": ("model=resnet18", "dataset.image_size=16"),
     "transformer": ("model=transformer", "train.batch_size=2", "model.dropout=0.1"),
@@ -376,13 +381,10 @@ SOUND = {
     },
 }
 
-#: Words that make a configuration's model a planted fault's.
-PLANTED = ("model._target_=faulty_networks.network", "extensions.allow=[faulty_networks]", "~model.widths")
-
 
 def with_fault(fault):
     """The words of a network with a fault."""
-    return (*PLANTED, f"+model.fault={fault}", "dataset.image_size=8")
+    return (*_OWN, "model._target_=faulty_networks.network", f"+model.fault={fault}")
 
 
 class Network(nn.Module):
@@ -408,3 +410,11 @@ class Network(nn.Module):
 
 def network(*, num_classes: int, in_channels: int, image_size: int, fault: str) -> nn.Module:
     return Network(in_channels * image_size**2, num_classes, fault)
+
+
+def small_convnext(*, num_classes: int, in_channels: int) -> nn.Module:
+    """Blocks whose outputs are multiplied by 1e-6 to begin with, and their gradients with them."""
+    settings = [CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)]
+    model = ConvNeXt(settings, layer_scale=1e-6, num_classes=num_classes)
+    model.features[0][0] = nn.Conv2d(in_channels, 16, 2, stride=2)
+    return model

@@ -10,6 +10,7 @@ from mptrain.campaign.scaling import ScalingReport, check_scaling
 from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
 from mptrain.diagnostics.scaling import Scales, scales_of
+from mptrain.diagnostics.scaling_findings import why_no_range
 from mptrain.diagnostics.trail import LOSS
 from mptrain.errors import EXIT_NUMERICS, EXIT_OK
 from mptrain.numerics.formats import scale_in_words
@@ -61,8 +62,8 @@ def verdict(report: ScalingReport) -> str:
     """One sentence: whether something is wrong, and which loss scales are right."""
     count = len(report.findings)
     wrong = "nothing is wrong" if not count else "something is wrong" if count == 1 else f"{count} things are wrong"
-    if not report.modules:
-        return f"{wrong}; gradients could not be computed"
+    if why := why_no_range(report.evidence, report.findings):
+        return f"{wrong}; {why}"
     scales = scales_of(report.modules)
     if not scales.good:
         return f"{wrong}; no loss scale is right for all modules"
@@ -129,13 +130,9 @@ def _compared(report: ScalingReport) -> str:
 
 def _about_scales(report: ScalingReport) -> list[str]:
     """How the configured scales compare with the good ones."""
-    if not report.modules:
+    if why_no_range(report.evidence, report.findings):
         return []
     scales = scales_of(report.modules)
-    if scales.overflows == scales.tried[0]:
-        return [
-            "no gradient is finite at any scale: the forward pass overflows; mptrain diagnose with the same words says where"
-        ]
     sentences = [_configured(scales, name, *scale) for name, scale in report.evidence.scales.items()]
     if scales.overflows is not None:
         sentences.insert(0, f"from 2^{scales.overflows} on gradients overflow")
