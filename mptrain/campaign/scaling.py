@@ -100,7 +100,7 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
             evidence, fp32_finite=False, breaks_fp32=_breaks(breaking_operators(wide, wide.prepare(batch)))
         )
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, ())
-    reference = compute_reference(wide, wide.prepare(batch), form, inspection.outputs)
+    reference = compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights)
     del wide
     tell("its gradients at loss scales from 2^0 to 2^24")
     parts, _ = build(config)

@@ -33,7 +33,7 @@ EPSILONS = 8.0
 TIMES_EXPECTED = 2.0
 
 #: A gradient that has lost no more of its norm to underflow is as good for training: see `ModuleScaling.may_lose`.
-LOST = 2.0**-4
+LOST = 2.0**-5
 
 #: What underflow makes wrong falls by half with each doubling of the scale; by less where there is rounding besides.
 FALLING = 1.5
@@ -126,7 +126,7 @@ class ModuleScaling:
     def may_lose(self) -> float:
         """The largest share of its norm that a gradient may lose to underflow.
 
-        A gradient that is off by a sixteenth of its norm points within four degrees of where it should.
+        A gradient that is off by a thirty-second part of its norm points within two degrees of where it should.
         """
         return max(LOST, self.allowed)
 

@@ -17,7 +17,7 @@ from mptrain.numerics.formats import FORMATS, scale_in_words
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from mptrain.diagnostics.scaling import Break, ScalingEvidence
+    from mptrain.diagnostics.scaling import Break, OutputErrors, ScalingEvidence
 
 #: What a module says is right up to so many times the error that rounding explains (measured: see `mptrain.diagnostics.scaling`).
 TIMES_ROUNDED = 2.0
@@ -202,15 +202,17 @@ def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
     groups: dict[str, list[str]] = {}
     for module, operator in evidence.narrow:
         groups.setdefault(module, []).append(operator)
+    alike: dict[tuple[str, str, bool], list[str]] = {}
     for module, operators in groups.items():
-        in_loss = module == LOSS
+        consequence = _consequence(evidence, module) if _explained_by(evidence, module, operators) else ""
+        alike.setdefault((", ".join(sorted(set(operators))), consequence, module == LOSS), []).append(module)
+    for (named, consequence, in_loss), modules in alike.items():
         yield Finding(
             "narrow",
-            (module,),
-            f"{', '.join(sorted(set(operators)))} computed in {_NAMES[evidence.compute]}, which torch's autocast on CUDA has in FP32"
-            f"{_consequence(evidence, module) if _explained_by(evidence, module, operators) else ''}",
+            tuple(modules),
+            f"{named} computed in {_NAMES[evidence.compute]}, which torch's autocast on CUDA has in FP32{consequence}",
             "compute the loss in FP32: logits.float() before it" if in_loss else "call .float() on what goes in",
-            () if in_loss else _keep(evidence, module),
+            _kept_all(evidence, modules),
         )
 
 
@@ -308,6 +310,7 @@ def _overflows(evidence: ScalingEvidence) -> list[Finding]:
 def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[Finding]:
     """The modules that make their output wrong themselves, where no other finding says why."""
     form = _NAMES[evidence.compute]
+    alike: dict[tuple[bool, str], list[tuple[str, OutputErrors, Break | None]]] = {}
     for name in wrong_outputs(evidence):
         errors = evidence.outputs[name]
         first = next((one for one in evidence.breaks_half if one.module == name), None)
@@ -316,8 +319,12 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
             around = [one for one in evidence.breaks_half if _is_inside(name, one.module)]
             first = max(around, key=lambda one: len(one.module), default=None)
             module = first.module if first is not None else name
-        if any(module in _modules(cause) for cause in causes) and _is_known(evidence, module, first):
-            continue
+        if not (any(module in _modules(cause) for cause in causes) and _is_known(evidence, module, first)):
+            key = math.isfinite(errors.half), first.operator if first is not None else ""
+            alike.setdefault(key, []).append((module, errors, first))
+    for members in alike.values():
+        where = tuple(dict.fromkeys(module for module, _, _ in members))
+        _, errors, first = max(members, key=lambda one: one[1].half)
         off = f"{_percent(errors.half)} off FP64, where rounding explains {_percent(errors.explained)}"
         beyond = ""
         if first is not None:
@@ -326,10 +333,10 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
             beyond = f": it reaches {errors.largest:.3g} in FP64"
         yield Finding(
             "output",
-            (module,),
+            where,
             f"what it says in {form} is {off if math.isfinite(errors.half) else 'not finite'}{beyond}",
             "look for arithmetic in half that ought to be FP32",
-            _keep(evidence, module),
+            _kept_all(evidence, where),
         )
 
 

@@ -10,6 +10,7 @@ is left is the backward pass alone. What the forward pass says is compared by it
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,15 +23,15 @@ from mptrain.diagnostics.trail import Trail
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.module_outputs import Outputs, Replacement, distance, each_output, keep_in, norm, relative_error
 from mptrain.engine.randomness import other_random_numbers
-from mptrain.engine.scaling_inspection import largest_values, without_dropout
+from mptrain.engine.scaling_inspection import half_weights, largest_values, without_dropout
 from mptrain.engine.step import accumulate_gradients
 from mptrain.precision.apply import DTYPES
 from mptrain.scaler.static import StaticScaler
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from mptrain.dataset.batch import Batch
     from mptrain.diagnostics.observer import Operation
@@ -75,7 +76,9 @@ class Reference:
     notes: tuple[str, ...]
 
 
-def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -> Reference:
+def compute_reference(
+    parts: Parts, batch: Batch, form: Format, said: Outputs, weights: Mapping[str, Tensor] | None = None
+) -> Reference:
     """Everything that has to be known without half precision.
 
     Args:
@@ -83,6 +86,7 @@ def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -
         batch: Prepared.
         form: The half-precision format whose rounding is to be expected.
         said: What the modules said in half precision.
+        weights: The parameters that they said it with, where those are half: what rounding them does is the forward pass's matter.
 
     Raises:
         ConfigError: The task's loss is not a float32 scalar.
@@ -106,7 +110,7 @@ def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -
     with each_output(parts.model, keep_in(right)):
         wide = gradients(parts, batch, 1.0)
     replacement = Replacement(said)
-    with each_output(parts.model, replacement):
+    with _weights(parts.model, weights or {}), each_output(parts.model, replacement):
         exact = gradients(parts, batch, 1.0)
     with each_output(parts.model, Replacement(said32)):
         exact32 = gradients(parts, batch, 1.0)
@@ -121,7 +125,9 @@ def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -
         breaks=breaks,
         outputs={
             name: OutputErrors(
-                *(relative_error(others.get(name, []), tensors) for others in (said, rounded, said32)),
+                half=relative_error(said.get(name, []), tensors),
+                explained=relative_error(rounded.get(name, []), tensors),
+                fp32=relative_error(said32.get(name, []), tensors),
                 own=replacement.own_error(name),
                 largest=max((float(tensor.abs().max()) for tensor in tensors if tensor.numel()), default=0.0),
             )
@@ -267,10 +273,12 @@ def find_backward_faults(
         gradients(half, half.prepare(batch), found.scale)
     wide.model.train()
     without_dropout(wide.model)
-    with each_output(wide.model, Replacement(said)), right.followed(wide.model):
+    weights = half_weights(half.model)
+    with _weights(wide.model, weights), each_output(wide.model, Replacement(said)), right.followed(wide.model):
         gradients(wide, wide.prepare(batch), 1.0)
     faults = breaks_proportion(right, found, wrong, tolerance)
-    return faults, tuple(dict.fromkeys(_holds(right, name, found.scale, DTYPES[form.name]) for name in faults))
+    half_dtype = DTYPES[form.name]  # type: ignore[index]
+    return faults, tuple(dict.fromkeys(_holds(right, name, found.scale, half_dtype) for name in faults))
 
 
 def _holds(right: GradientPath, module: str, scale: float, half: torch.dtype) -> str:
@@ -282,6 +290,23 @@ def _holds(right: GradientPath, module: str, scale: float, half: torch.dtype) ->
     ):
         module = module.rpartition(".")[0]
     return module
+
+
+@contextlib.contextmanager
+def _weights(model: nn.Module, others: Mapping[str, Tensor]) -> Iterator[None]:
+    """While this lasts, a model has other values of some of its parameters."""
+    before = {name: value.detach().clone() for name, value in model.named_parameters() if name in others}
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name in others:
+                value.copy_(others[name])
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                if name in before:
+                    value.copy_(before[name])
 
 
 def _runs_in_float64(parts: Parts, batch: Batch) -> bool:

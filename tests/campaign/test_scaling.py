@@ -16,7 +16,7 @@ from mptrain.diagnostics.trail import LOSS
 from mptrain.errors import ConfigError, FirstBatchError, NumericsError
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=8")
-QUICK = ("mlp", "cnn", "plain16", "resnet18", "transformer", "word_lstm", "layer_scale")
+QUICK = ("mlp", "cnn", "plain16", "resnet18", "transformer", "word_lstm")
 
 
 def sound(name):
@@ -29,7 +29,7 @@ def check(*words):
 
 
 def planted(fault, *words):
-    return check(*with_fault(fault), *SMALL, *words)
+    return check(*with_fault(fault), "train.batch_size=16", *words)
 
 
 def found(report):
@@ -43,8 +43,14 @@ def test_in_a_sound_model_nothing_is_found(model, precision):
     assert not report.findings
     assert report.reference == "float64"
     assert 10 in scales_of(report.modules).good
-    if model != "layer_scale":  # gradients of a millionth of the others' underflow a little at every scale
-        assert all(module.best < 2**-8 for module in report.modules)  # half of what is allowed
+    assert all(module.best < 2**-8 for module in report.modules)  # half of what is allowed
+
+
+@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])  # 1e-6 itself is rounded by 1 % in FP16
+def test_gradients_of_a_millionth_of_the_others_that_underflow_a_little_are_no_fault(precision):
+    report = check(*sound("layer_scale"), f"precision={precision}")
+    assert not report.findings
+    assert scales_of(report.modules).good
 
 
 @pytest.mark.slow
@@ -193,7 +199,7 @@ def test_a_mask_that_torch_refuses_is_a_finding_and_no_error():
 def test_a_constant_scale_below_the_good_ones_is_found_with_what_is_lost():
     report = check("model=plain16", *SMALL, "precision=fp16_noscale")
     assert found(report) == {("scale", ("scaler",))}
-    assert "scale 1 is outside of 2^3 to 2^17: gradients underflow, first in 0, by 1" in report.findings[0].what
+    assert "scale 1 is outside of 2^6 to 2^17: gradients underflow, first in 0, by 1" in report.findings[0].what
     assert "scaler=static scaler.scale=" in report.findings[0].hint
 
 
