@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mptrain.campaign.scaling import ScalingReport, check_scaling
 from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
-from mptrain.diagnostics.scaling import Scales, scales_of
+from mptrain.diagnostics.scaling import LOST, Scales, scales_of
 from mptrain.diagnostics.scaling_findings import why_no_range
 from mptrain.diagnostics.trail import LOSS
 from mptrain.errors import EXIT_NUMERICS, EXIT_OK
@@ -123,8 +123,9 @@ def _compared(report: ScalingReport) -> str:
     return (
         f"one step of {report.samples} samples, the first, without an update. Errors of gradients, relative L2 norms: FP32 against "
         f"{reference}; forward: what {form} in the forward pass makes of them, against {reference}; backward: what the backward pass "
-        f"adds at its best scale, right up to {_share(report.modules[0].tolerance)}. scales: where underflow changes less than "
-        f"that, or than twice the forward error, and nothing overflows. Later gradients may be larger or smaller"
+        f"adds at its best scale, right up to {_share(report.modules[0].tolerance)}. scales: where underflow takes no "
+        f"more than {_share(LOST)} of a gradient, or twice the forward error, and nothing overflows. Later gradients may be larger or "
+        f"smaller"
     )
 
 

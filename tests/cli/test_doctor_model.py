@@ -86,3 +86,22 @@ def test_long_names_lose_their_beginning():
     assert row.startswith("…")
     assert "former  " in row
     assert len(row) <= 80
+
+
+def planted(fault):
+    own = ("model._target_=faulty_networks.network", "extensions.allow=[faulty_networks]", "~model.widths")
+    return (*own, f"+model.fault={fault}", *TINY[1:], "precision=fp16_dynamic")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("beside_softmax", "2 things are wrong; while outputs are wrong, gradients say nothing about loss scales"),
+        ("divides", "something is wrong; FP32 itself is not finite, so no loss scale is judged"),
+        ("clip", "something is wrong; gradients do not follow the loss scale, so none is judged"),
+    ],
+)
+def test_no_loss_scale_is_called_right_where_something_worse_is_wrong(terminal, fault, said):
+    assert terminal("doctor", *planted(fault)) == 4
+    assert said in " ".join(terminal.out.split("\n\n")[0].split())
+    assert "is right" not in terminal.out
