@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from faulty_networks import Louder, RootMeanSquareNorm, Scale, named
 from torch import nn
 
@@ -26,6 +27,17 @@ class Shares(nn.Module):
         return (groups / (groups.sum(2, keepdim=True) + 1e-12)).flatten(1)
 
 
+class Masked(nn.Module):
+    """A softmax behind a mask of -inf in a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.where(torch.arange(WIDTH) % 2 == 0, 0.0, -torch.inf))
+
+    def forward(self, given):
+        return WIDTH * (given.float() + self.mask.float()).softmax(1).to(given.dtype)
+
+
 def block():
     return named(inward=nn.Linear(WIDTH, WIDTH), shares=Shares(), outward=nn.Linear(WIDTH, WIDTH))
 
@@ -44,13 +56,14 @@ def network(*, num_classes: int, in_channels: int, image_size: int, kind: str) -
         in_channels: Of an image.
         image_size: Of an image.
         kind: ``dead_and_loud``: zeros of a norm whose mean square overflows, and gradients that do, at another place. ``many``: one
-            fault in nine modules of one class. ``twice``: two modules of different classes whose outputs are infinite.
+            fault in nine modules of one class. ``twice``: two modules of different classes whose outputs are infinite. ``masked``: no fault.
     """
     middle = {
         "dead_and_loud": lambda: named(
             gain=Scale(2.0**9), norm=RootMeanSquareNorm(), after=nn.Linear(WIDTH, WIDTH),
             quiet=Louder(2.0**-15), loud=Louder(2.0**15),
         ),
+        "masked": Masked,
         "many": lambda: nn.Sequential(*[block() for _ in range(9)]),
         "twice": lambda: named(
             first=named(wide=large(2.0**18), norm=nn.LayerNorm(WIDTH)),

@@ -81,7 +81,7 @@ class Case:
 
     def _another(self, config: Config, parts: Parts, scales: dict[str, float]) -> Case:
         moment = replace(self.moment, scales=scales)
-        seen = of_learner(look(parts, moment), self.seen.learner)
+        seen = lost_in_training(of_learner(look(parts, moment), self.seen.learner), config)
         original = self.original or self
         return replace(self, config=config, parts=parts, moment=moment, seen=seen, original=original)
 
@@ -178,3 +178,17 @@ class Case:
 def of_learner(seen: tuple[Observation, ...], learner: str) -> Observation:
     """What was seen of one learner."""
     return next(one for one in seen if one.learner == learner)
+
+
+def lost_in_training(seen: Observation, config: Config) -> Observation:
+    """Return what was seen without those buffers that are not finite from the beginning, such as a mask of -inf.
+
+    Args:
+        seen: A step.
+        config: It was done under.
+    """
+    if not seen.weights:
+        return seen
+    fresh, _ = build(config, weights=False)
+    built = {name for name, one in fresh.model.named_buffers() if not bool(one.isfinite().all())}
+    return replace(seen, weights=tuple(one for one in seen.weights if one.name not in built))

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mptrain.campaign.case import Case, of_learner
+from mptrain.campaign.case import Case, lost_in_training, of_learner
 from mptrain.campaign.remedies import remedies
 from mptrain.config.build import build
 from mptrain.config.compose import reload
@@ -84,6 +84,7 @@ def examine(subject: str, config: Config, place: Place, learner: str | None = No
     """
     _require_learner(place.parts, learner)
     seen = _asked_about(look(place.parts, place.moment), learner or place.learner, place.record)
+    seen = lost_in_training(seen, config)
     remarks = (*place.remarks, *_loss_on_record(place, seen), *_overflow_on_record(place.record, seen))
     fault = _fault(place.parts, seen.step)
     if not fault:
@@ -171,7 +172,8 @@ def _without_fault(config: Config, place: Place, learner: str) -> Case:
     config = reload(config.yaml, _WITHOUT_FAULT, allow=config.extensions.allow)
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
     stand_at(parts, place.moment)
-    return _case(config, replace(place, parts=parts), of_learner(look(parts, place.moment), learner))
+    seen = lost_in_training(of_learner(look(parts, place.moment), learner), config)
+    return _case(config, replace(place, parts=parts), seen)
 
 
 def _loss_on_record(place: Place, seen: Observation) -> tuple[str, ...]:

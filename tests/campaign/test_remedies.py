@@ -17,7 +17,7 @@ UNSEEN = {
     "none": "there is none",
     "epsilon": "no variance of this batch is near zero",
     "mask_where": "-inf and -1e9 give the same softmax",
-    "mask_buffer": "the buffer is infinite from the beginning: it is said to be lost",
+    "mask_buffer": "-inf and -1e9 give the same softmax",
     "softmax": "its error is within what rounding explains",
     "casts": "the same inf in FP32: it is named as worth knowing",
     "three_bits": "5 % off, which trains: it is named as worth knowing",
@@ -74,6 +74,13 @@ def test_where_fp32_is_no_number_either_no_scale_is_spoken_of():
     assert "gives NaN in float16, and in FP32 as well, though" in found.verdict
     assert "scale" not in found.verdict
     assert [(one.words, one.helped) for one in found.remedies] == [((), None)]
+
+
+@pytest.mark.parametrize("precision", ["fp16_dynamic", "fp32"])
+def test_a_mask_that_is_infinite_from_the_beginning_is_no_weight_that_was_lost(precision):
+    found = found_in(*SEVERAL, "+model.kind=masked", f"precision={precision}")
+    assert (found.cause, found.remedies) == ("none", ()), found.verdict
+    assert found_in(*SMALL, *with_fault("mask_buffer"), "precision=fp16_dynamic").cause == "none"
 
 
 def checked(name, tmp_path=None):
