@@ -12,6 +12,10 @@ Measured of all modules of mlp, cnn, plain16, resnet18, dcgan, transformer, word
 their first step: errors are at best scales 0.04 to 0.27 % (the most in plain16, sixteen layers deep; 0.30 % in tiny batches), half
 of what `EPSILONS` allows; expected is 0.001 to 33 %; what a module says is off by at most 0.81 % (resnet18), 1.03 times what
 rounding explains, and where it is off by less than 0.2 %, by at most 1.9 times.
+
+Underflow may take more than rounding does (`LOST`). Of convnext_tiny, whose blocks are multiplied by 1e-6, gradients lose up to 1 % at
+2^16, the highest scale that is finite. A small network of such blocks comes in FP16 to the losses of FP32 within 0.3 % in each of three
+seeds, with AdamW and with SGD.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What modules say in a forward pass: keeps it, compares it, and puts something else in its place.
 
-Only modules without children are looked at. Nothing is left behind on the model.
+Nothing is left behind on the model.
 """
 
 from __future__ import annotations
