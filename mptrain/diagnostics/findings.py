@@ -208,7 +208,7 @@ def _forward(seen: Observation, exact: Observation | None) -> list[Cause]:
             first = next((operation for operation in seen.of("backward") if not operation.finite), None)
             alone = first is not None and first.breaks
             shown = "; the loss does not show it" + ("" if alone else ", the gradients do")
-    found = []
+    found: list[Cause] = []
     for group in _groups(seen, "forward", exact):
         kind: CauseKind = "loss" if group[0].module == LOSS else "forward"
         before = "what the model gives is finite, the loss is not: " if kind == "loss" and len(found) == 0 else ""
@@ -229,7 +229,7 @@ def _backward(seen: Observation, exact: Observation | None, before: list[Cause])
     """What breaks in the backward pass of a finite loss, each kind of module and operator once."""
     if seen.finite:  # what breaks on the way and reaches no parameter does no harm
         return []
-    found = []
+    found: list[Cause] = []
     for group in _groups(seen, "backward", exact):
         how = "overflow" if any(counts.inf for counts in group[0].outputs) else "are not finite"
         begins = f"gradients {how}" if before or found else f"only gradients {how}"
