@@ -1,12 +1,18 @@
-"""Small classifiers and losses with one planted fault of numerics each, for configurations to name."""
+"""Planted faults of numerics, one to a small classifier that configurations can name, and networks that are sound.
+
+`FAULTS` says of each fault which module has it, what kind it is and what fixes it; `SOUND` has the words of networks in
+which nothing is wrong.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 from mptrain.task.classify import Classify
 
@@ -66,7 +72,7 @@ def keep_three_bits_in_half(grad):
 
 
 def shrink(grad):
-    return (grad.float() * 2.0**-30).to(grad.dtype)
+    return (grad.float() * 2.0**-32).to(grad.dtype)
 
 
 class TinyEpsilonNorm(nn.Module):
@@ -148,23 +154,237 @@ class Detaches(nn.Module):
         return given.detach()
 
 
+class Scale(nn.Module):
+    """Multiplies by a number."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, given):
+        return given * self.factor
+
+
+class Louder(nn.Module):
+    """The identity, whose backward multiplies gradients by a number."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.function = _function(lambda grad: grad * factor)
+
+    def forward(self, given):
+        return self.function.apply(given)
+
+
+class RootMeanSquareNorm(nn.Module):
+    """Divides by the root mean square in the dtype that it is given: zeros where the mean square is infinite."""
+
+    def forward(self, given):
+        return given * (given.mul(given).mean(1, keepdim=True) + 1e-5).rsqrt()
+
+
+class Normalise(nn.Module):
+    """Divides groups of four by their norms, zeros by an epsilon."""
+
+    def __init__(self, eps):
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, given):
+        groups = torch.relu(given).view(len(given), -1, 4)
+        return (groups / torch.linalg.vector_norm(groups, dim=2, keepdim=True).clamp_min(self.eps)).flatten(1)
+
+
+class NormOfZeros(nn.Module):
+    """Divides groups of four by one more than their norms; the root's derivative at 0 is infinite."""
+
+    def forward(self, given):
+        groups = (given * (given > 0)).view(len(given), -1, 4)
+        return (groups / (1 + (groups * groups).sum(2, keepdim=True).sqrt())).flatten(1)
+
+
+class Divides(nn.Module):
+    """Divides zeros by zeros."""
+
+    def forward(self, given):
+        return torch.relu(given) / torch.relu(given)
+
+
+class SumByHand(nn.Module):
+    """Divides by one more than the mean square of many copies, as a sum divided by their number."""
+
+    def forward(self, given):
+        many = (given * given).repeat(1, 2**13)
+        return 4 * given / (1 + many.sum(1, keepdim=True) / many.shape[1])
+
+
+class ExpByHand(nn.Module):
+    """A softmax that does not take the maximum away."""
+
+    def forward(self, given):
+        grown = torch.exp(8 * given)
+        return WIDTH * grown / grown.sum(1, keepdim=True)
+
+
+class LargeLogits(nn.Module):
+    """Attention over the numbers of a row whose logits reach far beyond 65504."""
+
+    def __init__(self):
+        super().__init__()
+        self.inward = nn.Linear(1, 12)
+
+    def forward(self, given):
+        query, key, value = self.inward(given.unsqueeze(2)).chunk(3, 2)
+        with torch.no_grad():  # of frozen projections: gradients go through the values alone
+            shares = (400 * query @ (400 * key).transpose(1, 2)).softmax(2)
+        return given + (shares @ value).mean(2)
+
+
+class CastsToHalf(nn.Module):
+    """Leaves the range of FP16 and casts to it, whatever the precision is."""
+
+    def forward(self, given):
+        return torch.tanh((given * 2.0**18).half()).to(given.dtype) + given
+
+
+def steer(grad):
+    return grad / (torch.linalg.vector_norm(grad.float()) + 1e-6).to(grad.dtype)
+
+
+def large_linear():
+    made = nn.Linear(WIDTH, WIDTH)
+    with torch.no_grad():
+        made.weight.mul_(2.0**18)
+    return made
+
+
+def named(**modules):
+    """Modules one behind the other, by name."""
+    made = nn.Sequential()
+    for name, module in modules.items():
+        made.add_module(name, module)
+    return made
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A module between the first two layers of `Network` with one fault of numerics, or none.
+
+    Attributes:
+        make: Makes the module, ``odd``.
+        kind: The fault, for people.
+        where: The module at fault, by its qualified name.
+        kept: The modules that fix it where they are named in ``precision.keep_fp32``.
+        precision: Another precision that fixes it where those cannot.
+        in_fp32: FP32 has the fault as well: it is no matter of precision.
+        harms: Training in FP16 does not come to what FP32 comes to.
+    """
+
+    make: Callable[[], nn.Module]
+    kind: str = ""
+    where: str = "odd"
+    kept: tuple[str, ...] = ()
+    precision: str = ""
+    in_fp32: bool = False
+    harms: bool = True
+
+
 FAULTS = {
-    "none": nn.Identity,
-    "clip": lambda: Changes(clip),
-    "constant": lambda: Changes(add_constant),
-    "clip_in_half": lambda: Changes(clip_in_half),
-    "three_bits": lambda: Changes(keep_three_bits_in_half),
-    "shrink": lambda: Changes(shrink),
-    "epsilon": TinyEpsilonNorm,
-    "mask_fill": lambda: Mask("fill"),
-    "mask_where": lambda: Mask("where"),
-    "mask_buffer": lambda: Mask("buffer"),
-    "softmax": Softmax,
-    "cancels": lambda: Cancels(1000.0, wide=False),
-    "cancels_in_fp32": lambda: Cancels(1e7, wide=True),
-    "grows": Grows,
-    "detaches": Detaches,
+    "none": Fault(nn.Identity, harms=False),
+    # An operator of the forward pass leaves FP16's range.
+    "large_linear": Fault(
+        lambda: named(wide=large_linear(), norm=nn.LayerNorm(WIDTH)), "infinite output", "odd.wide", kept=("odd",)
+    ),
+    "beside_softmax": Fault(
+        lambda: named(soft=Softmax(), wide=large_linear(), norm=nn.LayerNorm(WIDTH)),
+        "infinite output behind a harmless softmax in half",
+        "odd.wide",
+        kept=("odd",),
+    ),
+    "grows": Fault(Grows, "infinite output within one module", kept=("odd",)),
+    "large_logits": Fault(LargeLogits, "attention logits above 65504", kept=("odd",)),
+    "sum_by_hand": Fault(SumByHand, "a sum over many values", kept=("odd",)),
+    "exp_by_hand": Fault(ExpByHand, "exp overflows", kept=("odd",)),
+    "rms_norm": Fault(
+        lambda: named(loud=Scale(2.0**9), norm=RootMeanSquareNorm()),
+        "an infinite mean square that makes zeros: finite and dead",
+        "odd.norm",
+        kept=("odd.norm",),
+    ),
+    # Constants that FP16 does not hold.
+    "epsilon": Fault(TinyEpsilonNorm, "an epsilon that vanishes", kept=("odd",), harms=False),
+    "normalise": Fault(lambda: Normalise(1e-12), "an epsilon that vanishes: zero by zero", kept=("odd",)),
+    "mask_fill": Fault(lambda: Mask("fill"), "a mask of -1e9", kept=("odd",)),
+    "mask_where": Fault(lambda: Mask("where"), "a mask of -1e9", kept=("odd",), harms=False),
+    "mask_buffer": Fault(lambda: Mask("buffer"), "a mask of -1e9 in a buffer", kept=("odd",), harms=False),
+    # Precision and casts.
+    "softmax": Fault(Softmax, "a softmax in half", kept=("odd",), harms=False),
+    "cancels": Fault(lambda: Cancels(1000.0, wide=False), "cancellation", kept=("odd",), harms=False),
+    "casts": Fault(CastsToHalf, "a cast to FP16 in whatever precision", in_fp32=True, harms=False),
+    # Gradients and their scale.
+    "small_between": Fault(
+        lambda: named(first=Louder(2.0**40), then=Louder(2.0**-40)),
+        "gradients need a scale at which others overflow",
+        "odd.then",
+        kept=("odd",),
+    ),
+    "large_between": Fault(
+        lambda: named(first=Louder(2.0**-24), then=Louder(2.0**24)),
+        "gradients overflow at every scale",
+        "odd.then",
+        kept=("odd",),
+    ),
+    "clip": Fault(lambda: Changes(clip), "gradients that do not follow the scale: a clip", precision="bf16"),
+    "steer": Fault(lambda: Changes(steer), "gradients that do not follow the scale: a norm", precision="bf16"),
+    "constant": Fault(
+        lambda: Changes(add_constant), "gradients that do not follow the scale", precision="bf16", harms=False
+    ),
+    "clip_in_half": Fault(
+        lambda: Changes(clip_in_half), "gradients in half that do not follow the scale", kept=("odd",)
+    ),
+    "three_bits": Fault(
+        lambda: Changes(keep_three_bits_in_half), "a backward pass in few bits", kept=("odd",), harms=False
+    ),
+    "shrink": Fault(lambda: Changes(shrink), "gradients of nothing", in_fp32=True),
+    # No matters of precision.
+    "sqrt_at_zero": Fault(NormOfZeros, "NaN gradients in FP32 as well", in_fp32=True),
+    "divides": Fault(Divides, "a loss that is not finite in FP32 as well", in_fp32=True),
+    "cancels_in_fp32": Fault(lambda: Cancels(1e7, wide=True), "cancellation in FP32", in_fp32=True),
+    "detaches": Fault(Detaches, "no gradient", in_fp32=True),
 }
+
+_OWN = ("extensions.allow=[faulty_networks]", "~model.widths", "dataset.image_size=8")
+
+#: The words of networks in which nothing is wrong.
+SOUND = {
+    "mlp": ("model=mlp", "dataset.image_size=8"),
+    "cnn": ("model=cnn",),
+    "layer_scale": (*_OWN, "model._target_=faulty_networks.small_convnext"),
+    "plain16": ("model=plain16", "model.width=8"),
+    "resnet18": ("model=resnet18", "dataset.image_size=16"),
+    "transformer": ("model=transformer", "train.batch_size=2", "model.dropout=0.1"),
+    "word_lstm": ("model=word_lstm", "train.batch_size=4", "dataset.sequence_length=16", "model.embedding_size=16"),
+    **{
+        name: ("model=torchvision", f"model.name={name}", f"dataset.image_size={size}")
+        for name, size in {
+            "convnext_tiny": 32,
+            "vit_b_16": 32,
+            "mobilenet_v3_small": 32,
+            "efficientnet_b0": 32,
+            "densenet121": 32,
+            "regnet_y_400mf": 32,
+            "shufflenet_v2_x0_5": 32,
+            "resnet18": 32,
+            "squeezenet1_1": 32,
+            "mnasnet0_5": 32,
+        }.items()
+    },
+}
+
+
+def with_fault(fault):
+    """The words of a network with a fault."""
+    return (*_OWN, "model._target_=faulty_networks.network", f"+model.fault={fault}")
 
 
 class Network(nn.Module):
@@ -179,7 +399,7 @@ class Network(nn.Module):
     def __init__(self, features, num_classes, fault):
         super().__init__()
         self.first = nn.Linear(features, WIDTH)
-        self.odd = FAULTS[fault]()
+        self.odd = FAULTS[fault].make()
         self.second = nn.Linear(WIDTH, WIDTH)
         self.last = nn.Linear(WIDTH, num_classes)
 
@@ -190,3 +410,11 @@ class Network(nn.Module):
 
 def network(*, num_classes: int, in_channels: int, image_size: int, fault: str) -> nn.Module:
     return Network(in_channels * image_size**2, num_classes, fault)
+
+
+def small_convnext(*, num_classes: int, in_channels: int) -> nn.Module:
+    """Blocks whose outputs are multiplied by 1e-6 to begin with, and their gradients with them."""
+    settings = [CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)]
+    model = ConvNeXt(settings, layer_scale=1e-6, num_classes=num_classes)
+    model.features[0][0] = nn.Conv2d(in_channels, 16, 2, stride=2)
+    return model

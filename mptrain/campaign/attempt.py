@@ -391,7 +391,8 @@ def _attempt(
         reached = loop.progress.step if loop else from_step
         to_step = None if isinstance(shown, Preempted) and not shown.saved else reached
         with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
-            directory.write_state(state.end(*how_it_failed(shown, directory), to_step))
+            hint = shown.hint if isinstance(shown, MptrainError) else ""
+            directory.write_state(state.end(*how_it_failed(shown, directory), to_step, hint))
         if shown is error:
             raise
         raise shown from error

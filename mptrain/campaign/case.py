@@ -1,20 +1,22 @@
-"""A step that something is wrong with, which can be done again under other words, or at another loss scale.
+"""A step that something may be wrong with, which can be done again under other words, or at another loss scale.
 
 What is to be tried on it is the business of `mptrain.campaign.remedies`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.trust import fetches
+from mptrain.diagnostics.findings import causes_of, compared, inexact, none
 from mptrain.diagnostics.remarkable import underflows
 from mptrain.engine.revisit import look, stand_at
+from mptrain.engine.step_accuracy import measure_accuracy
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.precision.apply import set_products
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from mptrain.diagnostics.findings import Cause
     from mptrain.diagnostics.observation import Observation
     from mptrain.diagnostics.observer import Operation
+    from mptrain.diagnostics.step_accuracy import StepAccuracy
     from mptrain.engine.job import Parts
     from mptrain.engine.learner import Learner
     from mptrain.engine.revisit import Moment
@@ -30,27 +33,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """A step that something is wrong with.
+    """A step that something may be wrong with.
 
     Attributes:
         config: It was done under.
         parts: Built from that, and brought to the moment.
         moment: The step.
         seen: What was seen of it.
-        cause: What is wrong.
         ended: It ended its run, because of the refused steps in a row.
         ceiling: The lowest loss scale at which the run overflowed on record; infinite where there was none.
+        faulted: A fault is put into it on purpose, so it cannot be compared with the same step in FP32.
+        original: The case that this one is under other words, or at another scale; None where it is none.
     """
 
     config: Config
     parts: Parts
     moment: Moment
     seen: Observation
-    cause: Cause
     ended: bool = False
     ceiling: float = math.inf
+    faulted: bool = False
+    original: Case | None = None
 
-    def again(self, *words: str, scale: float | None = None) -> Observation:
+    def under(self, *words: str, scale: float | None = None) -> Case:
         """The same step under other words.
 
         Args:
@@ -62,37 +67,112 @@ class Case:
             ConfigError: The words do not fit the configuration.
         """
         config = reload(self.config.yaml, words, allow=self.config.extensions.allow, fetch=fetches(self.config))
-        parts, _ = build(config, weights=False, micro_batches=self.parts.plan.accumulate)
-        stand_at(parts, self.moment)
-        scales = None
+        parts = self._built(config)
+        scales = dict(self.moment.scales)
         if scale is not None:
             scales = {learner.name: scale for learner in parts.learners}
         elif any(word.startswith("precision=") for word in words):
             scales = {one.name: float(one.scaler.initial(parts.device)["scale"]) for one in parts.learners}
-        return of_learner(look(parts, self.moment, scales), self.seen.learner)
+        return self._another(config, parts, scales)
 
-    def at_scale(self, scale: float) -> Observation:
+    def at_scale(self, scale: float) -> Case:
         """The same step at another loss scale of the learner whose step it is."""
         set_products(self.config.precision)  # what was built in between may have chosen others, for the whole process
-        scales = {**self.moment.scales, self.seen.learner: scale}
-        return of_learner(look(self.parts, self.moment, scales), self.seen.learner)
+        return self._another(self.config, self.parts, {**self.moment.scales, self.seen.learner: scale})
+
+    def _another(self, config: Config, parts: Parts, scales: dict[str, float]) -> Case:
+        moment = replace(self.moment, scales=scales)
+        seen = lost_in_training(of_learner(look(parts, moment), self.seen.learner), config)
+        original = self.original or self
+        return replace(self, config=config, parts=parts, moment=moment, seen=seen, original=original)
+
+    def _built(self, config: Config) -> Parts:
+        parts, _ = build(config, weights=False, micro_batches=self.parts.plan.accumulate)
+        stand_at(parts, self.moment)
+        return parts
 
     @property
     def learner(self) -> Learner:
         """That whose step it is."""
         return next(learner for learner in self.parts.learners if learner.name == self.seen.learner)
 
-    @cached_property
+    @functools.cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        """Everything that is wrong and follows from nothing else that is; empty where the step is right.
+
+        A step in half precision is right where it is finite and agrees with the same step in FP32.
+        """
+        exact = self.exact if self._comparable and self._suspicious else None
+        if not self.config.precision.half and not self.faulted:
+            exact = self.seen  # FP32 is what all else is compared with
+        causes = causes_of(self.seen, exact)
+        return compared(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
+
+    @property
+    def cause(self) -> Cause:
+        """The first of them; one of kind ``none`` where there is none."""
+        return next(iter(self.causes), none(self.seen, self.accuracy))
+
+    @property
+    def right(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.causes
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What is no fault and worth knowing: infinities of the forward pass that change nothing, gradients that are inexact."""
+        if not self.seen.finite or not self.right:
+            return ()
+        agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
+        infinite = [f"{one.sentence}{agree}" for one in causes_of(self.seen)]
+        return (*infinite, *(inexact(self.seen, self.accuracy) if self.accuracy is not None else ()))
+
+    @property
+    def _suspicious(self) -> bool:
+        return not self.seen.finite or any(operation.breaks for operation in self.seen.of("forward"))
+
+    @property
+    def _comparable(self) -> bool:
+        seen = self.seen
+        return self.config.precision.half and not (self.faulted or seen.inputs or seen.weights)
+
+    @functools.cached_property
+    def accuracy(self) -> StepAccuracy | None:
+        """How far the step is from FP64; None where its loss is not finite, nor FP32's, or FP32 cannot be had."""
+        seen = self.seen
+        if not self._comparable or seen.refusal is not None or not math.isfinite(seen.loss):
+            return None
+        if self._suspicious and (self.exact is None or not self.exact.finite):
+            return None
+        try:
+            fp32 = reload(
+                self.config.yaml, ("precision=fp32",), allow=self.config.extensions.allow, fetch=fetches(self.config)
+            )
+            half, wide = (functools.partial(self._built, config) for config in (self.config, fp32))
+            return measure_accuracy(half, wide, self.moment, seen.learner, seen.loss_scale)
+        except (EnvironmentRefused, ConfigError):
+            return None
+        finally:
+            set_products(self.config.precision)
+
+    @functools.cached_property
     def exact(self) -> Observation | None:
         """The same step in FP32 without a loss scale; None where that cannot be had."""
+        if self.original is not None:
+            return self.original.exact
         if not self.config.precision.half:
-            return self.at_scale(1.0)
+            return self.at_scale(1.0).seen
         try:
-            return self.again("precision=fp32", scale=1.0)
+            return self.under("precision=fp32", scale=1.0).seen
         except (EnvironmentRefused, ConfigError):
             return None
 
-    @cached_property
+    @property
+    def blown_up(self) -> bool:
+        """Whether FP32 is not finite either."""
+        return self.exact is not None and self.exact.refusal is None and not self.exact.finite
+
+    @functools.cached_property
     def lost(self) -> list[Operation]:
         """The operators of the forward pass that lose to underflow what FP32 has, the worst first."""
         return underflows(self.seen, self.exact) if underflows(self.seen) else []
@@ -101,3 +181,17 @@ class Case:
 def of_learner(seen: tuple[Observation, ...], learner: str) -> Observation:
     """What was seen of one learner."""
     return next(one for one in seen if one.learner == learner)
+
+
+def lost_in_training(seen: Observation, config: Config) -> Observation:
+    """Return what was seen without those buffers that are not finite from the beginning, such as a mask of -inf.
+
+    Args:
+        seen: A step.
+        config: It was done under.
+    """
+    if not seen.weights:
+        return seen
+    fresh, _ = build(config, weights=False)
+    built = {name for name, one in fresh.model.named_buffers() if not bool(one.isfinite().all())}
+    return replace(seen, weights=tuple(one for one in seen.weights if one.name not in built))

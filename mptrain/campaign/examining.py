@@ -9,16 +9,15 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from mptrain.campaign.case import Case, of_learner
-from mptrain.campaign.remedies import in_order, remedies
+from mptrain.campaign.case import Case, lost_in_training, of_learner
+from mptrain.campaign.remedies import remedies
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.trust import fetches
-from mptrain.diagnostics.findings import cause_of
 from mptrain.diagnostics.remarkable import notes_of, rows_of, underflows
 from mptrain.engine.revisit import Moment, look, stand_at
 from mptrain.errors import ConfigError, did_you_mean
-from mptrain.runlog.diagnosis import Examination, Remedy
+from mptrain.runlog.diagnosis import Examination, Found, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,16 +85,20 @@ def examine(subject: str, config: Config, place: Place, learner: str | None = No
     """
     _require_learner(place.parts, learner)
     seen = _asked_about(look(place.parts, place.moment), learner or place.learner, place.record)
+    seen = lost_in_training(seen, config)
     remarks = (*place.remarks, *_loss_on_record(place, seen), *_overflow_on_record(place.record, seen))
     fault = _fault(place.parts, seen.step)
     if not fault:
         return _examination(subject, _case(config, place, seen), remarks)
     remarks = (*remarks, f"a fault is put in on purpose: {fault}")
-    case, tried = _case(config, place, seen), Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it")
-    if in_order(seen):  # what else there is to try would put the fault in again
+    case, tried = (
+        replace(_case(config, place, seen), faulted=True),
+        Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it"),
+    )
+    if case.right:  # what else there is to try would put the fault in again
         return _examination(subject, case, remarks, ())
     clean = _without_fault(config, place, seen.learner)
-    if in_order(clean.seen):
+    if clean.right:
         found = _examination(subject, case, remarks, (tried,))
         return replace(found, verdict=f"the injected fault is the cause: {fault}; {found.verdict}")
     found = _examination(subject, clean, remarks)
@@ -105,7 +108,7 @@ def examine(subject: str, config: Config, place: Place, learner: str | None = No
 def _case(config: Config, place: Place, seen: Observation) -> Case:
     ceiling = place.record.ceilings.get(seen.learner, math.inf)
     ended = place.learner == seen.learner
-    return Case(config, place.parts, place.moment, seen, cause_of(seen), ended=ended, ceiling=ceiling)
+    return Case(config, place.parts, place.moment, seen, ended=ended, ceiling=ceiling)
 
 
 def _examination(
@@ -121,6 +124,7 @@ def _examination(
     """
     seen, cause = case.seen, case.cause
     exact = case.exact if tried is None and underflows(seen) else None
+    others = case.causes[1:]
     return Examination(
         subject=subject,
         learner=seen.learner,
@@ -133,9 +137,10 @@ def _examination(
         module=cause.module,
         operator=cause.operator,
         verdict=cause.sentence,
-        notes=notes_of(seen, exact),
+        also=tuple(Found(one.kind, one.module, one.operator, one.sentence) for one in others),
+        notes=(*case.remarks, *notes_of(seen, exact)),
         remarks=remarks,
-        modules=rows_of(seen),
+        modules=rows_of(seen, case.causes),
         remedies=remedies(case) if tried is None else tried,
         operators=dict(seen.census),
     )
@@ -168,7 +173,8 @@ def _without_fault(config: Config, place: Place, learner: str) -> Case:
     config = reload(config.yaml, _WITHOUT_FAULT, allow=config.extensions.allow, fetch=fetches(config))
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
     stand_at(parts, place.moment)
-    return _case(config, replace(place, parts=parts), of_learner(look(parts, place.moment), learner))
+    seen = lost_in_training(of_learner(look(parts, place.moment), learner), config)
+    return _case(config, replace(place, parts=parts), seen)
 
 
 def _loss_on_record(place: Place, seen: Observation) -> tuple[str, ...]:

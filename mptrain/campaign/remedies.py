@@ -1,26 +1,30 @@
-"""What would mend a step, from the least intrusion on: each candidate is tried on that very step.
+"""What would fix a step, from the least intrusion on: each candidate is tried on that very step.
 
-backward    a lower loss scale; then modules kept in FP32; then bfloat16
+backward    a lower or a higher loss scale; then modules kept in FP32; then bfloat16
 forward     modules kept in FP32; then bfloat16; then FP32
 loss        bfloat16; then FP32
 input       the same step without the samples that are not finite
 none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
+
+A candidate helps only where nothing at all is wrong with the step under it (`Case.right`): it is finite, and what its modules say and
+its gradients agree with the same step in FP32. Modules kept in FP32 may need another loss scale as well, which is tried with them.
 
 A lower learning rate is advised only where FP32 itself is not finite because weights or operands are large.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from mptrain.campaign.case import Case, of_learner
-from mptrain.campaign.scale_remedies import higher_scale, lower_scale
+from mptrain.campaign.kept import Kept
+from mptrain.campaign.scale_remedies import higher_scale, lower_scale, raised_scale
 from mptrain.diagnostics.findings import cause_of, first_break, named, place
-from mptrain.diagnostics.remarkable import small_gradients, underflows
+from mptrain.diagnostics.remarkable import small_gradients
 from mptrain.diagnostics.trail import LOSS
 from mptrain.engine.revisit import look
 from mptrain.errors import ConfigError, EnvironmentRefused
@@ -34,8 +38,11 @@ if TYPE_CHECKING:
     from mptrain.diagnostics.observation import Observation
     from mptrain.records import ExponentCounts
 
-#: Modules that are kept in FP32 at most before another precision is the simpler remedy.
+#: Entries of ``precision.keep_fp32`` that are added at most before another precision is the simpler remedy.
 MOST_KEPT = 6
+
+#: Steps that are tried at most on the way to those.
+MOST_TRIED = 24
 
 #: Weights, or operands of what breaks, are large from here on: FP16 could not hold them.
 LARGE = FLOAT16.max
@@ -43,33 +50,26 @@ LARGE = FLOAT16.max
 
 @dataclass(frozen=True)
 class Complaint:
-    """What is wrong with a step, as far as a remedy is concerned: values that are not finite, and perhaps lost ones.
+    """What is wrong with a step, as far as a remedy is concerned.
 
     Attributes:
         underflow: Values lost to underflow count too.
-        exact: The step in FP32, for what is lost there as well.
     """
 
     underflow: bool = False
-    exact: Observation | None = None
 
-    def about(self, seen: Observation) -> str | None:
-        """The module in which a step is wrong; None where it is in order."""
-        if self.underflow and (lost := underflows(seen, self.exact)):
-            return lost[0].module
-        cause = cause_of(seen)
-        if cause.kind != "none":
-            return cause.module if cause.module is not None else ""
-        hidden = first_break(seen, "forward")
-        return hidden.module if hidden is not None else None
+    def about(self, case: Case) -> str | None:
+        """The module in which a step is wrong; None where it is right."""
+        if not case.right:
+            return case.cause.module or ""
+        return case.lost[0].module if self.underflow and case.lost else None
+
+    def sentence(self, case: Case) -> str:
+        """What is wrong."""
+        return f"values of {self.about(case)} are lost" if case.right else case.cause.sentence
 
 
 _BREAKS = Complaint()
-
-
-def in_order(seen: Observation) -> bool:
-    """Whether nothing in a step is infinite or no number, hidden sums included."""
-    return _BREAKS.about(seen) is None
 
 
 def remedies(case: Case) -> tuple[Remedy, ...]:
@@ -79,8 +79,12 @@ def remedies(case: Case) -> tuple[Remedy, ...]:
             return tuple(_without_samples(case))
         case "backward":
             found = list(_for_gradients(case))
+        case "forward" if case.blown_up:
+            found = list(_blown_up(case.exact or case.seen))
         case "forward" | "refused":
-            found = list(_until_it_helps(_keeping(case, case.cause.module, _BREAKS), _other_precisions(case, _BREAKS)))
+            where = (case.cause.module, case.cause.operator)
+            wrong = Complaint(underflow=any((one.module, one.operator) == where for one in case.lost))
+            found = list(_until_it_helps(_keeping(case, case.cause.module, wrong), _other_precisions(case, wrong)))
         case "loss":
             found = list(_until_it_helps(_other_precisions(case, _BREAKS)))
         case "weights":
@@ -99,29 +103,36 @@ _EARLIER = Remedy(
 
 
 def _for_values(case: Case) -> Iterator[Remedy]:
-    """For a step that is finite and loses values all the same: to an infinite sum that nothing shows, or to underflow."""
-    hidden = first_break(case.seen, "forward")
-    if hidden is not None:
-        yield from _until_it_helps(_keeping(case, hidden.module, _BREAKS), _other_precisions(case, _BREAKS))
-    elif case.lost:
-        lost = Complaint(underflow=True, exact=case.exact)
+    """For a step that is right and has values close to FP16's lower end all the same."""
+    if case.lost:
+        lost = Complaint(underflow=True)
         yield from _until_it_helps(_keeping(case, case.lost[0].module, lost), _other_precisions(case, lost))
     elif (small := small_gradients(case.seen)) is not None:
         yield higher_scale(case, *small)
 
 
 def _for_gradients(case: Case) -> Iterator[Remedy]:
-    """For a step of which only gradients overflow."""
-    exact = case.exact
-    if exact is not None and not exact.finite:
-        yield from _blown_up(exact)
+    """For a step of which only gradients are wrong."""
+    if case.blown_up:
+        yield from _blown_up(case.exact or case.seen)
         return
-    lower = lower_scale(case, merged(_half_gradients(case.seen, exact))) if exact is not None else None
-    if lower is not None:
-        yield lower
-        if lower.helped:
+    if case.accuracy is not None and case.accuracy.disproportionate:  # what does without a loss scale
+        yield from _until_it_helps(_other_precisions(case, _BREAKS))
+        return
+    another = _another_scale(case)
+    if another is not None:
+        yield another
+        if another.helped:
             return
     yield from _until_it_helps(_keeping(case, case.cause.module, _BREAKS), _other_precisions(case, _BREAKS))
+
+
+def _another_scale(case: Case) -> Remedy | None:
+    """Another loss scale, for a step of which only gradients are wrong: a lower one where they overflow, else a higher one."""
+    if case.exact is None or case.blown_up:
+        return None
+    gradients = merged(_half_gradients(case.seen, case.exact))
+    return raised_scale(case, gradients) if case.seen.finite else lower_scale(case, gradients)
 
 
 def _half_gradients(seen: Observation, exact: Observation) -> Iterator[ExponentCounts]:
@@ -139,40 +150,27 @@ def _half_gradients(seen: Observation, exact: Observation) -> Iterator[ExponentC
 
 
 def _keeping(case: Case, module: str | None, complaint: Complaint) -> Iterator[Remedy]:
-    """Keep the offending module in FP32; then those that offend next, or what is around them, one by one."""
+    """Keep the offending module in FP32; then those that offend next, or what is around them, those of one class together."""
     if not case.config.precision.half:
         return
-    kept: list[str] = []
+    kept = Kept.of(case.parts.model, case.parts.kept)
     remedy: Remedy | None = None
-    while module not in (None, LOSS, "") and len(kept) < MOST_KEPT:
-        kept = _grown(kept, module, case.parts.kept)
-        if not kept:
+    for _ in range(MOST_TRIED):
+        larger = kept.with_module(module) if module not in (None, LOSS, "") else None
+        if larger is None:
             break
-        word = f"precision.keep_fp32=[{','.join([*case.config.precision.keep_fp32, *kept])}]"
-        remedy, seen = _tried(case, (word,), f"keep {', '.join(kept)} in FP32", complaint)
-        if remedy.helped or seen is None:
+        if len(larger.entries) > MOST_KEPT:
+            assert remedy is not None
+            remedy = replace(remedy, outcome=f"{remedy.outcome}; more than {MOST_KEPT} entries were not tried")
             break
-        module = complaint.about(seen)
+        kept = larger
+        word = f"precision.keep_fp32=[{','.join([*case.config.precision.keep_fp32, *kept.entries])}]"
+        remedy, tried = _tried(case, (word,), f"keep {', '.join(kept.entries)} in FP32", complaint)
+        if remedy.helped or tried is None:
+            break
+        module = complaint.about(tried)
     if remedy is not None:
         yield remedy
-
-
-def _grown(kept: list[str], module: str, before: Collection[str]) -> list[str]:
-    """The list with one more module; one that is kept already gives way to what is around it.
-
-    A kept module answers in the dtype it was given, so what it computes must fit there; within a kept module it need not.
-
-    Args:
-        kept: Modules so far.
-        module: Where values are lost now.
-        before: Modules that were kept to begin with.
-    """
-    while module in before or any(f"{module}.".startswith(f"{name}.") for name in kept):
-        module = module.rpartition(".")[0]
-        if not module:
-            return []
-        kept = [name for name in kept if not name.startswith(f"{module}.")]
-    return [*kept, module]
 
 
 def _other_precisions(case: Case, complaint: Complaint) -> Iterator[Remedy]:
@@ -181,10 +179,10 @@ def _other_precisions(case: Case, complaint: Complaint) -> Iterator[Remedy]:
         name = "amp_bf16" if policy.autocast else "bf16"
         yield _tried(case, (f"precision={name}",), "bfloat16, with the range of FP32", complaint)[0]
     if policy.half:
-        remedy, seen = _tried(case, ("precision=fp32",), "FP32", complaint)
+        remedy, tried = _tried(case, ("precision=fp32",), "FP32", complaint)
         yield remedy
-        if seen is not None and not remedy.helped:
-            yield from _blown_up(seen)
+        if tried is not None and not remedy.helped:
+            yield from _blown_up(tried.seen)
     else:
         yield from _blown_up(case.seen)
 
@@ -192,7 +190,7 @@ def _other_precisions(case: Case, complaint: Complaint) -> Iterator[Remedy]:
 def _blown_up(seen: Observation) -> Iterator[Remedy]:
     """What is left where FP32 itself is not finite."""
     cause = cause_of(seen)
-    if cause.kind in ("none", "refused"):
+    if seen.finite or cause.kind == "refused":
         return
     if cause.kind == "loss":
         outcome = "FP32 gives the same: neither a precision nor a scale mends a loss that is not finite by its formula"
@@ -242,21 +240,26 @@ def _without_samples(case: Case) -> Iterator[Remedy]:
     yield Remedy((), text, seen.finite, outcome)
 
 
-def _tried(case: Case, words: tuple[str, ...], text: str, complaint: Complaint) -> tuple[Remedy, Observation | None]:
+def _tried(case: Case, words: tuple[str, ...], text: str, complaint: Complaint) -> tuple[Remedy, Case | None]:
+    """Do the step again under some words; where only gradients are wrong then, at another loss scale as well."""
     try:
-        seen = case.again(*words)
+        under = case.under(*words)
     except (EnvironmentRefused, ConfigError) as error:
         return Remedy(words, text, None, f"not tried: {error}"), None
-    if complaint.about(seen) is None:
-        return Remedy(
-            words, text, True, "not lost on this batch" if complaint.underflow else "finite on this batch"
-        ), seen
-    what = cause_of(seen).sentence
+    if complaint.about(under) is None:
+        return Remedy(words, text, True, _right(under, complaint)), under
+    if under.cause.kind == "backward" and (another := _another_scale(under)) is not None and another.helped:
+        together = Remedy((*words, *another.words), f"{text}, and {another.text}", True, another.outcome)
+        return together, under
+    what = complaint.sentence(under)
+    return Remedy(words, text, False, "the same happens" if what == case.cause.sentence else what), under
+
+
+def _right(case: Case, complaint: Complaint) -> str:
+    """What is said of a step that nothing is wrong with."""
     if complaint.underflow:
-        what = f"values of {complaint.about(seen)} are lost"
-    elif what == case.cause.sentence:
-        what = "the same happens"
-    return Remedy(words, text, False, what), seen
+        return "not lost on this batch"
+    return "finite on this batch" + (", and agrees with FP32" if case.accuracy is not None else "")
 
 
 def _until_it_helps(*several: Iterator[Remedy]) -> Iterator[Remedy]:

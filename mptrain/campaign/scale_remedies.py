@@ -13,7 +13,6 @@ import torch
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.trust import fetches
-from mptrain.diagnostics.findings import cause_of
 from mptrain.diagnostics.remarkable import small_gradients
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.numerics.exponents import lost_share
@@ -44,7 +43,7 @@ def lower_scale(case: Case, gradients: ExponentCounts) -> Remedy | None:
     Returns:
         Nothing where no lower scale can be had.
     """
-    edge = math.floor(math.log2(FLOAT16.max / gradients.largest)) if gradients.largest else 0
+    edge = _edge(gradients)
     if not FLOAT32.smallest_normal <= 2.0**edge < case.seen.loss_scale:
         return None
     landing = _by_itself(case, 2.0**edge)
@@ -61,6 +60,11 @@ def lower_scale(case: Case, gradients: ExponentCounts) -> Remedy | None:
     if case.learner.scaler.on_overflow == "apply":
         words = (*words, f"{_prefix(case)}.on_overflow=skip")
     return _lowered(case, words, f"a loss scale of {scale_in_words(scale)}", scale, gradients, room)
+
+
+def _edge(gradients: ExponentCounts) -> int:
+    """The exponent of the highest scale at which the largest of some unscaled gradients fits FP16."""
+    return math.floor(math.log2(FLOAT16.max / gradients.largest)) if gradients.largest else 0
 
 
 def _keeps(gradients: ExponentCounts, exponent: int) -> bool:
@@ -81,9 +85,9 @@ def _lowered(
         gradients: As in `lower_scale`.
         room: Doublings to the highest scale at which the step is finite.
     """
-    seen, shown = case.at_scale(scale), scale_in_words(scale)
+    tried, shown = case.at_scale(scale), scale_in_words(scale)
     lost = lost_share(gradients, math.floor(math.log2(scale)))
-    if not seen.finite:
+    if not tried.seen.finite:
         return Remedy(words, text, False, f"at loss scale {shown} the step still overflows")
     cost = f"{100 * lost:.2g} % of the nonzero gradients are rounded to zero"
     if scale < 1:
@@ -91,10 +95,33 @@ def _lowered(
         return Remedy(words, text, False, f"finite on this batch, but {small}")
     if lost > LOSES:
         return Remedy(words, text, False, f"finite on this batch, but {cost} there")
+    if not tried.right:
+        return Remedy(words, text, False, f"finite on this batch at {shown}, but wrong: {tried.cause.sentence}")
     refusal = _refusal(case, words, scale) if words else None
     if refusal is not None:
         return Remedy(words, text, None, f"finite on this batch, but it cannot be written like that: {refusal}")
     return Remedy(words, text, True, f"finite on this batch at {shown}{_below(room)}; {cost}")
+
+
+def raised_scale(case: Case, gradients: ExponentCounts) -> Remedy | None:
+    """For gradients that are finite and lost to underflow: the scaler's first scale, and what it comes down to; else a higher one.
+
+    Args:
+        case: The step.
+        gradients: As in `lower_scale`.
+
+    Returns:
+        Nothing where no higher scale can be had.
+    """
+    first = float(case.learner.scaler.initial(case.parts.device)["scale"])
+    if first > case.seen.loss_scale:
+        begun, shown = case.at_scale(first), scale_in_words(first)
+        if begun.right:
+            return Remedy((), f"the scaler's first loss scale, {shown}", True, f"right on this batch at {shown}")
+        if not begun.seen.finite and begun.cause.kind == "backward":
+            return lower_scale(begun, gradients)
+    room = 2.0 ** _edge(gradients) / case.seen.loss_scale
+    return higher_scale(case, math.inf, room) if room >= 2 else None
 
 
 def higher_scale(case: Case, share: float, room: float) -> Remedy:
@@ -102,7 +129,7 @@ def higher_scale(case: Case, share: float, room: float) -> Remedy:
 
     Args:
         case: The step.
-        share: Which part of them is below 2^-14.
+        share: Which part of them is below 2^-14; less than half as many may be at the scale that is found.
         room: What the scale can be multiplied by.
     """
     for margin in range(MARGIN, -1, -1):
@@ -111,19 +138,20 @@ def higher_scale(case: Case, share: float, room: float) -> Remedy:
             continue
         if (limit := _limit(case, scale)) is not None:
             return Remedy((), f"a loss scale of {scale_in_words(scale)}", None, limit)
-        seen = case.at_scale(scale)
-        small = small_gradients(seen)
-        helped = seen.finite and (small is None or small[0] < share / 2)
+        tried = case.at_scale(scale)
+        small = small_gradients(tried.seen)
+        helped = tried.right and (small is None or small[0] < share / 2)
         if helped:
             break
     words, text = scale_words(case, scale), f"a loss scale of {scale_in_words(scale)}"
     if not helped:
-        return Remedy(words, text, False, cause_of(seen).sentence)
+        what = tried.cause.sentence if not tried.right else "as many gradients are below 2^-14"
+        return Remedy(words, text, False, what)
     refusal = _refusal(case, words, scale)
     if refusal is not None:
         return Remedy(words, text, None, f"finite on this batch, but it cannot be written like that: {refusal}")
-    outcome = f"finite on this batch{_below(margin)}, and few gradients are below 2^-14; {_MORE_STEPS}"
-    return Remedy(words, text, True, outcome)
+    few = ", and few gradients are below 2^-14" if small is None else ""
+    return Remedy(words, text, True, f"finite on this batch{_below(margin)}{few}; {_MORE_STEPS}")
 
 
 def _limit(case: Case, scale: float) -> str | None:

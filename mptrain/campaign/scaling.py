@@ -7,9 +7,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mptrain.config.build import build
-from mptrain.diagnostics.scaling import Finding, ModuleScaling, ScalingEvidence, by_module
-from mptrain.diagnostics.scaling_findings import findings
-from mptrain.engine.scaling_check import Reference, compare_scales, compute_reference, find_breaks
+from mptrain.diagnostics.scaling import Break, Finding, ModuleScaling, ScalingEvidence, by_module
+from mptrain.diagnostics.scaling_findings import findings, wrong_gradients, wrong_outputs
+from mptrain.engine.scaling_check import (
+    Reference,
+    breaking_operators,
+    compare_scales,
+    compute_reference,
+    find_backward_faults,
+    find_breaks,
+    is_finite,
+)
 from mptrain.engine.scaling_inspection import Inspection, inspect_step
 from mptrain.errors import ConfigError, DataError
 from mptrain.numerics.formats import FORMATS
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
 
     from mptrain.config.schema import Config
     from mptrain.dataset.batch import Batch
+    from mptrain.diagnostics.observer import Operation
     from mptrain.engine.job import Parts
 
 #: The scales that are tried: 2^0 to this power of two; every second one where a pass takes longer than so many seconds.
@@ -80,13 +89,18 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     started = time.perf_counter()
     inspection = inspect_step(parts, parts.prepare(batch), form)
     step = 2 if time.perf_counter() - started > SLOW else 1
-    evidence = _inspected(policy.compute, inspection)
+    evidence = _inspected(policy, inspection)
     if inspection.refused:
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, ())
     del parts  # one model at a time
     tell("its gradients in FP32 and FP64")
     wide, _ = build(replace(config, precision=_FP32))
-    reference = compute_reference(wide, wide.prepare(batch), form, inspection.outputs)
+    if not is_finite(wide, wide.prepare(batch)):
+        evidence = replace(
+            evidence, fp32_finite=False, breaks_fp32=_breaks(breaking_operators(wide, wide.prepare(batch)))
+        )
+        return ScalingReport(evidence, findings(evidence), (), "", batch.samples, ())
+    reference = compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights)
     del wide
     tell("its gradients at loss scales from 2^0 to 2^24")
     parts, _ = build(config)
@@ -94,10 +108,18 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     measured = compare_scales(parts, prepared, reference, range(0, HIGHEST + 1, step))
     modules = by_module(measured, form, inspection.order)
     breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
+    evidence = replace(evidence, modules=modules, outputs=reference.outputs)
+    if wrong_outputs(evidence):
+        operators = [one for one in breaking_operators(parts, prepared) if one.phase == "forward"]
+        evidence = replace(evidence, breaks_half=_breaks(operators))
     lost = {
         name: reference.values[name] for name, value in inspection.values.items() if _is_lost(name, value, reference)
     }
-    evidence = replace(evidence, modules=modules, lost_values=lost, breaks=breaks, outputs=reference.outputs)
+    evidence = replace(evidence, lost_values=lost, breaks=breaks)
+    if not breaks and (suspects := wrong_gradients(modules)):
+        wide, _ = build(replace(config, precision=_FP32))
+        breaks, keep = find_backward_faults(parts, batch, wide, inspection.outputs, *suspects, form)
+        evidence = replace(evidence, breaks=breaks, keep_backward=keep)
     notes = (
         reference.notes if step == 1 else (*reference.notes, "every second scale was tried, since a step takes long")
     )
@@ -124,9 +146,24 @@ def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]
     return find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)
 
 
-def _inspected(compute: str, inspection: Inspection) -> ScalingEvidence:
+def _breaks(operators: Sequence[Operation]) -> tuple[Break, ...]:
+    return tuple(
+        Break(
+            one.module,
+            "a cast" if one.operator == "_to_copy" else one.operator,
+            one.phase,
+            "inf" if any(counts.inf for counts in one.outputs) else "NaN",
+            one.largest_input,
+        )
+        for one in operators
+    )
+
+
+def _inspected(policy: Policy, inspection: Inspection) -> ScalingEvidence:
     return ScalingEvidence(
-        compute=compute,
+        compute=policy.compute,
+        keep_fp32=policy.keep_fp32,
+        autocast=policy.autocast,
         constants=inspection.constants,
         narrow=inspection.narrow,
         casts=inspection.casts,

@@ -15,7 +15,7 @@ from rich.table import Table
 from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK, UsageError
-from mptrain.report.diagnosis_page import FINITE, cells, verdict_on
+from mptrain.report.diagnosis_page import FINITE, as_sentence, breaking, cells, verdict_on
 from mptrain.report.operators_part import by_cast, by_operator, summary
 
 if TYPE_CHECKING:
@@ -115,8 +115,9 @@ def _print(found: Examination, everything: bool) -> None:
     whose = "" if found.learner == "main" else f" of the {found.learner}"
     head = f"step {found.step:,}{whose}, precision {found.precision}, on {found.device}"
     lines = [*_wrapped(head, width), *(line for remark in found.remarks for line in _wrapped(remark, width)), ""]
-    lines += _wrapped(f"{found.verdict[:1].upper()}{found.verdict[1:]}.", width)
+    lines += _wrapped(as_sentence(found.verdict, found.operator), width)
     for title, sentences in (
+        ("wrong as well", [one.sentence for one in found.also]),
         ("worth knowing", found.notes),
         ("what was tried", [_remedy(one) for one in found.remedies]),
     ):
@@ -194,7 +195,7 @@ def _table(rows: Sequence[ModuleRow]) -> Table:
             escape(row.type + times),
             row.dtype,
             *(_coloured(cell) for reach in (row.forward, row.backward) for cell in cells(row, reach)),
-            f"[red]<- first not finite, {row.breaks}[/]" if row.breaks else "",
+            f"[red]<- {breaking(row)}, {row.breaks}[/]" if row.breaks else "",
         )
     return made
 

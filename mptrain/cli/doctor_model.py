@@ -11,7 +11,8 @@ from mptrain.campaign.scaling import ScalingReport, check_scaling
 from mptrain.cli.doctor_data import data_lines
 from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
-from mptrain.diagnostics.scaling import Scales, scales_of
+from mptrain.diagnostics.scaling import LOST, Scales, scales_of
+from mptrain.diagnostics.scaling_findings import why_no_range
 from mptrain.diagnostics.trail import LOSS
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.numerics.formats import scale_in_words
@@ -69,8 +70,8 @@ def verdict(report: ScalingReport) -> str:
     """One sentence: whether something is wrong, and which loss scales are right."""
     count = len(report.findings)
     wrong = "nothing is wrong" if not count else "something is wrong" if count == 1 else f"{count} things are wrong"
-    if not report.modules:
-        return f"{wrong}; gradients could not be computed"
+    if why := why_no_range(report.evidence, report.findings):
+        return f"{wrong}; {why}"
     scales = scales_of(report.modules)
     if not scales.good:
         return f"{wrong}; no loss scale is right for all modules"
@@ -130,20 +131,17 @@ def _compared(report: ScalingReport) -> str:
     return (
         f"one step of {report.samples} samples, the first, without an update. Errors of gradients, relative L2 norms: FP32 against "
         f"{reference}; forward: what {form} in the forward pass makes of them, against {reference}; backward: what the backward pass "
-        f"adds at its best scale, right up to {_share(report.modules[0].tolerance)}. scales: where underflow changes less than "
-        f"that, or than twice the forward error, and nothing overflows. Later gradients may be larger or smaller"
+        f"adds at its best scale, right up to {_share(report.modules[0].tolerance)}. scales: where underflow takes no "
+        f"more than {_share(LOST)} of a gradient, or twice the forward error, and nothing overflows. Later gradients may be larger or "
+        f"smaller"
     )
 
 
 def _about_scales(report: ScalingReport) -> list[str]:
     """How the configured scales compare with the good ones."""
-    if not report.modules:
+    if why_no_range(report.evidence, report.findings):
         return []
     scales = scales_of(report.modules)
-    if scales.overflows == scales.tried[0]:
-        return [
-            "no gradient is finite at any scale: the forward pass overflows; mptrain diagnose with the same words says where"
-        ]
     sentences = [_configured(scales, name, *scale) for name, scale in report.evidence.scales.items()]
     if scales.overflows is not None:
         sentences.insert(0, f"from 2^{scales.overflows} on gradients overflow")

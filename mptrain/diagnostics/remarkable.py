@@ -6,10 +6,9 @@ Pure: reads an observation only. Also makes the rows of the table of modules.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from typing import TYPE_CHECKING
 
-from mptrain.diagnostics.findings import cause_of, first_break, named, place
+from mptrain.diagnostics.findings import causes_of, named, numbered, place
 from mptrain.diagnostics.trail import LOSS
 from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
 from mptrain.numerics.formats import FLOAT16, scale_in_words
@@ -17,8 +16,9 @@ from mptrain.precision.policy import NORMS
 from mptrain.runlog.diagnosis import ModuleRow, Reach
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
+    from mptrain.diagnostics.findings import Cause, Key
     from mptrain.diagnostics.observation import Observation
     from mptrain.diagnostics.observer import CustomFunction, Operation
     from mptrain.records import ExponentCounts
@@ -65,7 +65,7 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
     """
     zeros = _zeros(exact) if exact is not None else {}
     found = []
-    for key, operation in _places(seen):
+    for key, operation in numbered(seen.of("forward")):
         counts = merged(one for one in operation.outputs if one.dtype == "float16")
         if operation.module == LOSS or total(counts) < 2 or not operation.finite_inputs or not operation.largest_input:
             continue
@@ -82,17 +82,8 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
     return [operation for _, operation in sorted(found, key=lambda pair: -pair[0])]
 
 
-def _places(seen: Observation) -> Iterator[tuple[tuple[str, str, int], Operation]]:
-    """The operators of the forward pass, each with its module, its name, and which of those it is."""
-    met: Counter[tuple[str, str]] = Counter()
-    for operation in seen.of("forward"):
-        name = (operation.module, operation.operator)
-        yield (*name, met[name]), operation
-        met[name] += 1
-
-
-def _zeros(exact: Observation) -> dict[tuple[str, str, int], int]:
-    return {key: sum(counts.zeros for counts in operation.outputs) for key, operation in _places(exact)}
+def _zeros(exact: Observation) -> dict[Key, int]:
+    return {key: sum(counts.zeros for counts in operation.outputs) for key, operation in numbered(exact.of("forward"))}
 
 
 def small_gradients(seen: Observation) -> tuple[float, float] | None:
@@ -107,12 +98,19 @@ def small_gradients(seen: Observation) -> tuple[float, float] | None:
     return (share, room) if share > MUCH and seen.finite and room >= 2 else None
 
 
-def rows_of(seen: Observation) -> tuple[ModuleRow, ...]:
-    """The modules that have operators of their own, in the order of the forward pass, and the loss."""
-    cause = cause_of(seen)
-    breaks = {operation.module: phase for phase in ("backward", "forward") if (operation := first_break(seen, phase))}
-    if cause.module is not None and cause.phase:
-        breaks[cause.module] = cause.phase
+def rows_of(seen: Observation, causes: Iterable[Cause] | None = None) -> tuple[ModuleRow, ...]:
+    """The modules that have operators of their own, in the order of the forward pass, and the loss.
+
+    Args:
+        seen: A step.
+        causes: What is wrong with it; None takes what can be seen without a comparison.
+    """
+    wrong = {
+        module: cause.phase
+        for cause in reversed(tuple(causes_of(seen) if causes is None else causes))
+        if cause.phase
+        for module in (cause.modules if cause.operator else cause.modules[:1])
+    }
     rows = []
     for name in [*seen.calls, LOSS]:
         own = [operation for operation in seen.operations if operation.module == name]
@@ -127,7 +125,7 @@ def rows_of(seen: Observation) -> tuple[ModuleRow, ...]:
                 dtype=largest.dtype,
                 forward=_reach([operation for operation in own if operation.phase == "forward"]),
                 backward=_reach([operation for operation in own if operation.phase == "backward"]),
-                breaks=breaks.get(name, ""),
+                breaks=wrong.get(name, ""),
             )
         )
     return tuple(rows)

@@ -1,11 +1,13 @@
 """From evidence about a network in half precision to findings: what is wrong, where, and what to do.
 
-Causes come first. Where a cause is known, what follows from it (gradients that are wrong, or nowhere finite) is not said again.
+Causes come first. What follows from a cause is not said again: other findings of the same module, and gradients that are wrong
+or nowhere finite because of it. What is wrong with other modules is.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mptrain.diagnostics.scaling import EPSILONS, ILL_CONDITIONED_OUTPUT, Finding, ModuleScaling, scales_of
@@ -13,9 +15,9 @@ from mptrain.diagnostics.trail import LOSS
 from mptrain.numerics.formats import FORMATS, scale_in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-    from mptrain.diagnostics.scaling import ScalingEvidence
+    from mptrain.diagnostics.scaling import Break, OutputErrors, ScalingEvidence
 
 #: What a module says is right up to so many times the error that rounding explains (measured: see `mptrain.diagnostics.scaling`).
 TIMES_ROUNDED = 2.0
@@ -28,20 +30,122 @@ _NAMES = {"float16": "FP16", "bfloat16": "BF16"}
 def findings(evidence: ScalingEvidence) -> list[Finding]:
     """All that is wrong, causes before consequences.
 
-    Kinds: ``constant``, ``value``, ``norm``, ``narrow``, ``cast``, ``no_gradient``, ``proportion``, ``fp32``; and where none of the
-    first five explains it ``overflow``, ``output``, ``error``, ``drift``, ``range``, ``scale``.
+    Kinds: ``constant``, ``value``, ``norm``, ``narrow``, ``cast``, ``output``, ``no_gradient``, ``proportion``, ``fp32``; of
+    gradients ``overflow``, ``error``, ``drift``, ``range``; and ``scale``. Where FP32 itself is not finite, nothing is said of
+    gradients and scales.
     """
-    explained = [*_constants(evidence), *_values(evidence), *_norms(evidence), *_narrow(evidence), *_casts(evidence)]
-    found = [*explained, *_no_gradient(evidence), *_proportion(evidence), *_ill_conditioned(evidence)]
-    symptoms: list[Finding] = []
-    if evidence.modules and not explained:
-        symptoms = list(_outputs(evidence) or _overflows(evidence))
-        symptoms += [*_errors(evidence), *_drifts(evidence)]
-        symptoms = symptoms or _range(evidence)
-        found += symptoms
-    if evidence.modules and not symptoms:
-        found += _configured(evidence)
-    return found
+    causes = [*_constants(evidence), *_values(evidence), *_norms(evidence), *_narrow(evidence), *_casts(evidence)]
+    if not evidence.fp32_finite:
+        return _with_words([*_not_finite_in_fp32(evidence), *causes, *_no_gradient(evidence)], evidence)
+    causes += _outputs(evidence, causes)
+    found = [*causes, *_no_gradient(evidence), *_proportion(evidence), *_ill_conditioned(evidence)]
+    if evidence.modules:
+        found += [*_overflows(evidence), *_errors(evidence, causes), *_drifts(evidence)]
+    if evidence.modules and not why_no_range(evidence, found):
+        found += _range(evidence) or _configured(evidence)
+    return _with_words(found, evidence)
+
+
+def why_no_range(evidence: ScalingEvidence, found: Sequence[Finding]) -> str:
+    """Return why nothing can be said about usable loss scales; empty where it can."""
+    kinds = {finding.kind for finding in found}
+    if not evidence.fp32_finite:
+        return "FP32 itself is not finite, so no loss scale is judged"
+    if not evidence.modules:
+        return "gradients could not be computed"
+    if wrong_outputs(evidence):
+        return "while outputs are wrong, gradients say nothing about loss scales"
+    if kinds & {"proportion", "drift"}:
+        return "gradients do not follow the loss scale, so none is judged"
+    if kinds & {"error", "overflow"}:
+        return "no loss scale makes all gradients right"
+    return ""
+
+
+def wrong_outputs(evidence: ScalingEvidence) -> list[str]:
+    """Return the modules that make their output wrong themselves, by more than rounding explains."""
+    tolerance = EPSILONS * FORMATS[evidence.compute].epsilon
+    return [
+        name
+        for name, errors in evidence.outputs.items()
+        if errors.fp32 <= ILL_CONDITIONED_OUTPUT
+        and (not math.isfinite(errors.half) or errors.half > max(tolerance, TIMES_ROUNDED * errors.explained))
+        and errors.own > tolerance
+    ]
+
+
+def wrong_gradients(modules: Sequence[ModuleScaling]) -> tuple[int, list[str]] | None:
+    """Return the exponent of a loss scale, and the modules whose gradients are wrong there for no fault of the scale.
+
+    Returns:
+        None where a scale suits all.
+    """
+    judged = [module for module in modules if module.judged]
+    if wrong := [module for module in judged if module.wrong or not module.finite]:
+        last = wrong[-1]
+        return min(last.errors, key=lambda one: last.errors[one]), [module.name for module in wrong]
+    if scales_of(modules).good or not judged:
+        return None
+    highest = min(module.good[-1] if module.good else 0 for module in judged)
+    return highest, [module.name for module in judged if highest not in module.good]
+
+
+def _modules(cause: Finding) -> Iterator[str]:
+    """The modules of a finding about modules, parameters or buffers."""
+    for name in cause.where:
+        yield name.rpartition(".")[0] if cause.kind == "value" else name
+
+
+def _with_words(found: Sequence[Finding], evidence: ScalingEvidence) -> list[Finding]:
+    """The findings with the words that keep the modules of them all in FP32, or another precision where that is no remedy."""
+    kept = [name for finding in found for name in finding.keep]
+    kept = [name for name in dict.fromkeys(kept) if not any(_is_inside(name, outer) for outer in kept)]
+    entries = [*evidence.keep_fp32, *(name for name in kept if name not in evidence.keep_fp32)]
+    words = f"precision.keep_fp32=[{','.join(entries)}]"
+    if "" in kept or LOSS in kept:
+        words = f"precision={'amp_bf16' if evidence.autocast else 'bf16'}"
+    return [
+        replace(one, hint=f"{one.hint}{'' if one.hint.endswith(':') else ', or write'} {words}") if one.keep else one
+        for one in found
+    ]
+
+
+def _is_inside(name: str, outer: str) -> bool:
+    return name != outer and (not outer or name.startswith(f"{outer}."))
+
+
+def _keep(evidence: ScalingEvidence, module: str) -> tuple[str, ...]:
+    """What to keep in FP32 so that a module's output is right: it, or the module around it whose output fits the format."""
+    name, largest = module, FORMATS[evidence.compute].max
+    while name and _largest(evidence, name) > largest:
+        name = name.rpartition(".")[0]
+    return (name,)
+
+
+def _largest(evidence: ScalingEvidence, name: str) -> float:
+    """The largest magnitude of a module's output; where it hands on what the last module within it says, that one's."""
+    said = name
+    if name not in evidence.outputs:
+        said = next((one for one in reversed(list(evidence.outputs)) if _is_inside(one, name)), "")
+    return evidence.outputs[said].largest if said in evidence.outputs else 0.0
+
+
+def _not_finite_in_fp32(evidence: ScalingEvidence) -> Iterator[Finding]:
+    form = _NAMES[evidence.compute]
+    first = next(iter(evidence.breaks_fp32), None)
+    if first is None:
+        what = f"the step is not finite in FP32 either: this is no matter of {form}"
+        yield Finding("fp32", ("",), what, "look at the inputs and the weights: mptrain diagnose with precision=fp32")
+        return
+    where = "its backward pass" if first.phase == "backward" else "its forward pass"
+    yield Finding(
+        "fp32",
+        (first.module,),
+        f"{first.kind} in FP32 as well, first in {first.operator} of {where}, though all that goes into it is finite, up to "
+        f"{first.largest:.3g}: this is no matter of {form} or of a loss scale",
+        "look at that operator: a root, a division or a logarithm needs an epsilon before it, and a branch that is not "
+        "taken has a gradient all the same",
+    )
 
 
 def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -57,7 +161,8 @@ def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
                 "constant",
                 tuple(modules),
                 f"{written} vanishes in {name}, whose smallest number is {form.smallest_subnormal:.2g} ({operator})",
-                "write at least 1e-5 there, or compute this in FP32: name the module in precision.keep_fp32",
+                "write at least 1e-5 there",
+                _kept_all(evidence, modules),
             )
         else:
             raised = f"; torch refuses: {evidence.refused}" if evidence.refused else ""
@@ -65,8 +170,8 @@ def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
                 "constant",
                 tuple(modules),
                 f"{value:g} is beyond {form.max:g}, the largest number of {name} ({operator}){raised}",
-                "mask with -inf, torch.finfo(x.dtype).min or scaled_dot_product_attention, or name the module in "
-                "precision.keep_fp32",
+                "mask with -inf, torch.finfo(x.dtype).min or scaled_dot_product_attention",
+                _kept_all(evidence, modules),
             )
 
 
@@ -77,7 +182,8 @@ def _values(evidence: ScalingEvidence) -> Iterator[Finding]:
             "value",
             (tensor,),
             f"holds a magnitude of {largest:g}, which is infinite in {name} (beyond {form.max:g})",
-            "use smaller values (a mask of True and False, or -inf), or name its module in precision.keep_fp32",
+            "use smaller values (a mask of True and False, or -inf)",
+            _kept_all(evidence, [tensor.rpartition(".")[0]]),
         )
 
 
@@ -87,7 +193,8 @@ def _norms(evidence: ScalingEvidence) -> Iterator[Finding]:
             "norm",
             tuple(evidence.half_norms),
             f"parameters and statistics of {_count(evidence.half_norms, 'norm')} are {_NAMES[evidence.compute]}",
-            "keep them in FP32: precision.keep_fp32=[norms]",
+            "keep them in FP32:",
+            ("norms",),
         )
 
 
@@ -95,16 +202,40 @@ def _narrow(evidence: ScalingEvidence) -> Iterator[Finding]:
     groups: dict[str, list[str]] = {}
     for module, operator in evidence.narrow:
         groups.setdefault(module, []).append(operator)
+    alike: dict[tuple[str, str, bool], list[str]] = {}
     for module, operators in groups.items():
-        in_loss = module == LOSS
+        consequence = _consequence(evidence, module) if _explained_by(evidence, module, operators) else ""
+        alike.setdefault((", ".join(sorted(set(operators))), consequence, module == LOSS), []).append(module)
+    for (named, consequence, in_loss), modules in alike.items():
         yield Finding(
             "narrow",
-            (module,),
-            f"{', '.join(sorted(set(operators)))} computed in {_NAMES[evidence.compute]}, which torch's autocast on CUDA has in FP32",
-            "compute the loss in FP32: logits.float() before it"
-            if in_loss
-            else "call .float() on what goes in, or name the module in precision.keep_fp32",
+            tuple(modules),
+            f"{named} computed in {_NAMES[evidence.compute]}, which torch's autocast on CUDA has in FP32{consequence}",
+            "compute the loss in FP32: logits.float() before it" if in_loss else "call .float() on what goes in",
+            _kept_all(evidence, modules),
         )
+
+
+def _kept_all(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for module in modules if module != LOSS for name in _keep(evidence, module)))
+
+
+def _explained_by(evidence: ScalingEvidence, module: str, operators: Collection[str]) -> bool:
+    """Whether a module's wrong output is the work of some of its operators: no other leaves the range before them."""
+    first = next((one for one in evidence.breaks_half if one.module == module), None)
+    return module in wrong_outputs(evidence) and (first is None or _plain(first.operator) in operators)
+
+
+def _plain(operator: str) -> str:
+    """An operator's name as `mptrain.diagnostics.half_arithmetic` has it."""
+    return operator.strip("_").removesuffix("_forward")
+
+
+def _consequence(evidence: ScalingEvidence, module: str) -> str:
+    errors = evidence.outputs[module]
+    if not math.isfinite(errors.own):
+        return "; what it says is not finite"
+    return f"; what it says is {_percent(errors.own)} off FP64"
 
 
 def _casts(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -161,47 +292,86 @@ def _ill_conditioned(evidence: ScalingEvidence) -> Iterator[Finding]:
 
 def _overflows(evidence: ScalingEvidence) -> list[Finding]:
     never = [module for module in evidence.modules if module.judged and not module.finite]
-    if not never:
+    forward = any(math.isinf(evidence.outputs[name].own) for name in wrong_outputs(evidence))
+    if not never or forward:  # what is infinite in the forward pass makes the gradients so
         return []
     return [
         Finding(
             "overflow",
-            _names(never[::-1]),
-            f"gradients are not finite at any scale: {_NAMES[evidence.compute]} overflows before the loss is scaled",
-            "mptrain diagnose with the same words names the operator; precision.keep_fp32 or precision=bf16 mends it",
+            tuple(evidence.breaks) or _names(never[::-1]),
+            f"gradients of {_count(never, 'module')} ({_first(never[::-1])}) are not finite at any scale: the backward pass in "
+            f"{_NAMES[evidence.compute]} leaves the range by itself",
+            "make what multiplies gradients there smaller",
+            tuple(evidence.keep_backward),
         )
     ]
 
 
-def _outputs(evidence: ScalingEvidence) -> list[Finding]:
-    form, tolerance = _NAMES[evidence.compute], EPSILONS * FORMATS[evidence.compute].epsilon
-    for name, errors in evidence.outputs.items():  # the first one alone: those that follow are fed with it
-        if errors.fp32 > ILL_CONDITIONED_OUTPUT:
-            break
-        if errors.half > max(tolerance, TIMES_ROUNDED * errors.explained) or not math.isfinite(errors.half):
-            off = f"{_percent(errors.half)} off FP64, where rounding explains {_percent(errors.explained)}"
-            return [
-                Finding(
-                    "output",
-                    (name,),
-                    f"what it says in {form} is {off if math.isfinite(errors.half) else 'not finite'}",
-                    "look for arithmetic in half that ought to be FP32, or name the module in precision.keep_fp32",
-                )
-            ]
-    return []
-
-
-def _errors(evidence: ScalingEvidence) -> Iterator[Finding]:
-    if wrong := [module for module in evidence.modules if module.wrong]:
-        last = wrong[-1]  # gradients come from behind
-        others = f", and {_count(wrong[:-1], 'module')} before it" if wrong[:-1] else ""
+def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[Finding]:
+    """The modules that make their output wrong themselves, where no other finding says why."""
+    form = _NAMES[evidence.compute]
+    alike: dict[tuple[bool, str], list[tuple[str, OutputErrors, Break | None]]] = {}
+    for name in wrong_outputs(evidence):
+        errors = evidence.outputs[name]
+        first = next((one for one in evidence.breaks_half if one.module == name), None)
+        module = name
+        if first is None:  # the module around it computes what this one is given
+            around = [one for one in evidence.breaks_half if _is_inside(name, one.module)]
+            first = max(around, key=lambda one: len(one.module), default=None)
+            module = first.module if first is not None else name
+        if not (any(module in _modules(cause) for cause in causes) and _is_known(evidence, module, first)):
+            key = math.isfinite(errors.half), first.operator if first is not None else ""
+            alike.setdefault(key, []).append((module, errors, first))
+    for members in alike.values():
+        where = tuple(dict.fromkeys(module for module, _, _ in members))
+        _, errors, first = max(members, key=lambda one: one[1].half)
+        off = f"{_percent(errors.half)} off FP64, where rounding explains {_percent(errors.explained)}"
+        beyond = ""
+        if first is not None:
+            beyond = f": {first.operator} gives {first.kind} there, though all that goes into it is finite, up to {first.largest:.3g}"
+        elif not math.isfinite(errors.own) and errors.largest > FORMATS[evidence.compute].max:
+            beyond = f": it reaches {errors.largest:.3g} in FP64"
         yield Finding(
-            "error",
-            (last.name,),
-            f"the backward pass gets its gradients wrong by {_percent(last.best)} at the best scale, where rounding explains "
-            f"{_percent(last.tolerance)}{others}",
-            "look at what its output goes through, and at itself, for arithmetic in half that ought to be FP32",
+            "output",
+            where,
+            f"what it says in {form} is {off if math.isfinite(errors.half) else 'not finite'}{beyond}",
+            "look for arithmetic in half that ought to be FP32",
+            _kept_all(evidence, where),
         )
+
+
+def _is_known(evidence: ScalingEvidence, module: str, first: Break | None) -> bool:
+    """Whether what is known of a module explains that its output is wrong.
+
+    Args:
+        evidence: All of it.
+        module: Something is known of it.
+        first: The operator that leaves the range first, if one does.
+    """
+    if module in evidence.half_norms or any(one == module and to == "zero" for one, _, _, to in evidence.constants):
+        return True
+    operators = {operator for one, operator in evidence.narrow if one == module}
+    operators |= {_plain(operator) for one, operator, _, _ in evidence.constants if one == module}
+    operators |= {"a cast" for one, _ in evidence.casts if one == module}
+    return first is None or _plain(first.operator) in operators
+
+
+def _errors(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[Finding]:
+    wrong = [module for module in evidence.modules if module.wrong]
+    known = {name for cause in causes for name in _modules(cause)}
+    where = [name for name in evidence.breaks if not any(name == one or _is_inside(name, one) for one in known)]
+    if not wrong or (evidence.breaks and not where):
+        return
+    last = wrong[-1]  # gradients come from behind
+    others = f", and {_count(wrong[:-1], 'module')} before it" if wrong[:-1] else ""
+    yield Finding(
+        "error",
+        tuple(where) or (last.name,),
+        f"the backward pass gets the gradients of {_shown(last.name)} wrong by {_percent(last.best)} at the best scale, where "
+        f"rounding explains {_percent(last.tolerance)}{others}",
+        "look for arithmetic in half there that ought to be FP32",
+        tuple(evidence.keep_backward),
+    )
 
 
 def _drifts(evidence: ScalingEvidence) -> Iterator[Finding]:
@@ -215,6 +385,7 @@ def _drifts(evidence: ScalingEvidence) -> Iterator[Finding]:
             f"gradients do not follow the loss scale in {_NAMES[evidence.compute]}: those of {_shown(last.name)} are "
             f"{_percent(last.best)} off at best and {_percent(last.errors[top])} at 2^{top}, where they are finite{others}",
             _LINEAR,
+            _kept_all(evidence, evidence.breaks),
         )
 
 
@@ -229,7 +400,8 @@ def _range(evidence: ScalingEvidence) -> list[Finding]:
             (lowest.name, highest.name),
             f"no loss scale suits all modules: {_shown(lowest.name)} needs 2^{lowest.good[0]} or more, "
             f"{_shown(highest.name)} 2^{highest.good[-1]} or less",
-            f"name {_shown(highest.name)} in precision.keep_fp32, or use precision=bf16",
+            "make what multiplies gradients on the way to the former larger",
+            tuple(evidence.keep_backward) or ("",),
         )
     ]
 

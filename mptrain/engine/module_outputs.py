@@ -1,6 +1,6 @@
 """What modules say in a forward pass: keeps it, compares it, and puts something else in its place.
 
-Only modules without children are looked at. Nothing is left behind on the model.
+Nothing is left behind on the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-#: The floating-point tensors that each module without children said, by its name, in the order in which it said them.
+#: The floating-point tensors that each module said, by its name, in the order in which it said them.
 Outputs = dict[str, list["Tensor"]]
 
 #: From a module's name and something that it said to what is to stand in its place.
@@ -39,45 +39,79 @@ def keep_in(found: Outputs) -> Change:
     return keep
 
 
-def replace_by(said: Outputs) -> Change:
+class Replacement:
     """Puts other outputs in the place of outputs; their gradients are those of what they replace.
+
+    So each module is given what the others were given, and what it says itself differs by its own error alone.
 
     Args:
         said: The others. What is left over, or has another shape, is left out.
     """
-    rest = {name: list(reversed(tensors)) for name, tensors in said.items()}
 
-    def exchange(name: str, value: Tensor) -> Tensor:
-        other = rest[name].pop() if rest.get(name) else value
-        return value + (other.to(value.dtype) - value).detach() if other.shape == value.shape else value
+    def __init__(self, said: Outputs) -> None:
+        self._rest = {name: list(reversed(tensors)) for name, tensors in said.items()}
+        self._own: dict[str, tuple[float, float]] = {}
 
-    return exchange
+    def __call__(self, name: str, value: Tensor) -> Tensor:
+        """Return what stands in the place of an output."""
+        other = self._rest[name].pop() if self._rest.get(name) else value
+        if other.shape != value.shape:
+            return value
+        other, finite = other.detach().to(value.dtype), value.isfinite()
+        off, size = self._own.get(name, (0.0, 0.0))
+        right = torch.where(finite, value, 0.0).detach()  # where it is not finite, something before it is at fault
+        wrong = distance(torch.where(finite, other, 0.0), right)
+        self._own[name] = math.hypot(off, wrong), math.hypot(size, norm(right))
+        return torch.where(finite, value + (other - value).detach(), other)
+
+    def own_error(self, name: str) -> float:
+        """Return the relative L2 error of the replaced outputs of a module, all calls together; inf where it made one infinite."""
+        off, size = self._own.get(name, (0.0, 0.0))
+        return off / size if size else off
 
 
 @contextlib.contextmanager
 def each_output(model: nn.Module, change: Change) -> Iterator[None]:
-    """While this lasts, every floating-point tensor that a module without children says is what a function makes of it.
+    """While this lasts, every floating-point tensor that a module says is what a function makes of it.
+
+    What a module only hands on from the module within it that said it is that module's alone.
 
     Args:
         model: It is hooked, and left as it was.
         change: The function.
     """
+    latest: list[tuple[Tensor, int]] = []  # what the module that ended last said, and its version
 
     def hook_of(name: str) -> Any:
+        def changed(value: Any) -> Any:
+            if not _is_float(value):
+                return value
+            if not any(value is one and value._version == version for one, version in before):
+                value = change(name, value)
+            latest.append((value, value._version))
+            return value
+
+        before: list[tuple[Tensor, int]] = []
+
         def hook(module: nn.Module, args: Any, output: Any) -> Any:
-            return tree_map(lambda value: change(name, value) if _is_float(value) else value, output)
+            before[:] = latest
+            latest.clear()
+            try:
+                return tree_map(changed, output)
+            finally:
+                before.clear()
 
         return hook
 
-    leaves = [(name, module) for name, module in model.named_modules() if not any(True for _ in module.children())]
     handles = [
-        leaf.register_forward_hook(hook_of(name))
-        for name, leaf in leaves
-        if not isinstance(leaf, torch.jit.ScriptModule)
+        module.register_forward_hook(hook_of(name))
+        for name, module in model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule)
     ]
     try:
         yield
     finally:
+        latest.clear()
         for handle in handles:
             handle.remove()
 

@@ -10,17 +10,20 @@ is left is the backward pass alone. What the forward pass says is compared by it
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from mptrain.diagnostics.gradient_path import GradientPath, breaks_proportion
-from mptrain.diagnostics.scaling import EPSILONS, Distances, OutputErrors
+from mptrain.diagnostics.observer import Observer
+from mptrain.diagnostics.scaling import EPSILONS, LOST, Distances, OutputErrors
+from mptrain.diagnostics.trail import Trail
 from mptrain.engine.guard import BufferGuard
-from mptrain.engine.module_outputs import Outputs, distance, each_output, keep_in, norm, relative_error, replace_by
+from mptrain.engine.module_outputs import Outputs, Replacement, distance, each_output, keep_in, norm, relative_error
 from mptrain.engine.randomness import other_random_numbers
-from mptrain.engine.scaling_inspection import largest_values, without_dropout
+from mptrain.engine.scaling_inspection import half_weights, largest_values, without_dropout
 from mptrain.engine.step import accumulate_gradients
 from mptrain.errors import out_of_memory
 from mptrain.numerics.rounding import saturated
@@ -28,11 +31,12 @@ from mptrain.precision.apply import DTYPES
 from mptrain.scaler.static import StaticScaler
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from mptrain.dataset.batch import Batch
+    from mptrain.diagnostics.observer import Operation
     from mptrain.engine.job import Parts
     from mptrain.engine.learner import Learner
     from mptrain.numerics.formats import Format
@@ -57,7 +61,7 @@ class Reference:
         fp32: Distance of the FP32 gradients from those that are exact for the FP32 forward pass.
         fp32_shift: See `mptrain.diagnostics.scaling.Distances`.
         breaks: Modules in which gradients stop being in proportion to the loss in FP32.
-        outputs: How wrong what each module without children said is.
+        outputs: How wrong what each module said is.
         values: The largest magnitude of each parameter and buffer.
         notes: What was done differently from training, one sentence each.
     """
@@ -74,7 +78,9 @@ class Reference:
     notes: tuple[str, ...]
 
 
-def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -> Reference:
+def compute_reference(
+    parts: Parts, batch: Batch, form: Format, said: Outputs, weights: Mapping[str, Tensor] | None = None
+) -> Reference:
     """Everything that has to be known without half precision.
 
     Args:
@@ -82,6 +88,7 @@ def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -
         batch: Prepared.
         form: The half-precision format whose rounding is to be expected.
         said: What the modules said in half precision.
+        weights: The parameters that they said it with, where those are half: what rounding them does is the forward pass's matter.
 
     Raises:
         ConfigError: The task's loss is not a float32 scalar.
@@ -104,9 +111,10 @@ def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -
     right: Outputs = {}
     with each_output(parts.model, keep_in(right)):
         wide = gradients(parts, batch, 1.0)
-    with each_output(parts.model, replace_by(said)):
+    replacement = Replacement(said)
+    with _weights(parts.model, weights or {}), each_output(parts.model, replacement):
         exact = gradients(parts, batch, 1.0)
-    with each_output(parts.model, replace_by(said32)):
+    with each_output(parts.model, Replacement(said32)):
         exact32 = gradients(parts, batch, 1.0)
     rounded = _rounded_outputs(parts, batch, form)
     return Reference(
@@ -118,7 +126,13 @@ def compute_reference(parts: Parts, batch: Batch, form: Format, said: Outputs) -
         fp32_shift=shifts,
         breaks=breaks,
         outputs={
-            name: OutputErrors(*(relative_error(others.get(name, []), tensors) for others in (said, rounded, said32)))
+            name: OutputErrors(
+                half=relative_error(said.get(name, []), tensors),
+                explained=relative_error(rounded.get(name, []), tensors),
+                fp32=relative_error(said32.get(name, []), tensors),
+                own=replacement.own_error(name),
+                largest=max((float(tensor.abs().max()) for tensor in tensors if tensor.numel()), default=0.0),
+            )
             for name, tensors in right.items()
         },
         values=values,
@@ -193,6 +207,32 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     return found
 
 
+def is_finite(parts: Parts, batch: Batch) -> bool:
+    """Return whether the loss and all gradients of a step are finite.
+
+    Args:
+        parts: The run; the model in training mode.
+        batch: Prepared.
+    """
+    return all(bool(torch.isfinite(grad).all()) for grad in gradients(parts, batch, 1.0).values())
+
+
+def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
+    """Return the operators of a step that make something infinite, or no number, out of finite values, in their order.
+
+    Args:
+        parts: The run.
+        batch: Prepared.
+    """
+    parts.model.train()
+    trail = Trail()
+    observer = Observer(trail)
+    plan = replace(parts.plan, products=observer.inside(parts.plan.products))
+    with trail.followed(parts.model):
+        gradients(replace(parts, plan=plan), batch, 1.0)
+    return tuple(operation for operation in observer.operations if operation.breaks)
+
+
 def find_breaks(
     parts: Parts, batch: Batch, scales: tuple[float, float], wrong: Collection[str], tolerance: float
 ) -> tuple[str, ...]:
@@ -210,6 +250,65 @@ def find_breaks(
         with path.followed(parts.model):
             gradients(parts, batch, path.scale)
     return breaks_proportion(one, other, wrong, tolerance)
+
+
+def find_backward_faults(
+    half: Parts, batch: Batch, wide: Parts, said: Outputs, exponent: int, wrong: Collection[str], form: Format
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Find the modules that are handed right gradients in half precision and hand on wrong ones.
+
+    Args:
+        half: The run in its own precision; the model in training mode, without dropout.
+        batch: As the data set gives it.
+        wide: The run in ``precision=fp32``, as it was built.
+        said: What the modules said in half precision.
+        exponent: Of the loss scale.
+        wrong: Names of the modules whose own parameters' gradients are wrong.
+        form: The half-precision format.
+
+    Returns:
+        Those modules; and for each the module to keep in FP32: it, or the one around it whose inputs' gradients the format holds.
+    """
+    tolerance = EPSILONS * form.epsilon
+    found, right = GradientPath(2.0**exponent), GradientPath(1.0)
+    with found.followed(half.model):
+        gradients(half, half.prepare(batch), found.scale)
+    wide.model.train()
+    without_dropout(wide.model)
+    weights = half_weights(half.model)
+    with _weights(wide.model, weights), each_output(wide.model, Replacement(said)), right.followed(wide.model):
+        gradients(wide, wide.prepare(batch), 1.0)
+    faults = breaks_proportion(right, found, wrong, tolerance)
+    half_dtype = DTYPES[form.name]  # type: ignore[index]
+    return faults, tuple(dict.fromkeys(_holds(right, name, found.scale, half_dtype) for name in faults))
+
+
+def _holds(right: GradientPath, module: str, scale: float, half: torch.dtype) -> str:
+    """The module, or the one around it, whose inputs' gradients a half-precision format holds at a loss scale."""
+    while module and not all(
+        distance((gradient.double() * scale).to(half).double() / scale, gradient.double()) <= LOST * norm(gradient)
+        for place, gradient in right.kept.items()
+        if place.module == module and place.side == "input"
+    ):
+        module = module.rpartition(".")[0]
+    return module
+
+
+@contextlib.contextmanager
+def _weights(model: nn.Module, others: Mapping[str, Tensor]) -> Iterator[None]:
+    """While this lasts, a model has other values of some of its parameters."""
+    before = {name: value.detach().clone() for name, value in model.named_parameters() if name in others}
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name in others:
+                value.copy_(others[name])
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, value in model.named_parameters():
+                if name in before:
+                    value.copy_(before[name])
 
 
 def _runs_in_float64(parts: Parts, batch: Batch) -> bool:

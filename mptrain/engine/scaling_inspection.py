@@ -16,6 +16,8 @@ from mptrain.precision.policy import NORMS
 from mptrain.scaler.static import NoScaler, StaticScaler
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from mptrain.dataset.batch import Batch
     from mptrain.engine.job import Parts
     from mptrain.numerics.formats import Format
@@ -36,7 +38,8 @@ class Inspection:
         refused: Likewise.
         order: The modules in the order of their first call.
         values: The largest magnitude of each parameter and buffer.
-        outputs: What each module without children said, call by call.
+        outputs: What each module said, call by call.
+        weights: The parameters that are half.
     """
 
     constants: tuple[tuple[str, str, float, str], ...]
@@ -50,6 +53,7 @@ class Inspection:
     order: tuple[str, ...]
     values: dict[str, float]
     outputs: Outputs
+    weights: dict[str, Tensor]
 
 
 def inspect_step(parts: Parts, batch: Batch, form: Format) -> Inspection:
@@ -90,7 +94,13 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> Inspection:
         order=tuple(trail.calls),
         values=largest_values(parts.model),
         outputs=said,
+        weights=half_weights(parts.model),
     )
+
+
+def half_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a model that are half, by name."""
+    return {name: value.detach() for name, value in model.named_parameters() if value.dtype.itemsize == 2}
 
 
 def largest_values(model: nn.Module) -> dict[str, float]:

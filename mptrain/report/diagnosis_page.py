@@ -34,7 +34,7 @@ NAMES: Final[dict[CauseKind, str]] = {
 }
 
 #: What a finite step does not say.
-FINITE: Final = "Finite is not yet right: mptrain doctor with the same words checks the gradients"
+FINITE: Final = "Finite is not yet right: mptrain doctor with the same words checks the gradients at every loss scale"
 
 #: From this share of FP16's range on, a number in the table catches the eye.
 NEAR: Final = 0.25
@@ -72,9 +72,10 @@ def diagnosis_page(found: Examination) -> Page:
         over="mptrain, diagnosis of a step",
         title=found.subject,
         status=Cell("finite" if found.cause == "none" else f"goes wrong in {NAMES[found.cause]}", tone),
-        lead=f"{found.verdict[:1].upper()}{found.verdict[1:]}.{f' {FINITE}.' if found.cause == 'none' else ''}",
+        lead=f"{as_sentence(found.verdict, found.operator)}{f' {FINITE}.' if found.cause == 'none' else ''}",
         sections=(
             section("The step", Tiles(_tiles(found)), Bullets(found.remarks) if found.remarks else None),
+            section("Wrong as well", Bullets(tuple(one.sentence for one in found.also), "bad") if found.also else None),
             section("Worth knowing", Bullets(found.notes, "warn") if found.notes else None),
             section("What was tried", _remedies(found.remedies)),
             section("Forward pass, module by module", _modules(found.modules, "forward")),
@@ -82,6 +83,18 @@ def diagnosis_page(found: Examination) -> Page:
             section("Operators and their dtypes", *operator_blocks(found.operators)),
         ),
     )
+
+
+def as_sentence(text: str, operator: str = "") -> str:
+    """Return a text as a sentence. The name of an operator with which it begins stays as torch writes it."""
+    begins = text if operator and text.startswith(f"{operator} ") else f"{text[:1].upper()}{text[1:]}"
+    return f"{begins}."
+
+
+def breaking(row: ModuleRow) -> str:
+    """Return what a module that goes wrong is marked with."""
+    reach = row.forward if row.breaks == "forward" else row.backward
+    return "wrong values" if reach is not None and not reach.inf and not reach.nan else "first not finite"
 
 
 def _tiles(found: Examination) -> tuple[tuple[str, str, str], ...]:
@@ -116,7 +129,7 @@ def _modules(modules: Sequence[ModuleRow], phase: str) -> Table | None:
             row.type + (f", {row.calls} calls" if row.calls > 1 else ""),
             row.dtype,
             *cells(row, reach),
-            Cell("the first that is not finite", "bad") if row.breaks == phase else "",
+            Cell(breaking(row), "bad") if row.breaks == phase else "",
         ]
         for row, reach in reached
         if reach is not None or row.breaks == phase

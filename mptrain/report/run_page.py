@@ -70,7 +70,10 @@ def _lead(opened: OpenedRun) -> str:
 
 def _reason(opened: OpenedRun) -> Text | None:
     state = opened.run.state
-    return Text(state.reason, "bad" if state.status == "failed" else "warn") if state.reason else None
+    if not state.reason:
+        return None
+    what_to_do = f". To fix it: {state.hint}" if state.hint else ""
+    return Text(f"{state.reason}{what_to_do}", "bad" if state.status == "failed" else "warn")
 
 
 def _tiles(opened: OpenedRun) -> tuple[tuple[str, str, str], ...]:

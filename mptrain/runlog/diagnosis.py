@@ -64,7 +64,7 @@ class ModuleRow:
         dtype: Of the largest of its operators' results.
         forward: Results of the forward pass, None where it had none.
         backward: Likewise.
-        breaks: The pass in which the first value that is not finite came out of it: ``forward``, ``backward``, or empty.
+        breaks: The pass in which a step goes wrong in it: ``forward``, ``backward``, or empty.
     """
 
     name: str
@@ -93,6 +93,23 @@ class Remedy:
     outcome: str
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something that is wrong with a step, beside the first.
+
+    Attributes:
+        cause: Where it goes wrong.
+        module: In which module; None where in none.
+        operator: In which operator; empty where that is not known.
+        sentence: The same in one sentence.
+    """
+
+    cause: CauseKind
+    module: str | None
+    operator: str
+    sentence: str
+
+
 @dataclass(frozen=True)
 class Examination:
     """What a look at one learner's step found.
@@ -114,6 +131,7 @@ class Examination:
         modules: In the order of the forward pass.
         remedies: In the order in which they were tried.
         operators: ``operators`` and ``casts`` of the step, as in the event of that name.
+        also: What else is wrong and does not follow from that.
     """
 
     subject: str
@@ -132,6 +150,7 @@ class Examination:
     modules: tuple[ModuleRow, ...]
     remedies: tuple[Remedy, ...]
     operators: dict[str, list[dict[str, Any]]]
+    also: tuple[Found, ...] = ()
 
 
 def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
@@ -178,7 +197,8 @@ def read_examination(path: Path) -> Examination:
         )
         remedies = tuple(Remedy(**{**one, "words": tuple(one["words"])}) for one in fields["remedies"])
         texts = {name: tuple(fields[name]) for name in ("notes", "remarks")}
-        found = Examination(**{**fields, **texts, "modules": modules, "remedies": remedies})
+        also = tuple(Found(**one) for one in fields.get("also", ()))
+        found = Examination(**{**fields, **texts, "modules": modules, "remedies": remedies, "also": also})
         if not is_built_as(found, Examination):
             raise ValueError("a value is of another kind than was written")
         return found

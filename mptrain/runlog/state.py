@@ -25,7 +25,7 @@ SCHEMA = 1
 Status = Literal["running", "done", "failed", "preempted"]
 
 _STATE_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("id", "command", "status", "reason", "device", "precision"), is_text),
+    **dict.fromkeys(("id", "command", "status", "reason", "hint", "device", "precision"), is_text),
     "argv": each(is_text),
     "exit_code": optional(is_whole),
     "git_sha": optional(is_text),
@@ -84,6 +84,7 @@ class RunState:
         id: The run's directory relative to the root of all runs, its name for people.
         status: ``running`` (or killed while running), ``done``, ``failed``, ``preempted``.
         reason: Why it ended, one sentence; empty while it runs.
+        hint: What to do about that, as it was said at the terminal; empty where nothing was.
         exit_code: Exit code of the last attempt that ended in order.
         argv: The arguments of the process, without the program.
         command: The line that does the same again, quoted for a shell.
@@ -101,6 +102,7 @@ class RunState:
     command: str
     status: Status = "running"
     reason: str = ""
+    hint: str = ""
     exit_code: int | None = None
     git_sha: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
@@ -118,15 +120,15 @@ class RunState:
     def begin(self, from_step: int = 0, changes: Sequence[str] = ()) -> RunState:
         """The state once this process works on the run, continuing after the given step, with changed keys or not."""
         attempt = Attempt(now(), None, os.getpid(), socket.gethostname(), from_step, changes=tuple(changes))
-        return replace(self, status="running", reason="", exit_code=None, attempts=(*self.attempts, attempt))
+        return replace(self, status="running", reason="", hint="", exit_code=None, attempts=(*self.attempts, attempt))
 
-    def end(self, status: Status, reason: str, exit_code: int, to_step: int | None) -> RunState:
+    def end(self, status: Status, reason: str, exit_code: int, to_step: int | None, hint: str = "") -> RunState:
         """The state once the current attempt has ended in order."""
         attempts = self.attempts
         if attempts:
             last = replace(attempts[-1], ended=now(), to_step=to_step, exit_code=exit_code)
             attempts = (*attempts[:-1], last)
-        return replace(self, status=status, reason=reason, exit_code=exit_code, attempts=attempts)
+        return replace(self, status=status, reason=reason, hint=hint, exit_code=exit_code, attempts=attempts)
 
     def to_json(self) -> str:
         """The text of ``run.json``: indented strict JSON."""

@@ -120,3 +120,14 @@ def test_a_failure_that_the_run_went_on_from_is_not_what_is_asked_about():
     state.write_text(json.dumps({**fields, "status": "preempted"}))
     found = diagnose_run("run").found
     assert (found.step, found.remarks) == (19, ("step 19, from the checkpoint of step 18",))
+
+
+def test_the_report_of_a_run_that_failed_has_the_hint_of_the_terminal(capsys):
+    assert main([*ENDED, "run.name=run"]) == 4
+    [hint] = [line for line in capsys.readouterr().err.splitlines() if "mptrain diagnose outputs/run" in line]
+    state = json.loads(Path("outputs/run/run.json").read_text())
+    assert state["hint"]
+    assert hint.strip().removeprefix("hint: ") in state["hint"] or state["hint"] in hint
+    assert main(["report", "run"]) == 0
+    page = next(Path("outputs/run").rglob("report.md")).read_text()
+    assert f"To fix it: {state['hint'][:30]}" in page

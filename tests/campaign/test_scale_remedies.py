@@ -96,7 +96,6 @@ def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(
 def test_words_for_one_of_several_learners_move_its_scale_alone(scaler):
     from mptrain.campaign.case import Case
     from mptrain.campaign.scale_remedies import scale_words
-    from mptrain.diagnostics.findings import cause_of
     from mptrain.engine.revisit import look, moment_at
 
     gan = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static")
@@ -104,7 +103,7 @@ def test_words_for_one_of_several_learners_move_its_scale_alone(scaler):
     parts, options = build(config)
     moment = moment_at(parts, options, None, 1)
     seen = look(parts, moment)[1]
-    words = scale_words(Case(config, parts, moment, seen, cause_of(seen)), 2.0**-20)
+    words = scale_words(Case(config, parts, moment, seen), 2.0**-20)
     assert begins_at(config, words, "generator") == 2.0**-20
     assert begins_at(config, words, "discriminator") == float(parts.learners[0].scale)
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
+from faulty_networks import FAULTS, SOUND, with_fault
+from small_runs import loop_of, steps_of
 
 from mptrain.campaign.scaling import check_scaling
 from mptrain.config.compose import compose
 from mptrain.diagnostics.scaling import scales_of
+from mptrain.diagnostics.scaling_findings import why_no_range
 from mptrain.diagnostics.trail import LOSS
-from mptrain.errors import ConfigError
+from mptrain.errors import ConfigError, FirstBatchError, NumericsError
 
 SMALL = ("dataset.train_samples=64", "train.batch_size=8")
-HEALTHY = {
-    "mlp": ("model=mlp", "dataset.image_size=8", *SMALL),
-    "cnn": ("model=cnn", *SMALL),
-    "plain16": ("model=plain16", "model.width=8", *SMALL),
-    "resnet18": ("model=resnet18", "dataset.image_size=16", *SMALL),
-    "transformer": ("model=transformer", "train.batch_size=2", "model.dropout=0.1"),
-    "word_lstm": ("model=word_lstm", "train.batch_size=4", "dataset.sequence_length=16", "model.embedding_size=16"),
-}
+QUICK = ("mlp", "cnn", "plain16", "resnet18", "transformer", "word_lstm")
+
+
+def sound(name):
+    words = SOUND[name]
+    return words if any(word.startswith("train.batch_size") for word in words) else (*words, *SMALL)
 
 
 def check(*words):
@@ -26,8 +29,7 @@ def check(*words):
 
 
 def planted(fault, *words):
-    own = ("model._target_=faulty_networks.network", "extensions.allow=[faulty_networks]", "~model.widths")
-    return check(*own, f"+model.fault={fault}", "dataset.image_size=8", *SMALL, *words)
+    return check(*with_fault(fault), "train.batch_size=16", *words)
 
 
 def found(report):
@@ -35,40 +37,137 @@ def found(report):
 
 
 @pytest.mark.parametrize("precision", ["amp_static", "fp16_static"])
-@pytest.mark.parametrize("model", HEALTHY)
+@pytest.mark.parametrize("model", QUICK)
 def test_in_a_sound_model_nothing_is_found(model, precision):
-    report = check(*HEALTHY[model], f"precision={precision}")
+    report = check(*sound(model), f"precision={precision}")
     assert not report.findings
     assert report.reference == "float64"
-    assert all(module.best < 2**-8 for module in report.modules)  # half of what is allowed
     assert 10 in scales_of(report.modules).good
+    assert all(module.best < 2**-8 for module in report.modules)  # half of what is allowed
 
 
-FAULTS = {
-    "clip": ("proportion", ("odd",)),
-    "constant": ("proportion", ("odd",)),
-    "clip_in_half": ("drift", ("odd",)),
-    "three_bits": ("error", ("first",)),
-    "shrink": ("range", ("first", "last")),
-    "epsilon": ("constant", ("odd",)),
-    "mask_fill": ("constant", ("odd",)),
-    "mask_where": ("constant", ("odd",)),
-    "mask_buffer": ("value", ("odd.mask",)),
-    "softmax": ("narrow", ("odd",)),
-    "cancels": ("output", ("odd",)),
-    "cancels_in_fp32": ("fp32", ("odd",)),
-    "grows": ("output", ("odd",)),
-    "detaches": ("no_gradient", ("first.weight", "first.bias")),
+@pytest.mark.xfail(reason="a false alarm: losing 4.6 % of the smallest gradients does no harm here, but is called out")
+@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])  # 1e-6 itself is rounded by 1 % in FP16
+def test_gradients_of_a_millionth_of_the_others_that_underflow_a_little_are_no_fault(precision):
+    report = check(*sound("layer_scale"), f"precision={precision}")
+    assert not report.findings
+    assert scales_of(report.modules).good
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("model", [name for name in SOUND if name not in QUICK])
+def test_in_a_sound_model_of_torchvision_nothing_is_found(model):
+    report = check(*sound(model), "precision=amp_dynamic")
+    assert not report.findings
+    assert scales_of(report.modules).good
+
+
+#: The kinds of findings about each fault.
+FOUND = {
+    "large_linear": ["output"],
+    "beside_softmax": ["narrow", "output"],
+    "grows": ["output"],
+    "large_logits": ["narrow", "output"],
+    "sum_by_hand": ["narrow"],
+    "exp_by_hand": ["narrow"],
+    "rms_norm": ["narrow", "output"],
+    "epsilon": ["constant"],
+    "normalise": ["constant", "narrow"],
+    "mask_fill": ["constant"],
+    "mask_where": ["constant"],
+    "mask_buffer": ["value"],
+    "softmax": ["narrow"],
+    "cancels": ["output"],
+    "casts": ["constant"],
+    "small_between": ["error"],
+    "large_between": ["overflow"],
+    "clip": ["proportion"],
+    "steer": ["proportion"],
+    "constant": ["proportion"],
+    "clip_in_half": ["drift"],
+    "three_bits": ["error"],
+    "shrink": ["range"],
+    "sqrt_at_zero": ["fp32", "narrow"],
+    "divides": ["fp32"],
+    "cancels_in_fp32": ["fp32"],
+    "detaches": ["no_gradient"],
+}
+
+#: Findings that name something else than the module at fault.
+ELSEWHERE = {
+    ("beside_softmax", "narrow"): ("odd.soft",),
+    ("mask_buffer", "value"): ("odd.mask",),
+    ("shrink", "range"): ("first", "last"),
+    ("detaches", "no_gradient"): ("first.weight", "first.bias"),
 }
 
 
-@pytest.mark.parametrize(
-    ("precision", "fault"),
-    [("fp16_static", fault) for fault in FAULTS]
-    + [("amp_static", fault) for fault in FAULTS if fault != "mask_buffer"],  # which stays FP32: the test below
-)
-def test_a_planted_fault_is_found_by_name_and_nothing_else_is(precision, fault):
-    assert found(planted(fault, f"precision={precision}")) == {FAULTS[fault]}
+def as_planted(name):
+    return [(kind, ELSEWHERE.get((name, kind), (FAULTS[name].where,))) for kind in FOUND[name]]
+
+
+def remedy(report):
+    """The words that findings end in, of which all give the same."""
+    words = {finding.hint.rpartition(" ")[2] for finding in report.findings if finding.keep}
+    return next(iter(words)) if len(words) == 1 else None
+
+
+@pytest.mark.parametrize("fault", FOUND)
+def test_a_planted_fault_is_found_by_its_module_with_what_fixes_it_and_nothing_else_is(fault):
+    report = planted(fault, "precision=fp16_dynamic")
+    assert [(finding.kind, finding.where) for finding in report.findings] == as_planted(fault)
+    if kept := FAULTS[fault].kept:
+        assert remedy(report) == f"precision.keep_fp32=[norms,LocalResponseNorm,{','.join(kept)}]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [name for name in FOUND if name != "mask_buffer"])  # which stays FP32: the test below
+def test_a_planted_fault_is_found_under_autocast_as_well(fault):
+    report = planted(fault, "precision=amp_dynamic")
+    assert [(finding.kind, finding.where) for finding in report.findings] == as_planted(fault)
+    if kept := FAULTS[fault].kept:
+        assert remedy(report) == f"precision.keep_fp32=[{','.join(kept)}]"
+
+
+@pytest.mark.parametrize("fault", ["grows", "rms_norm", "clip", "clip_in_half", "large_between", "divides"])
+def test_no_loss_scale_is_called_right_where_gradients_are_not(fault):
+    report = planted(fault, "precision=fp16_dynamic")
+    assert why_no_range(report.evidence, report.findings)
+
+
+def test_nan_gradients_that_fp32_has_too_are_no_matter_of_half_precision():
+    report = planted("sqrt_at_zero", "precision=fp16_dynamic")
+    assert not report.modules
+    assert "NaN in FP32 as well, first in div of its backward pass" in report.findings[0].what
+
+
+def trained(root, words, seed):
+    """The mean loss of the last of 200 steps; inf where the run gave up."""
+    more = ("train.max_steps=200", "train.batch_size=32", "optimizer.lr=0.05", "checkpoint.every_epochs=null")
+    loop = loop_of(root, *words, *more, "train.patience=40", f"seed={seed}")
+    try:
+        loop.run()
+    except (NumericsError, FirstBatchError):
+        return math.inf
+    return sum(row["loss"] for row in steps_of(loop)[-20:]) / 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16_dynamic", "amp_dynamic"])
+@pytest.mark.parametrize("fault", [name for name, fault in FAULTS.items() if fault.kept])
+def test_what_the_doctor_advises_trains_as_fp32_does(tmp_path, fault, precision):
+    words = with_fault(fault)
+    report = planted(fault, f"precision={precision}")
+    if not report.findings:  # a buffer stays FP32 under autocast
+        return
+    seeds = range(3)
+    exact = [trained(tmp_path, (*words, "precision=fp32"), seed) for seed in seeds]
+    fixed = [trained(tmp_path, (*words, f"precision={precision}", remedy(report)), seed) for seed in seeds]
+    as_it_is = [trained(tmp_path, (*words, f"precision={precision}"), seed) for seed in seeds]
+    assert sum(fixed) / 3 <= 1.25 * sum(exact) / 3 + 0.02
+    if FAULTS[fault].harms:
+        assert sum(as_it_is) / 3 >= 2 * sum(exact) / 3
 
 
 @pytest.mark.parametrize("fault", ["none", "mask_buffer"])
@@ -106,19 +205,19 @@ def test_a_constant_scale_below_the_good_ones_is_found_with_what_is_lost():
 
 
 def test_a_constant_scale_above_the_good_ones_is_found():
-    report = check(*HEALTHY["mlp"], "precision=amp_static", "scaler.scale=16777216")
+    report = check(*sound("mlp"), "precision=amp_static", "scaler.scale=16777216")
     assert found(report) == {("scale", ("scaler",))}
     assert "too high for" in report.findings[0].what
 
 
 def test_a_dynamic_scale_that_begins_too_high_is_none():
-    report = check(*HEALTHY["mlp"], "precision=amp_dynamic", "scaler.init_scale=16777216")
+    report = check(*sound("mlp"), "precision=amp_dynamic", "scaler.init_scale=16777216")
     assert not report.findings
     assert report.evidence.scales == {"main": (16777216.0, False)}
 
 
 def test_dropout_is_off_and_said_to_be():
-    report = check(*HEALTHY["mlp"], "model.dropout=0.5", "precision=fp16_static")
+    report = check(*sound("mlp"), "model.dropout=0.5", "precision=fp16_static")
     assert not report.findings
     assert report.notes == ("dropout is off (3 modules): what it draws may depend on the dtype",)
 
@@ -130,7 +229,7 @@ def test_two_learners_are_both_looked_at():
 
 
 def test_bf16_needs_no_scale():
-    report = check(*HEALTHY["mlp"], "precision=bf16")
+    report = check(*sound("mlp"), "precision=bf16")
     assert not report.findings
     assert scales_of(report.modules).good == tuple(range(25))
     assert scales_of(report.modules).overflows is None
@@ -138,4 +237,4 @@ def test_bf16_needs_no_scale():
 
 def test_a_precision_without_half_is_refused():
     with pytest.raises(ConfigError, match="precision=fp32 computes nothing in half precision"):
-        check(*HEALTHY["mlp"], "precision=fp32")
+        check(*sound("mlp"), "precision=fp32")

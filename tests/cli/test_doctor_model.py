@@ -157,3 +157,22 @@ def test_photos_are_read_through_as_well(terminal, tmp_path):
     said = terminal.out.replace("\n  ", " ")
     assert said.startswith("photo_folder: 2 things stop training; ")
     assert all(f"{name}.png: cannot be decoded: " in said for name in ("cut", "half"))
+
+
+def planted(fault):
+    own = ("model._target_=faulty_networks.network", "extensions.allow=[faulty_networks]", "~model.widths")
+    return (*own, f"+model.fault={fault}", *TINY[1:], "precision=fp16_dynamic")
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("beside_softmax", "2 things are wrong; while outputs are wrong, gradients say nothing about loss scales"),
+        ("divides", "something is wrong; FP32 itself is not finite, so no loss scale is judged"),
+        ("clip", "something is wrong; gradients do not follow the loss scale, so none is judged"),
+    ],
+)
+def test_no_loss_scale_is_called_right_where_something_worse_is_wrong(terminal, fault, said):
+    assert terminal("doctor", *planted(fault)) == 4
+    assert said in " ".join(terminal.out.split("\n\n")[0].split())
+    assert "is right" not in terminal.out

@@ -96,8 +96,8 @@ def test_gradients_that_meet_an_infinity_of_the_forward_pass_are_blamed_on_that(
 
 def test_an_infinity_that_neither_loss_nor_gradients_show_is_said_all_the_same():
     cause = cause_of(observation(operation("soft", "sum", inf=1)))
-    assert (cause.kind, cause.module, cause.operator) == ("none", "soft", "sum")
-    assert cause.sentence.endswith("and neither the loss nor the gradients show it")
+    assert (cause.kind, cause.module, cause.operator) == ("forward", "soft", "sum")
+    assert cause.sentence.endswith("; neither the loss nor the gradients show it")
 
 
 def test_a_module_is_named_where_no_operator_can_be():

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from mptrain.diagnostics.scaling import Distances, OutputErrors, ScalingEvidence, by_module, scales_of
-from mptrain.diagnostics.scaling_findings import findings
+from mptrain.diagnostics.scaling import Break, Distances, OutputErrors, ScalingEvidence, by_module, scales_of
+from mptrain.diagnostics.scaling_findings import findings, why_no_range
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
 
 HEALTHY = Distances(
@@ -59,10 +59,26 @@ def test_good_scales_are_finite_and_lose_next_to_nothing():
 
 def test_underflow_may_change_no_more_than_twice_what_the_forward_pass_does():
     [module] = modules(replace(HEALTHY, expected=0.25))
-    assert module.allowed == 0.25
+    assert module.may_lose == 0.25
     assert module.good == [0, 1, 2]
     [module] = modules(replace(HEALTHY, expected=math.inf))
     assert module.good == [1, 2]
+
+
+def test_a_gradient_may_lose_three_per_cent_of_its_norm_to_underflow():
+    shifts = {0: 0.1, 1: 0.06, 2: 0.0, 3: math.inf}
+    [module] = modules(replace(HEALTHY, shifts=shifts))
+    assert module.good == [1, 2]
+
+
+def test_an_error_that_falls_with_every_doubling_is_underflow_and_no_fault_of_the_arithmetic():
+    falling = replace(
+        HEALTHY, errors={0: 0.8, 1: 0.4, 2: 0.2, 3: math.inf}, shifts={0: 0.8, 1: 0.4, 2: 0.0, 3: math.inf}
+    )
+    [module] = modules(falling)
+    assert (module.wrong, module.underflows, module.good) == (False, True, [])
+    [module] = modules(replace(falling, errors=dict.fromkeys(range(3), 0.2) | {3: math.inf}))
+    assert (module.wrong, module.underflows) == (True, False)
 
 
 def test_the_good_scales_of_a_network_are_those_of_all_modules():
@@ -102,9 +118,13 @@ def test_a_small_gradient_that_fp32_gets_right_is_judged():
 
 def test_an_error_at_every_scale_names_the_module_nearest_to_the_loss():
     wrong = replace(HEALTHY, errors={0: 0.5, 1: 0.1, 2: 0.1, 3: math.inf})
-    found = findings(evidence(wrong, replace(wrong, name="later.weight"), replace(HEALTHY, name="last.weight")))
+    more = (replace(wrong, name="later.weight"), replace(HEALTHY, name="last.weight"))
+    found = findings(evidence(wrong, *more))
     assert kinds(found) == [("error", ("later",))]
-    assert "by 5 % at the best scale, where rounding explains 0.78 %, and 1 module before it" in found[0].what
+    assert "wrong by 5 % at the best scale, where rounding explains 0.78 %, and 1 module before it" in found[0].what
+    found = findings(evidence(wrong, *more, breaks=("odd",), keep_backward=("odd",), keep_fp32=("norms",)))
+    assert kinds(found) == [("error", ("odd",))]
+    assert found[0].hint.endswith("or write precision.keep_fp32=[norms,odd]")
 
 
 def test_an_error_that_grows_with_a_scale_while_all_is_finite_is_one_of_scaling():
@@ -128,15 +148,69 @@ def test_what_is_wrong_in_fp32_is_no_matter_of_half():
 
 def test_the_first_output_that_rounding_does_not_explain_is_named():
     outputs = {
-        "a": OutputErrors(half=0.03, explained=0.02, fp32=1e-6),
-        "b": OutputErrors(half=0.05, explained=0.02, fp32=1e-6),
-        "c": OutputErrors(half=0.9, explained=0.02, fp32=1e-6),
+        "a": OutputErrors(half=0.03, explained=0.02, fp32=1e-6, own=0.03),
+        "b": OutputErrors(half=0.05, explained=0.02, fp32=1e-6, own=0.05),
+        "c": OutputErrors(half=0.9, explained=0.02, fp32=1e-6, own=0.001),
     }
     found = findings(evidence(HEALTHY, outputs=outputs))
     assert kinds(found) == [("output", ("b",))]
     assert "5 % off FP64, where rounding explains 2 %" in found[0].what
-    outputs["a"] = OutputErrors(half=0.5, explained=0.02, fp32=0.4)
-    assert kinds(findings(evidence(HEALTHY, outputs=outputs))) == [("fp32", ("a",))]
+    outputs["a"] = OutputErrors(half=0.5, explained=0.02, fp32=0.4, own=0.5)
+    assert ("fp32", ("a",)) in kinds(findings(evidence(HEALTHY, outputs=outputs)))
+
+
+BEYOND = OutputErrors(half=math.inf, explained=0.02, fp32=1e-6, own=math.inf, largest=1e6)
+FED = OutputErrors(half=math.inf, explained=0.02, fp32=1e-6, own=0.0, largest=1.0)
+
+
+def test_what_is_known_of_one_module_hides_nothing_of_another():
+    found = evidence(
+        replace(HEALTHY, errors=dict.fromkeys(range(4), math.inf)),
+        narrow=[("block.soft", "softmax")],
+        outputs={"block.soft": replace(FED, half=1e-4), "block.wide": BEYOND, "block.norm": FED, "head": FED},
+        breaks_half=[Break("block.wide", "addmm", "forward", "inf", 4e4)],
+    )
+    assert kinds(findings(found)) == [("narrow", ("block.soft",)), ("output", ("block.wide",))]
+    assert (
+        "not finite: addmm gives inf there, though all that goes into it is finite, up to 4e+04"
+        in findings(found)[1].what
+    )
+
+
+def test_a_module_whose_output_is_too_large_is_kept_together_with_what_makes_it_smaller():
+    found = evidence(HEALTHY, outputs={"block.wide": BEYOND, "block.norm": FED}, keep_fp32=("norms",))
+    assert findings(found)[0].hint.endswith("precision.keep_fp32=[norms,block]")
+    found = evidence(HEALTHY, outputs={"block.norm": FED, "block.wide": BEYOND}, autocast=True)
+    assert findings(found)[0].hint.endswith("precision=amp_bf16")
+
+
+@pytest.mark.parametrize(("operator", "said"), [("bmm", ["narrow", "output"]), ("_softmax", ["narrow"])])
+def test_a_softmax_in_half_explains_its_own_infinities_alone(operator, said):
+    found = evidence(
+        HEALTHY,
+        narrow=[("attention", "softmax")],
+        outputs={"attention": replace(BEYOND, largest=1.0)},
+        breaks_half=[Break("attention", operator, "forward", "inf", 800.0)],
+    )
+    assert [finding.kind for finding in findings(found)] == said
+
+
+@pytest.mark.parametrize(("operator", "said"), [("bmm", ["constant", "output"]), ("masked_fill", ["constant"])])
+def test_a_mask_explains_its_own_infinities_alone(operator, said):
+    found = evidence(
+        HEALTHY,
+        constants=[("attention", "masked_fill", -1e9, "infinite")],
+        outputs={"attention": replace(BEYOND, largest=1.0)},
+        breaks_half=[Break("attention", operator, "forward", "inf", 800.0)],
+    )
+    assert [finding.kind for finding in findings(found)] == said
+
+
+def test_where_fp32_is_not_finite_nothing_is_said_of_scales():
+    found = ScalingEvidence("float16", fp32_finite=False, breaks_fp32=[Break("odd", "div", "backward", "NaN", 3.0)])
+    assert kinds(findings(found)) == [("fp32", ("odd",))]
+    assert "NaN in FP32 as well, first in div of its backward pass" in findings(found)[0].what
+    assert "no loss scale is judged" in why_no_range(found, findings(found))
 
 
 def test_gradients_that_are_finite_nowhere_are_named():
@@ -146,7 +220,9 @@ def test_gradients_that_are_finite_nowhere_are_named():
 
 def test_causes_are_said_and_what_follows_from_them_is_not():
     never = replace(HEALTHY, errors=dict.fromkeys(range(4), math.inf))
-    found = findings(evidence(never, constants=[("norm", "add", 1e-8, "zero")], epsilons={"norm": ("eps", 1e-8)}))
+    outputs = {"norm": OutputErrors(half=math.inf, explained=0.01, fp32=1e-6)}
+    constants = [("norm", "add", 1e-8, "zero")]
+    found = findings(evidence(never, constants=constants, epsilons={"norm": ("eps", 1e-8)}, outputs=outputs))
     assert kinds(found) == [("constant", ("norm",))]
     assert found[0].what == "eps=1e-08 vanishes in FP16, whose smallest number is 6e-08 (add)"
 

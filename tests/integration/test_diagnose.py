@@ -137,7 +137,7 @@ def test_a_softmax_over_65536_entries_loses_its_probabilities_in_fp16(theirs):
 
 def test_a_softmax_by_hand_whose_sum_overflows_is_found_though_everything_else_stays_finite(theirs):
     found = theirs(*network("by_hand", *FP16))
-    assert (found.cause, found.module, found.operator) == ("none", "last.0.inner", "sum")
+    assert (found.cause, found.module, found.operator) == ("forward", "last.0.inner", "sum")
     assert "neither the loss nor the gradients show it" in found.verdict
     assert any(note.startswith("no gradient but zero reaches body.0") for note in found.notes)
     assert found.remedies[-1].helped
@@ -154,7 +154,8 @@ def test_values_that_are_kept_in_fp32_and_lost_in_the_cast_behind_it_are_still_l
     found = theirs(*network("faint", "precision=fp16_static", "scaler.scale=1"))
     assert found.notes[0].startswith("exp in last.0.0 (Faint) loses its values to FP16's underflow")
     [remedy] = found.remedies
-    assert (remedy.words, remedy.helped) == (("precision.keep_fp32=[norms,LocalResponseNorm,last.0]",), True)
+    assert remedy.words[0] == "precision.keep_fp32=[norms,LocalResponseNorm,last.0]"
+    assert remedy.helped
 
 
 def test_a_division_by_zero_asks_for_no_lower_learning_rate(theirs):
@@ -234,7 +235,10 @@ def test_a_run_that_went_well_is_looked_at_where_it_would_go_on(theirs, capsys):
     assert "under precision=fp32, unlike the run itself" in output
     assert "handles FP16" not in output
     assert "of 65,504: the largest as a share" in output
-    assert "Finite is not yet right: mptrain doctor with the same words checks the gradients." in output
+    assert (
+        "Finite is not yet right: mptrain doctor with the same words checks the gradients at every loss scale."
+        in output
+    )
 
 
 def test_a_step_of_a_run_is_the_one_that_was_trained(theirs):
