@@ -12,7 +12,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Phase = Literal["calibrating", "growth probe", "abnormal"]
+Phase = Literal["calibrating", "growth probe", "unexpected"]
 NonFinite = Literal["inf", "-inf", "nan"]
 
 
@@ -53,8 +53,8 @@ class OverflowRecord:
         learner: Which learner.
         step: The attempt at which it happened.
         loss_scale: The scale in force.
-        phase: ``calibrating`` (the first scales are still being tried), ``growth probe`` (the scale had just grown),
-            ``abnormal`` (neither).
+        phase: ``calibrating`` (the scale descends from its first value), ``growth probe`` (the scale had just grown),
+            ``unexpected`` (neither); the rule is in `mptrain.diagnostics.overflow`.
         loss: ``finite`` or the kind of non-finite value the loss itself was.
         tensors: Parameters with non-finite gradients: name and kind (``inf`` or ``nan``), at most `MAX_TENSORS`.
         count: How many parameters had non-finite gradients.

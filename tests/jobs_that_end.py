@@ -48,7 +48,7 @@ def finish(config):
     """What a run leaves that is done."""
     paths = RunPaths(Path(config.run.root) / config.run.name)
     paths.root.mkdir(exist_ok=True)
-    learner = {"updates": 9, "skipped": 1, "skip_rate": 0.1, "overflows": {"abnormal": 1}}
+    learner = {"updates": 9, "skipped": 1, "skip_rate": 0.1, "overflows": {"unexpected": 1}}
     learner["scale"] = {"first": 8.0, "min": 4.0, "max": 8.0, "last": 4.0}
     numbers = {"metric": config.seed / 10, "metric_name": "top1", "metric_split": "test", "learners": {"main": learner}}
     write_summary(paths.summary, numbers)

@@ -216,4 +216,6 @@ def _scale_path(scale: Mapping[str, float]) -> str:
     if scale["min"] == scale["max"]:
         return f"{wording.scale_with_power(scale['last'])} throughout"
     path = f"{wording.scale_with_power(scale['first'])} to {wording.scale_with_power(scale['last'])}"
+    if {scale["first"], scale["last"]} == {scale["min"], scale["max"]}:
+        return path
     return f"{path}, between {wording.scale(scale['min'])} and {wording.scale(scale['max'])}"

@@ -35,7 +35,7 @@ USAGE = (
     ("mptrain eval RUN|last [--best] [KEY=VALUE ...]", "evaluate the last checkpoint of a run, or its best"),
     ("mptrain export RUN|last [--best] [--fp16]", "write its weights as a plain state dict"),
     ("mptrain report RUN|last ...", "write a report of runs, sweeps, comparisons or recipes: HTML and Markdown"),
-    ("mptrain recommend RUN|last [--sweep SWEEP]", "which static loss scale is right, from a run's histograms"),
+    ("mptrain recommend RUN|last [--sweep SWEEP]", "which static loss scale to take, from a run's histograms"),
     (
         "mptrain diagnose RUN|last [KEY=VALUE ...] [--step N] [--learner NAME] [--all]",
         "look at the step that ended a run, or at step N: where it goes wrong, and what mends it",
@@ -108,9 +108,10 @@ DESCRIPTIONS = {
     "taken where there are any; --raw takes the others. --output PATH says where to.",
     "report": "Writes report.html (one file, nothing to load) and report.md with figures/ into the folder of a run, finished "
     "or not, of a sweep, a comparison or a recipe, and prints their paths. The word last is the run that was started last.",
-    "recommend": "Says which static loss scales are right for a RUN that was trained with diagnostics=histograms, which one to "
-    "take, and what every other one would do: what underflows at 2^0, what overflows at 2^24. Prints a table and writes "
-    "forecast.html and forecast.md into its folder. A run in FP32 shows all gradients; one in FP16 only those that it kept. "
+    "recommend": "Says which static loss scales are usable for a RUN that was trained with diagnostics=histograms, which one to "
+    "take, from how many looks, and what every other one would do: what underflows at 2^0, what overflows at 2^24. A scale is named "
+    "only where less than 1 % of skipped steps is sure with 95 % confidence; too few looks end it with exit code 6, and it says which "
+    "diagnostics.every gives enough. Prints a table and writes forecast.html and forecast.md into its folder. A run in FP32 shows all gradients; one in FP16 only those that it kept. "
     "--sweep SWEEP shows what a sweep over scaler.scale measured beside it. The word last is the run that was started last.",
     "diagnose": "Does one step again, forward and backward without an update, and looks at every operator: which module first gives "
     "something that is not finite, how far values reach into FP16's range, what is lost to underflow. Then it tries what may "

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Seconds between two drawings; a terminal shows no more to anybody, and drawing takes milliseconds.
 INTERVAL = 0.25
 
-_PHASE_STYLES = {"calibrating": "cyan", "growth probe": "green", "abnormal": "bold red"}
+_PHASE_STYLES = {"calibrating": "cyan", "growth probe": "green", "unexpected": "bold red"}
 _SPARKLINE = 24
 _GAP = "   "
 _SHORTEST_BAR = 10

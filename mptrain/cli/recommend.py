@@ -1,4 +1,4 @@
-"""``mptrain recommend RUN [--sweep SWEEP]``: which static loss scale is right, from the histograms of a run."""
+"""``mptrain recommend RUN [--sweep SWEEP]``: which static loss scale is usable, from the histograms of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.report import place
 from mptrain.cli.rows import width_of
-from mptrain.errors import EXIT_OK, UsageError
+from mptrain.errors import EXIT_DATA, EXIT_OK, UsageError
 from mptrain.runlog.directory import last_run
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def recommend_scale(words: Sequence[str]) -> int:
 
     Args:
         words: The run, or ``last``; ``--sweep`` with the folder of a sweep over static scales.
+
+    Returns:
+        0, or 6 where the looks of a learner are too few to tell.
 
     Raises:
         UsageError: Not exactly one run is named, or something else is.
@@ -66,7 +69,8 @@ def recommend_scale(words: Sequence[str]) -> int:
             lines += textwrap.wrap(printable(reason), width, initial_indent="- ", subsequent_indent="  ")
     written = write_forecast(found)
     say("\n".join([*lines, "", str(written.html), str(written.md)]), styled=True)
-    return EXIT_OK
+    known = all(forecast.largest is not None and not forecast.too_few for forecast in found.forecasts.values())
+    return EXIT_OK if known else EXIT_DATA
 
 
 def _read(words: Sequence[str]) -> tuple[str, str]:

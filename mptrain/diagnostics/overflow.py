@@ -1,7 +1,17 @@
-"""Says what kind of overflow an overflow is, and which tensors it was in.
+"""Tells the kinds of overflow apart, and names the tensors that overflowed.
 
-Dynamic scaling overflows by design: at the start, while the scale comes down to where it belongs, and each time growth
-probes a higher one. Those are no failures, and are labelled so that the others can be seen.
+Dynamic scaling overflows by design: at the start, while the scale descends from its first value to where it belongs, and each
+time growth probes a higher one. Those are no failures, and are labelled so that the others can be seen. The rule:
+
+- *calibrating*: no scale has lasted `SETTLED` clean steps in a row yet; or the scale has never grown, so that it is still on
+  its way down from the first one, and none has lasted `DESCENDED` clean steps.
+- *growth probe*: after that, and the scale in force was reached by growth.
+- *unexpected*: any other. So is, at any time, an overflow that a lower scale would not fix: the loss itself is not finite,
+  or the scale is at its floor (a static one always is).
+
+A scale that starts at 2^16 may overflow at step 1, at step 66 and at step 81, each time a step after which the gradients are larger
+than ever before. A rule that grows after 2,000 clean steps accepts one overflow in 2,000 steps; so until a scale has
+lasted as long, each overflow says that it has not come down far enough.
 """
 
 from __future__ import annotations
@@ -17,24 +27,23 @@ if TYPE_CHECKING:
 
     from mptrain.records import Phase
 
-#: Clean steps in a row after which the first scales count as settled.
+#: Clean steps in a row after which a scale counts as settled, once it has grown.
 SETTLED = 50
+
+#: Clean steps in a row after which a scale that never grew counts as settled: the growth interval of `torch.amp.GradScaler`.
+DESCENDED = 2000
 
 
 @dataclass
 class OverflowHistory:
-    """What has to be remembered of one learner's steps to tell the kinds of overflow apart.
-
-    - *calibrating*: no scale has yet survived `SETTLED` clean steps in a row.
-    - *growth probe*: the scale in force was reached by growth.
-    - *abnormal*: neither; or one that no lower scale would mend, because the loss itself is not finite or the scale
-      cannot fall any more (a static one never can).
+    """State that tells the kinds of one learner's overflows apart; the rule is in the module's docstring.
 
     Attributes:
         floor: The lowest scale that the scaler can reach.
         consecutive: Overflowed steps in a row until now.
         clean: Clean steps in a row until now.
-        settled: Some scale has survived `SETTLED` clean steps.
+        settled: A scale has lasted `SETTLED` clean steps.
+        descended: A scale has lasted `DESCENDED` clean steps, or has grown: the descent from the first scale is over.
         grown: The scale in force was reached by growth.
         counts: Overflows so far by phase.
     """
@@ -43,6 +52,7 @@ class OverflowHistory:
     consecutive: int = 0
     clean: int = 0
     settled: bool = False
+    descended: bool = False
     grown: bool = False
     counts: dict[str, int] = field(default_factory=dict)
 
@@ -61,9 +71,10 @@ class OverflowHistory:
         phase: Phase | None = None
         if overflow:
             if not math.isfinite(loss) or scale <= self.floor:
-                phase = "abnormal"
+                phase = "unexpected"
             else:
-                phase = "calibrating" if not self.settled else "growth probe" if self.grown else "abnormal"
+                calibrated = self.settled and self.descended
+                phase = "calibrating" if not calibrated else "growth probe" if self.grown else "unexpected"
             self.counts[phase] = self.counts.get(phase, 0) + 1
             self.consecutive += 1
             self.clean = 0
@@ -71,8 +82,10 @@ class OverflowHistory:
             self.consecutive = 0
             self.clean += 1
             self.settled = self.settled or self.clean >= SETTLED
+            self.descended = self.descended or self.clean >= DESCENDED
         if next_scale != scale:
             self.grown = next_scale > scale
+            self.descended = self.descended or self.grown
         return phase
 
     def state_dict(self) -> dict[str, Any]:

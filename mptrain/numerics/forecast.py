@@ -7,15 +7,25 @@ section 3.2: scales from 8 to 32 K worked, and any is right as long as nothing o
   the steps that were looked at. For each step between them the largest gradient follows from the norm of all gradients,
   which is on record of every step, and from the looks before and after (`mptrain.numerics.looked_at`).
   The upper edge is the largest power of two at which no step overflows.
+- *What is sure.* An edge that one look shows says nothing of the next step. So a scale counts as usable only where less
+  than 1 % of the steps overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.confidence`). The
+  looks: log2 of the largest gradient is taken for normal, as LogMax does (`mptrain.scaler.logmax`), and the one-sided tolerance
+  limit of the looks must lie below the end of FP16; few looks, or such as differ much, leave wide headroom or nothing.
+  The record: a step that FP16 computed without overflow holds at every lower scale; where at most so many steps are not
+  known to hold that the bound of Clopper and Pearson stays below 1 % (299 steps if all hold), the scale is proven.
 - *The lower edge.* How many values are lost says little: half of a tensor can be lost and hold nothing. Nor does the size
   of the rounding error: a word LSTM that fell behind at scale 1 had one of 1 % (root of squares). What is rounded to zero
   is a bias: every lost value moves towards zero, so that the loss does not average out over a batch, as other rounding
   does. So what counts is the magnitude, the sum of |x|, that a module's gradient loses. The lower edge is the smallest
   power of two at which no module, at no step that was looked at, loses more than `MOST_TAKEN`. What survives below FP16's
   normal range has fewer bits, and averages out.
-- *The recommendation* leaves `MARGIN` doublings below the upper edge: one because the largest element is no fixed share of
-  the norm, one because another seed, more epochs or another order of samples have another largest gradient. Too small a
+- *The recommendation* is sure, and `MARGIN` doublings below the upper edge: one because the largest element is no fixed share of
+  the norm, one because another seed or another order of samples has another largest gradient. Too small a
   scale loses the smallest values first, too large a one whole updates; so it lies high in the range, and never below it.
+  One look never names a scale: it does not show how much gradients vary. Nor do several where nothing is both sure and above the
+  lower edge, as long as more looks would move what is sure by more than one doubling. Nor do fewer than 299 steps on record,
+  however calm they are: the gradients of `plain16` become 16 times larger between the steps 40 and 80. A scale that is named holds
+  for runs like the recorded one: of the same length.
 
 What is assumed: that FP16 would compute what was looked at, but for tensors that the run itself keeps in a wider format
 beside others in FP16 and that never were FP16 numbers; that nothing between the modules is larger than at their outputs; and that training goes as it went.
@@ -26,10 +36,13 @@ steps overflow than foretold. Gradients of FP16 lack what they lost already (`Fo
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mptrain.numerics.confidence import FEWEST, MOST, largest_share, limit_factor, tolerance_factor
 from mptrain.numerics.exponents import (
     INFINITE_FROM,
     NORMAL,
@@ -125,17 +138,47 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """Evidence that a scale overflows at less than 1 % of the steps, with 95 % confidence.
+
+    Attributes:
+        by_looks: Exponent of the largest scale for which the looks make it sure; None where they do for none from 1 on.
+        by_record: The same of steps that FP16 computed without overflow.
+        with_more: What ``by_looks`` would become for ever more looks that vary as these do, also below 0; None where it
+            is not known.
+        spread: Standard deviation of log2 of the largest gradient over the looks: doublings; 0 for one look.
+        recorded: Steps on record.
+        held: How many of them are known not to overflow at the scale of ``by_record``.
+    """
+
+    by_looks: int | None = None
+    by_record: int | None = None
+    with_more: int | None = None
+    spread: float = 0.0
+    recorded: int = 0
+    held: int = 0
+
+    @property
+    def sure(self) -> int | None:
+        """The larger of the two."""
+        return max((each for each in (self.by_looks, self.by_record) if each is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """What the histograms of one learner say.
 
     Attributes:
         looks: The steps that were looked at.
         steps: How many steps the share of overflowing ones is a share of.
+        epochs: Epochs that the steps on record reach into; 0 without steps.
         scales: One for each of `EXPONENTS`; empty where no look has a gradient.
         largest: The look with the largest gradient of those that did not overflow.
         lowest: Exponent of the smallest right scale; None where every one of them loses too much somewhere.
         highest: Exponent of the largest scale at which no step is expected to overflow, at most 24; None where there is
             none from 1 on.
+        evidence: What is sure of overflows.
+        too_few: More looks, or more steps, are needed before a scale can be named.
         recommended: Exponent of the recommended scale; None where there is none.
         smallest_seen: FP16's smallest number divided by the lowest scale at which gradients were FP16: below it nothing
             could be seen. 0 where none were.
@@ -146,19 +189,28 @@ class Forecast:
 
     looks: tuple[Look, ...]
     steps: int
-    scales: tuple[AtScale, ...]
-    largest: Look | None
-    lowest: int | None
-    highest: int | None
-    recommended: int | None
+    epochs: int
     smallest_seen: float
     at_smallest: float
     unusable: int
+    largest: Look | None = None
+    scales: tuple[AtScale, ...] = ()
+    lowest: int | None = None
+    highest: int | None = None
+    evidence: Evidence = Evidence()
+    too_few: bool = False
+    recommended: int | None = None
+
+    @property
+    def top(self) -> int | None:
+        """Exponent of the largest usable scale: no step is expected to overflow, and less than 1 % is sure."""
+        sure = self.evidence.sure
+        return None if sure is None or self.highest is None else min(sure, self.highest)
 
     @property
     def has_range(self) -> bool:
-        """Whether some scale is right at every step."""
-        return self.lowest is not None and self.highest is not None and self.lowest <= self.highest
+        """True where some scale is usable."""
+        return not self.too_few and self.lowest is not None and self.top is not None and self.lowest <= self.top
 
 
 @dataclass
@@ -212,20 +264,31 @@ class GradientHistory:
         """
         looks = tuple(self.looks)
         sound = [look for look in looks if math.isfinite(look.largest)]
-        limits = _limits(looks, steps, self._half)
-        largest = max(sound, key=lambda look: look.largest, default=None)
-        seen = (self._smallest_seen, self._at_smallest, self._unusable)
-        empty = Forecast(looks, limits.total(), (), largest, None, None, None, *seen)
-        if largest is None or largest.largest == 0:
-            return empty
+        record = _Record(self._half)
+        limits = _limits(looks, record.passing(steps), self._half)
+        found = Forecast(
+            looks=looks,
+            steps=limits.total(),
+            epochs=record.epochs,
+            smallest_seen=self._smallest_seen,
+            at_smallest=self._at_smallest,
+            unusable=self._unusable,
+            largest=max(sound, key=lambda look: look.largest, default=None),
+            evidence=_evidence(looks, record),
+        )
+        if found.largest is None or found.largest.largest == 0:
+            return found
         scales = self._scales(limits)
         lowest = next((each.exponent for each in scales if not each.starved), None)
         highest = min(min(limits) - 1, EXPONENTS[-1])
         if highest < 0:
-            return replace(empty, scales=scales, lowest=lowest)
-        least = highest if lowest is None else min(lowest, highest)
-        recommended = max(min(min(limits) - 1 - MARGIN, EXPONENTS[-1]), least)
-        return replace(empty, scales=scales, lowest=lowest, highest=highest, recommended=recommended)
+            return replace(found, scales=scales, lowest=lowest)
+        found = replace(found, scales=scales, lowest=lowest, highest=highest)
+        if len(sound) < 2 or 0 < record.steps < FEWEST:
+            return replace(found, too_few=True)
+        if found.has_range and found.top is not None and lowest is not None:
+            return replace(found, recommended=max(min(found.top, min(limits) - 1 - MARGIN), lowest))
+        return replace(found, recommended=found.top) if _is_settled(found) else replace(found, too_few=True)
 
     def _scales(self, limits: Counter[int]) -> tuple[AtScale, ...]:
         modules = {name: Tails(counts) for name, counts in self.activations.items()}
@@ -260,6 +323,14 @@ class GradientHistory:
             self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
             shares = [Tails(counts).share_below(TINIEST + 1) for counts in halves]
             self._at_smallest = max(self._at_smallest, *shares)
+
+
+def _is_settled(found: Forecast) -> bool:
+    """True where more looks that vary as these do would move what is sure by one doubling at most."""
+    sure, most = found.evidence.sure, found.evidence.with_more
+    if most is None or found.highest is None:
+        return False
+    return most < 0 or (sure is not None and sure >= min(most, found.highest) - 1)
 
 
 def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCounts:
@@ -303,6 +374,9 @@ def _first_overflowing(largest: float) -> int:
     return exponent - 1 if largest * 2.0 ** (exponent - 1) >= INFINITE_FROM else exponent
 
 
+#: log2 of the first magnitude that FP16 cannot hold.
+_END: Final = math.log2(INFINITE_FROM)
+
 #: Of a step without any gradient.
 _NEVER: Final = 1 << 16
 
@@ -312,6 +386,79 @@ def _limit_of(look: Look) -> int:
     if math.isinf(look.largest):
         return math.ceil(math.log2(look.loss_scale))
     return _first_overflowing(look.largest) if look.largest else _NEVER
+
+
+class _Record:
+    """Counts steps as they pass: those that FP16 computed without overflow, by the exponent of their scale.
+
+    Args:
+        half: Whether they were computed in FP16.
+    """
+
+    def __init__(self, half: bool) -> None:
+        self.steps = 0
+        self.epochs = 0
+        self._half = half
+        self._held: Counter[int] = Counter()
+
+    def passing(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
+        """The steps as they are; one whose loss is not finite is no matter of the scale, and not counted."""
+        for step in steps:
+            self.epochs = max(self.epochs, step.epoch + 1)
+            if math.isfinite(step.loss):
+                self.steps += 1
+                if self._half and not step.overflow and 0 < step.loss_scale < math.inf:
+                    self._held[math.floor(math.log2(step.loss_scale))] += 1
+            yield step
+
+    def held_at(self, exponent: int) -> int:
+        """Count the steps that are known not to overflow at 2^exponent."""
+        return sum(count for scale, count in self._held.items() if scale >= exponent)
+
+    def proves(self) -> int | None:
+        """Exponent of the largest scale that the counted steps prove to overflow at less than 1 % of them."""
+        proven = (
+            exponent
+            for exponent in reversed(EXPONENTS)
+            if self.steps and largest_share(self.steps - self.held_at(exponent), self.steps) < MOST
+        )
+        return next(proven, None)
+
+
+def _evidence(looks: Sequence[Look], record: _Record) -> Evidence:
+    """Return what looks and record make sure of overflows."""
+    proven = record.proves()
+    found = Evidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
+    edges = _edges(looks)
+    if len(edges) < 2:
+        return found
+    middle, spread = fmean(edges), stdev(edges)
+    by_looks, with_more = (_below(middle - k * spread) for k in (tolerance_factor(len(edges)), limit_factor()))
+    return replace(found, by_looks=by_looks if by_looks >= 0 else None, with_more=with_more, spread=spread)
+
+
+def _below(edge: float) -> int:
+    """The exponent of the largest scale below an edge, at most the last of `EXPONENTS`; it may be negative."""
+    return min(math.ceil(edge) - 1, EXPONENTS[-1])
+
+
+def _edges(looks: Sequence[Look]) -> list[float]:
+    """log2 of the scale at which each look overflows.
+
+    Of a look that overflowed it is interpolated between its neighbours, and at most that of its own scale. Where more than
+    half of them did, the others are too few and the smallest: then there is none.
+    """
+    sound = [Anchor(look.step, math.log2(look.largest), 0.0) for look in looks if 0 < look.largest < math.inf]
+    overflowed = [look for look in looks if math.isinf(look.largest)]
+    if len(sound) < len(overflowed):
+        return []
+    edges = [_END - one.largest for one in sound]
+    for look in overflowed:
+        at = bisect_left(sound, look.step, key=lambda one: one.step)
+        before, after = (sound[min(max(place, 0), len(sound) - 1)] for place in (at - 1, at))
+        largest = between(before, after, look.step, math.inf)
+        edges.append(min(_END - math.log2(largest), math.log2(look.loss_scale)))
+    return edges
 
 
 def _limits(looks: Sequence[Look], steps: Iterable[StepRecord], half: bool) -> Counter[int]:

@@ -42,14 +42,14 @@ _LINES: Final[dict[str, dict[str, Any]]] = {
 
 
 def forecast_figure(name: str, forecast: Forecast, measured: Measured | None = None) -> str:
-    """Shares over the exponent of the scale, with the right range and the recommended scale; below, a sweep.
+    """Shares over the exponent of the scale, with the usable range and the recommended scale; below, a sweep.
 
     Args:
         name: Of the figure.
         forecast: With scales.
         measured: What a sweep found at some scales; None where there is none.
     """
-    labels = [*_LINES, *(["right scales"] if forecast.has_range else [])]
+    labels = [*_LINES, *(["usable range"] if forecast.has_range else [])]
     labels += ["recommended"] if forecast.recommended is not None else []
     kinds = measured.kinds if measured else {}
     several = len(kinds) > 1
@@ -85,8 +85,8 @@ def _over(axes: Axes, forecast: Forecast, label: str) -> Line2D:
 
 
 def _mark(axes: Axes, forecast: Forecast) -> None:
-    if forecast.has_range and forecast.lowest is not None and forecast.highest is not None:
-        axes.axvspan(forecast.lowest - 0.25, forecast.highest + 0.25, color=_RANGE, linewidth=0, zorder=0)
+    if forecast.has_range and forecast.lowest is not None and forecast.top is not None:
+        axes.axvspan(forecast.lowest - 0.25, forecast.top + 0.25, color=_RANGE, linewidth=0, zorder=0)
     if forecast.recommended is not None:
         axes.axvline(forecast.recommended, color=GREEN, linewidth=2, alpha=0.9, zorder=1)
 

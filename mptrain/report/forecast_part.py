@@ -1,10 +1,11 @@
-"""A forecast in words and as a table: which static scales are right for a run, and why the others are not."""
+"""A forecast in words and as a table: which static scales are usable for a run, and why the others are not."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Final
 
+from mptrain.numerics.confidence import CONFIDENCE, FEWEST, MOST
 from mptrain.numerics.forecast import EXPONENTS, MARGIN, MOST_TAKEN, Forecast
 from mptrain.report.forecast_figure import forecast_figure
 from mptrain.report.page import Cell, Plot, Table, table
@@ -20,6 +21,12 @@ _NAME = 36
 
 #: The rule of a constant scale.
 _STATIC: Final = "mptrain.scaler.StaticScaler"
+
+#: How sure a bound is, in words.
+_SURE: Final = f"{100 * CONFIDENCE:.0f} % confidence"
+
+#: Looks that usually suffice.
+_ENOUGH: Final = 30
 
 #: What is lost below this share is not worth a name.
 _LITTLE = 1e-4
@@ -58,24 +65,74 @@ def recommendation(forecast: Forecast, words: str) -> str:
             "Nothing is known of any scale: the looks at this run have no gradients, or carry a loss scale that is 0 or not "
             "finite."
         )
+    seen = f"from {_seen(forecast)}"
     if forecast.largest is None:
         return "Every step that was looked at overflowed, so nothing is known of smaller scales."
     if not forecast.scales:
-        return "No gradient was seen that is not zero, so any static scale is right."
-    if forecast.recommended is None:
-        return "Gradients overflow FP16 even without a loss scale: no static scale from 1 on is right."
-    word = f"{words}{2**forecast.recommended}"
+        return f"No gradient was seen that is not zero, {seen}: nothing limits a static scale there."
+    if forecast.highest is None:
+        return f"Gradients overflow FP16 even without a loss scale, {seen}: no static scale from 1 on is usable."
+    if forecast.too_few:
+        return f"No loss scale can be recommended yet, {seen}: {_too_few(forecast)} {_more_looks(forecast)}"
     if not forecast.has_range:
+        said = f"No static loss scale is usable at every step, {seen}: dynamic scaling follows them."
+        if forecast.recommended is None:
+            return said
         return (
-            f"No static scale is right at every step: dynamic scaling follows them. The largest that overflows nowhere "
-            f"is 2^{forecast.highest}, and {word} the one to try."
+            f"{said} The largest that surely skips less than {share(MOST)} of the steps ({_SURE}) is "
+            f"{power(forecast.recommended)}, and {words}{2**forecast.recommended} the one to try."
         )
-    if forecast.lowest == forecast.highest:
-        return f"The one static scale that is right at every step is {power(forecast.recommended)}: {word}."
+    assert forecast.recommended is not None
+    low, top = forecast.lowest or 0, forecast.top or 0
+    usable = f"{power(low)} to {power(top)}" if low < top else f"{power(top)} alone"
     return (
-        f"Recommended static loss scale: {power(forecast.recommended)}, {word}. Right at every step are "
-        f"{power(forecast.lowest or 0)} to {power(forecast.highest or 0)}."
+        f"Recommended static loss scale: {power(forecast.recommended)}, {seen}: {words}{2**forecast.recommended}. Usable range: "
+        f"{usable}; less than {share(MOST)} of the steps of such a run are skipped there ({_SURE})."
     )
+
+
+def _seen(forecast: Forecast) -> str:
+    """Return what a forecast rests on: ``30 looks at a run of 300 steps (30 epochs)``."""
+    looks = counted(len(forecast.looks), "look")
+    recorded = forecast.evidence.recorded
+    if not recorded:
+        return looks
+    return f"{looks} at a run of {counted(recorded, 'step')} ({counted(forecast.epochs, 'epoch')})"
+
+
+def _too_few(forecast: Forecast) -> str:
+    """Return why the looks, or the steps, do not suffice."""
+    said, evidence = [], forecast.evidence
+    sound = sum(math.isfinite(look.largest) for look in forecast.looks)
+    if sound < 2:
+        said.append("one look does not show how much the largest gradient varies from step to step")
+    if _is_short(forecast):
+        said.append(f"it takes {FEWEST} steps to show that less than {share(MOST)} of them are skipped ({_SURE})")
+    if said:
+        return f"{', and '.join(said)}."
+    if 2 * sound < len(forecast.looks):
+        return "most looks overflowed, which does not tell by how much."
+    sure = "at no scale" if evidence.sure is None else f"only up to {power(evidence.sure)}"
+    lowest = "at every scale" if forecast.lowest is None else f"below {power(forecast.lowest)}"
+    return (
+        f"the largest gradient varies by {evidence.spread:.1f} doublings (standard deviation), so less than {share(MOST)} of "
+        f"skipped steps is sure {sure} ({_SURE}), and {lowest} gradients underflow."
+    )
+
+
+def _is_short(forecast: Forecast) -> bool:
+    """True where so few steps are on record that no share of them can be sure."""
+    return 0 < forecast.evidence.recorded < FEWEST
+
+
+def _more_looks(forecast: Forecast) -> str:
+    """Return the command that gives enough of them."""
+    steps, looks = max(forecast.evidence.recorded or forecast.steps, FEWEST), len(forecast.looks)
+    every = max(steps // max(_ENOUGH, 2 * looks), 1)
+    train = f"Train for {FEWEST} steps or more" if _is_short(forecast) else "Train again"
+    if not _is_short(forecast) and steps // every <= looks:
+        train = "Train for more steps"
+    return f"{train} with diagnostics=histograms diagnostics.every={every}."
 
 
 def reasons(forecast: Forecast) -> list[str]:
@@ -90,13 +147,12 @@ def reasons(forecast: Forecast) -> list[str]:
     if not forecast.looks:
         return said
     overflowed = sum(math.isinf(look.largest) for look in forecast.looks)
+    said += _sure(forecast)
     looked = f"{counted(len(forecast.looks), 'step')} looked at"
     between = (
         f", the others by their gradient norms: {forecast.steps:,} steps in all" if _knows_between(forecast) else ""
     )
-    said.append(f"This rests on {looked}{between}. Another seed or a longer run has another largest gradient.")
-    if len([look for look in forecast.looks if look.taken]) < 2:
-        said.append("One look says little: train with a smaller diagnostics.every.")
+    said.append(f"This rests on {looked}{between}. A longer run has another largest gradient.")
     if overflowed:
         said.append(
             f"{counted(overflowed, 'step')} looked at overflowed at the run's own scale; what smaller scales do there is "
@@ -136,8 +192,25 @@ def _above(forecast: Forecast) -> list[str]:
     said.append(f"{ONE_BECOMES_ALL[0].upper()}{ONE_BECOMES_ALL[1:]}.")
     if forecast.recommended is not None and highest - forecast.recommended < MARGIN:
         said.append(
-            f"The recommended scale is less than {2**MARGIN} times below the upper edge, since smaller ones lose too "
+            f"The recommended scale has less than {2**MARGIN} times headroom to the upper edge, since smaller ones lose too "
             "much: some updates may be skipped."
+        )
+    return said
+
+
+def _sure(forecast: Forecast) -> list[str]:
+    """Return the evidence that steps do not overflow, in sentences."""
+    evidence, said = forecast.evidence, []
+    if evidence.spread and evidence.by_looks is not None:
+        said.append(
+            f"By the looks, less than {share(MOST)} of the steps overflow up to {power(evidence.by_looks)} ({_SURE}): the largest "
+            f"gradient varies by {evidence.spread:.1f} doublings (standard deviation), and {counted(len(forecast.looks), 'look')} "
+            "bound 99 % of the steps by a normal tolerance limit."
+        )
+    if evidence.by_record is not None:
+        said.append(
+            f"By the record, less than {share(MOST)} of the steps overflow up to {power(evidence.by_record)} ({_SURE}): FP16 "
+            f"held {evidence.held:,} of {counted(evidence.recorded, 'step')} there."
         )
     return said
 
@@ -194,7 +267,7 @@ def _legend(measured: Measured | None) -> str:
         "Lost: activation gradients, other than zero, that FP16 rounds to zero, of all modules together; worst: of the module "
         "that loses most of them. Magnitude: what that takes of the sum of |x| of one module at one step, where it is most; more "
         f"than {share(MOST_TAKEN)} is too much. Weights: parameters' gradients that are lost. Subnormal: gradients with fewer "
-        "bits. Overflow: steps at which something does."
+        "bits. Overflow: steps at which something does. Unsure: no step overflows, and the evidence does not suffice."
     )
     if measured is None:
         return said
@@ -208,7 +281,8 @@ def _mark(forecast: Forecast, exponent: int) -> Cell:
         return Cell("recommended", "good")
     low, high = forecast.lowest, forecast.highest
     if low is not None and high is not None and low <= exponent <= high:
-        return Cell("right", "good")
+        sure = forecast.has_range and forecast.top is not None and exponent <= forecast.top
+        return Cell("usable", "good") if sure else Cell("unsure", "warn")
     if low is None or exponent < low:
         return Cell("underflow" if high is None or exponent <= high else "both", "bad")
     return Cell("overflow", "bad")

@@ -151,6 +151,8 @@ def _energy(joules: float | None) -> str:
 
 def _learner_table(opened: OpenedRun) -> Table | None:
     history = opened.history
+    others = {phase for overflows in history.overflows.values() for phase in overflows.counts} - set(PHASES)
+    phases = (*PHASES, *sorted(others))  # records of another version have words of their own
     rows: list[list[Cell | str]] = []
     for name, learner in history.learners.items():
         counts = history.overflows.get(name, Overflows()).counts
@@ -163,14 +165,13 @@ def _learner_table(opened: OpenedRun) -> Table | None:
                 f"{learner.refused:,}",
                 number(finite[1]) if finite else "not finite",
                 scale_path(path) if history.scaled else "none",
-                *(f"{counts.get(phase, 0):,}" for phase in PHASES),
+                *(f"{counts.get(phase, 0):,}" for phase in phases),
             ]
         )
     if not rows:
         return None
-    phases = [f"overflows: {phase}" for phase in PHASES]
-    head = ("learner", "updates", "skipped", "last loss", "loss scale", *phases)
-    return table(head, rows, numeric=(1, 2, 3, 5, 6, 7))
+    head = ("learner", "updates", "skipped", "last loss", "loss scale", *(f"overflows: {phase}" for phase in phases))
+    return table(head, rows, numeric=(1, 2, 3, *range(5, len(head))))
 
 
 def _path_of(learner: LearnerHistory) -> dict[str, float]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Colour and shape of each phase: told apart without colour, too.
-MARKS: Final = {"calibrating": (ORANGE, "v"), "growth probe": (BLUE, "^"), "abnormal": (VERMILLION, "X")}
+MARKS: Final = {"calibrating": (ORANGE, "v"), "growth probe": (BLUE, "^"), "unexpected": (VERMILLION, "X")}
 _OTHER: Final = (BLACK, "s")
 
 #: Parts of the horizontal axis in which skipped steps are counted.

@@ -56,7 +56,7 @@ def _phases_in_words(overflows: int) -> str:
     if not overflows:
         return ""
     return (
-        "Calibrating: the first scales are being tried. Growth probe: the scale had just grown. Abnormal: neither. "
+        "Calibrating: the scale descends from its first value. Growth probe: the scale had just grown. Unexpected: neither. "
         "Only the last kind is a reason to worry."
     )
 
@@ -117,7 +117,7 @@ def _overflow_table(opened: OpenedRun) -> Table | None:
             [
                 f"{event['step']:,}",
                 *([str(event["learner"])] if several else []),
-                Cell(str(event["phase"]), "bad" if event["phase"] == "abnormal" else ""),
+                Cell(str(event["phase"]), "bad" if event["phase"] == "unexpected" else ""),
                 scale(event["loss_scale"]),
                 Cell(loss, "" if loss == "finite" else "bad"),
                 named + more,

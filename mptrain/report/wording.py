@@ -111,7 +111,10 @@ def scale_path(path: dict[str, float]) -> str:
         return ""
     if path["min"] == path["max"]:
         return scale(path["last"])
-    return f"{scale(path['first'])} to {scale(path['last'])}, between {scale(path['min'])} and {scale(path['max'])}"
+    said = f"{scale(path['first'])} to {scale(path['last'])}"
+    if {path["first"], path["last"]} == {path["min"], path["max"]}:
+        return said
+    return f"{said}, between {scale(path['min'])} and {scale(path['max'])}"
 
 
 def counted(count: int, one: str, many: str = "") -> str:

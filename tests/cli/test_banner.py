@@ -29,7 +29,7 @@ LEARNER = {
     "updates": 376,
     "skipped": 4,
     "skip_rate": 4 / 380,
-    "overflows": {"calibrating": 3, "growth probe": 1, "abnormal": 0},
+    "overflows": {"calibrating": 3, "growth probe": 1, "unexpected": 0},
     "scale": {"first": 65536.0, "min": 8192.0, "max": 65536.0, "last": 16384.0},
 }
 SUMMARY = {
@@ -80,6 +80,10 @@ def test_the_end_names_metric_counts_scale_path_and_the_next_commands():
     assert "0.9700 on val" in text
     assert "380 attempted, 376 updates, 4 skipped (1.1 %); overflows: 3 calibrating, 1 growth probe" in text
     assert "65536 (2^16) to 16384 (2^14), between 8192 and 65536" in text
+    path = {"first": 65536.0, "min": 16384.0, "max": 65536.0, "last": 16384.0}
+    fell = closing(learners={"main": {**LEARNER, "scale": path}})
+    assert "65536 (2^16) to 16384 (2^14)" in fell
+    assert "between" not in fell
     assert "mptrain eval 'outputs/a b'" in text
     assert "mptrain resume 'outputs/a b' train.epochs=20" in text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from compare.fake_runs import arm
 
@@ -30,3 +31,13 @@ def test_two_pairs_have_a_ratio_without_an_interval(capsys):
     shown = table_of([500.0, 700.0], capsys)
     assert f"{math.sqrt(0.35):.2f}x " in shown
     assert "x [" not in shown
+
+
+def test_what_was_checked_is_one_line_however_much_it_was(capsys):
+    comparison = compare([arm("fp32", [0.95] * 3), arm("amp_dynamic", [0.95] * 3)])
+    for checks, line in (
+        (("a", "b", "c"), "checked: 3 conditions of a fair comparison hold; the report lists them"),
+        (("only that",), "checked: only that"),
+    ):
+        print_comparison(replace(comparison, checks=checks))
+        assert [said for said in capsys.readouterr().out.splitlines() if said.startswith("checked")] == [line]

@@ -106,7 +106,7 @@ def test_a_narrow_panel_wraps_instead_of_cutting(width):
 
 def test_the_panel_names_the_phase_of_the_last_overflow():
     assert "growth probe" in shown([*RECORDS, overflow(4, "growth probe")])
-    assert "abnormal" in shown([*RECORDS, overflow(4, "abnormal")])
+    assert "unexpected" in shown([*RECORDS, overflow(4, "unexpected")])
     assert "no overflow" in shown([step(1)])
 
 

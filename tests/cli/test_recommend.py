@@ -19,6 +19,26 @@ def test_it_prints_the_scale_the_table_and_where_the_page_is(terminal, tmp_path)
     assert "scaler.scale=" in (tmp_path / "outputs" / "one" / "forecast.html").read_text()
 
 
+@pytest.mark.parametrize("learners", [("main",), ("critic", "artist")])
+def test_too_few_looks_name_no_scale_and_end_with_the_code_of_missing_data(terminal, tmp_path, learners):
+    """One learner that was looked at often enough does not speak for the other."""
+    counts = dict(zip(learners, (1, 3), strict=False))
+    records = [one for name, count in counts.items() for one in looks(count, learner=name)]
+    make_looked_at(tmp_path / "run", records, learners=learners, scale=1.0)
+    assert terminal("recommend", "run") == 6
+    first = " ".join(terminal.out.split("\n\n")[0].split())
+    assert "No loss scale can be recommended yet, from 1 look at a run of 300 steps" in first
+    assert "diagnostics.every=10." in first
+    assert ("Recommended" in first) == (len(learners) > 1)
+    assert (tmp_path / "run" / "forecast.html").exists()
+
+
+def test_where_every_look_overflowed_nothing_is_known_and_the_code_says_so(terminal, tmp_path):
+    make_looked_at(tmp_path / "run", looks(2, overflows=(1, 20)), scale=1.0)
+    assert terminal("recommend", "run") == 6
+    assert terminal.out.startswith("Every step that was looked at overflowed")
+
+
 def test_last_is_the_run_that_was_started_last(terminal, tmp_path):
     make_looked_at(tmp_path / "outputs" / "only")
     assert terminal("recommend", "last") == 0
@@ -88,7 +108,7 @@ def test_the_table_fits_the_width_that_there_is_and_nothing_is_cut_off(terminal,
     make_looked_at(tmp_path / "run")
     make_sweep(tmp_path / "sweep", [([f"scaler.scale={scale}"], "done", {"metric": 0.75}) for scale in (8, 64)])
     assert terminal("recommend", "run") == 0
-    table = [line for line in terminal.out.splitlines() if line.startswith(("scale", "2^"))]
+    table = terminal.out.split("\n\n")[1].splitlines()
     assert len(table) == 26
     assert all(len(line) <= columns for line in table)
     assert terminal("recommend", "run", "--sweep", "sweep") == 0

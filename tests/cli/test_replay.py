@@ -7,7 +7,7 @@ from mptrain.config.compose import compose
 @pytest.fixture
 def run(tmp_path):
     config = compose(["model=mlp", "precision=fp16_dynamic"]).yaml
-    return make_run(tmp_path / "run", steps=30, overflows={4: "calibrating", 9: "abnormal"}, config=config)
+    return make_run(tmp_path / "run", steps=30, overflows={4: "calibrating", 9: "unexpected"}, config=config)
 
 
 def test_it_prints_recorded_and_replayed_scales_and_where_its_page_is(terminal, run):

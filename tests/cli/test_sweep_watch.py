@@ -53,7 +53,7 @@ def test_a_running_job_shows_progress_metric_scale_overflows_and_time_left(tmp_p
 
 def test_a_job_that_is_done_shows_its_final_numbers_and_a_failed_one_why(tmp_path):
     sweep = sweep_of(tmp_path, "done", "failed")
-    learner = {"skipped": 7, "overflows": {"abnormal": 8}, "scale": {"last": 512.0}}
+    learner = {"skipped": 7, "overflows": {"unexpected": 8}, "scale": {"last": 512.0}}
     RunPaths(tmp_path / "000-seed=0").root.mkdir()
     numbers = {"metric": 0.9, "metric_name": "top1", "metric_split": "test", "learners": {"a": learner, "b": learner}}
     write_summary(RunPaths(tmp_path / "000-seed=0").summary, numbers)

@@ -112,11 +112,11 @@ def test_a_run_that_just_began_is_measured(tmp_path):
 
 def test_several_learners_count_the_fewest_updates_and_all_skips(tmp_path):
     one = some_summary()["learners"]["main"]
-    two = {**one, "updates": 20, "skipped": 10, "overflows": {"calibrating": 1, "abnormal": 9}}
+    two = {**one, "updates": 20, "skipped": 10, "overflows": {"calibrating": 1, "unexpected": 9}}
     found = measure(write_run(tmp_path, summary=some_summary(learners={"d": one, "g": two})))
     assert (found.updates, found.skipped) == (20, 12)
     assert found.skip_rate == pytest.approx(12 / 60)
-    assert found.overflows == {"calibrating": 3, "abnormal": 9}
+    assert found.overflows == {"calibrating": 3, "unexpected": 9}
 
 
 def test_a_run_without_a_configuration_is_refused(tmp_path):

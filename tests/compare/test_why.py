@@ -103,8 +103,8 @@ def test_one_pair_has_no_interval_and_is_judged_by_itself():
 def test_skipped_updates_are_counted_by_their_kind():
     calibrating = said(skipped=3, skip_rate=0.01, overflows={"calibrating": 3})
     assert calibrating == "1 % of the updates were skipped, all of them while the first loss scales were tried"
-    mixed = said(skipped=3, skip_rate=0.01, overflows={"calibrating": 1, "abnormal": 2})
-    assert mixed == "1 % of the updates were skipped (2 calibrating, 4 abnormal)"
+    mixed = said(skipped=3, skip_rate=0.01, overflows={"calibrating": 1, "unexpected": 2})
+    assert mixed == "1 % of the updates were skipped (2 calibrating, 4 unexpected)"
 
 
 def test_gradients_that_the_format_flushed_to_zero_are_named_where_both_were_looked_at():

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from mptrain.diagnostics import OverflowHistory
-from mptrain.diagnostics.overflow import SETTLED, offenders
+from mptrain.diagnostics.overflow import DESCENDED, SETTLED, offenders
 from mptrain.records import MAX_TENSORS
 
 
@@ -22,41 +22,62 @@ def clean(scale, steps):
     return [(False, scale, scale)] * steps
 
 
-def test_the_first_overflows_calibrate_until_a_scale_has_settled():
+def test_the_descent_from_the_first_scale_calibrates_until_a_scale_has_lasted_as_long_as_it_takes_to_grow():
     trace = [
         (True, 64.0, 32.0),
         *clean(32.0, SETTLED - 1),
         (True, 32.0, 16.0),
-        *clean(16.0, SETTLED),
+        *clean(16.0, SETTLED + 15),
         (True, 16.0, 8.0),
+        *clean(8.0, DESCENDED - 1),
+        (True, 8.0, 4.0),
+        *clean(4.0, DESCENDED),
+        (True, 4.0, 2.0),
     ]
-    phases = phases_of(trace)
-    assert phases[0] == "calibrating"
-    assert phases[SETTLED] == "calibrating"
-    assert phases[-1] == "abnormal"
+    assert [phase for phase in phases_of(trace) if phase] == ["calibrating"] * 4 + ["unexpected"]
+
+
+def test_the_first_growth_ends_the_descent():
+    trace = [
+        *clean(64.0, SETTLED),
+        (True, 64.0, 32.0),
+        *clean(32.0, SETTLED),
+        (False, 32.0, 64.0),
+        (True, 64.0, 32.0),
+        *clean(32.0, 3),
+        (True, 32.0, 16.0),
+    ]
+    assert [phase for phase in phases_of(trace) if phase] == ["calibrating", "growth probe", "unexpected"]
+
+
+def test_a_state_of_before_the_descent_was_counted_is_taken_up():
+    saved = {"floor": 1.0, "consecutive": 0, "clean": 7, "settled": True, "grown": True, "counts": {"abnormal": 2}}
+    history = OverflowHistory.from_state(saved, floor=1.0)
+    assert history.observe(overflow=True, loss=1.0, scale=4.0, next_scale=2.0) == "calibrating"
+    assert history.counts == {"abnormal": 2, "calibrating": 1}
 
 
 def test_an_overflow_after_growth_is_a_probe_and_the_next_at_the_old_scale_is_not():
     settled = clean(16.0, SETTLED)
     trace = [*settled, (False, 16.0, 32.0), (True, 32.0, 16.0), *clean(16.0, 3), (True, 16.0, 8.0)]
     phases = phases_of(trace)
-    assert [phase for phase in phases if phase] == ["growth probe", "abnormal"]
+    assert [phase for phase in phases if phase] == ["growth probe", "unexpected"]
 
 
 def test_a_grown_scale_stays_a_probe_until_it_falls():
     trace = [*clean(16.0, SETTLED), (False, 16.0, 32.0), *clean(32.0, 10), (True, 32.0, 16.0), (True, 16.0, 8.0)]
-    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "abnormal"]
+    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "unexpected"]
 
 
 def test_hysteresis_leaves_a_probe_a_probe():
     trace = [*clean(16.0, SETTLED), (False, 16.0, 32.0), (True, 32.0, 32.0), (True, 32.0, 16.0), (True, 16.0, 16.0)]
-    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "growth probe", "abnormal"]
+    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "growth probe", "unexpected"]
 
 
 def test_trap_26_overflows_at_a_constant_scale_are_seen_and_counted():
-    history = OverflowHistory()
+    history = OverflowHistory(floor=128.0)
     phases_of([*clean(128.0, SETTLED), *[(True, 128.0, 128.0)] * 3], history)
-    assert history.counts == {"abnormal": 3}
+    assert history.counts == {"unexpected": 3}
     assert history.consecutive == 3
     assert history.clean == 0
 
@@ -74,7 +95,7 @@ def test_clean_steps_have_no_phase():
     assert phases_of(clean(8.0, 3)) == [None, None, None]
 
 
-@pytest.mark.parametrize("cut", [0, 1, 10, SETTLED, SETTLED + 1, SETTLED + 2])
+@pytest.mark.parametrize("cut", [0, 1, 10, SETTLED, SETTLED + 1, SETTLED + 2, SETTLED + 3])
 def test_trap_37_a_history_survives_json_at_any_place(cut):
     trace = [(True, 64.0, 32.0), *clean(32.0, SETTLED), (False, 32.0, 64.0), (True, 64.0, 32.0), (True, 32.0, 16.0)]
     whole = OverflowHistory()
@@ -104,12 +125,12 @@ def test_of_many_offenders_the_first_are_named_and_all_counted():
     assert [name for name, _ in found] == names[:MAX_TENSORS]
 
 
-def test_what_no_lower_scale_would_mend_is_abnormal_from_the_first_step_on():
+def test_what_no_lower_scale_would_mend_is_unexpected_from_the_first_step_on():
     broken_loss = OverflowHistory(floor=1.0)
-    assert broken_loss.observe(overflow=True, loss=math.nan, scale=64.0, next_scale=32.0) == "abnormal"
+    assert broken_loss.observe(overflow=True, loss=math.nan, scale=64.0, next_scale=32.0) == "unexpected"
     at_the_floor = OverflowHistory(floor=1.0)
-    assert at_the_floor.observe(overflow=True, loss=2.0, scale=1.0, next_scale=1.0) == "abnormal"
+    assert at_the_floor.observe(overflow=True, loss=2.0, scale=1.0, next_scale=1.0) == "unexpected"
     static = OverflowHistory(floor=1024.0)
-    assert static.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=1024.0) == "abnormal"
+    assert static.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=1024.0) == "unexpected"
     dynamic = OverflowHistory(floor=1.0)
     assert dynamic.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=512.0) == "calibrating"

@@ -26,7 +26,7 @@ COUNTS = ExponentCounts("float16", 3, 1, 0, 2.5, -14, (1, 2, 3))
 RECORDS = (
     *(StepRecord("main", step, step, 0, 1.0 / step, 1024.0, False, False, 1.0, 0.1) for step in (1, 2)),
     StepRecord("main", 3, 2, 0, float("nan"), 1024.0, True, True, float("inf"), 0.1),
-    OverflowRecord("main", 3, 1024.0, "abnormal", "nan", (("fc.weight", "inf"), ("fc.bias", "nan")), 2, True, 1),
+    OverflowRecord("main", 3, 1024.0, "unexpected", "nan", (("fc.weight", "inf"), ("fc.bias", "nan")), 2, True, 1),
     ScaleRecord("main", 3, 1024.0, 512.0, "overflow"),
     HistogramRecord("main", 2, 1024.0, False, {"activation_gradients": {"fc": COUNTS}, "weights": {"fc.weight": COUNTS}}, {"fc.weight": (5, 2)}),
     *SOME_RECORDS,
@@ -153,7 +153,7 @@ DAMAGES = {
     ),
     "an overflow of no tensors": with_line(
         "events.jsonl",
-        b'{"event": "overflow", "learner": "main", "step": 1, "loss_scale": "1", "phase": "abnormal", "tensors": {"ab": 1}}',
+        b'{"event": "overflow", "learner": "main", "step": 1, "loss_scale": "1", "phase": "unexpected", "tensors": {"ab": 1}}',
     ),
     "a cell that no reader of CSV takes": with_line("epochs.csv", b"x" * 200_000),
     "an epoch beyond counting": with_line("epochs.csv", b"main,1" + b"0" * 400 + b",1,1,1,1,1,1,,,1,1"),

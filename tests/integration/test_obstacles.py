@@ -243,7 +243,7 @@ def test_a_run_that_diverged_is_not_called_done(capsys):
     assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "failed"
     assert json.loads(Path("outputs/run/summary.json").read_text())["steps"] == 18
     phases = json.loads(Path("outputs/run/summary.json").read_text())["learners"]["main"]["overflows"]
-    assert set(phases) == {"abnormal"}
+    assert set(phases) == {"unexpected"}
 
 
 def test_a_run_without_a_single_update_is_not_called_done(capsys):

@@ -78,16 +78,16 @@ def test_the_configuration_becomes_hyperparameters(tmp_path):
 def test_overflows_and_the_summary_stand_there_in_words(tmp_path):
     tracker = TensorBoard().open(tracked(tmp_path))
     tensors = (("fc.weight", "inf"), ("fc.bias", "nan"))
-    tracker.take(OverflowRecord("main", 5, 65536.0, "abnormal", "finite", tensors, 7, True, 0))
+    tracker.take(OverflowRecord("main", 5, 65536.0, "unexpected", "finite", tensors, 7, True, 0))
     tracker.take(EventRecord("summary", 9, {"metric": 0.9, "scale": {"first": 2.0}}))
     tracker.close()
     found = read(tmp_path)
     [event] = found.Tensors("overflows")
-    words = b"abnormal, loss finite, scale 65536: fc.weight (inf), fc.bias (nan) and 5 more"
+    words = b"unexpected, loss finite, scale 65536: fc.weight (inf), fc.bias (nan) and 5 more"
     assert (event.step, event.tensor_proto.string_val[0]) == (5, words)
     assert found.SummaryMetadata("overflows").plugin_data.plugin_name == "text"
     assert b"scale.first: 2.0" in found.Tensors("summary")[0].tensor_proto.string_val[0]
-    assert curve(found, "overflow/abnormal") == [(5, 7.0)]
+    assert curve(found, "overflow/unexpected") == [(5, 7.0)]
 
 
 def test_pictures_are_shown_under_their_name(tmp_path):

@@ -36,8 +36,8 @@ def looks(count=3, scale=1.0, dtype="float32", learner="main", overflows=(), mod
 
 
 def make_looked_at(root, records=None, **run):
-    """A run of `make_run` with histograms."""
-    make_run(root, **run)
+    """A run of `make_run` with histograms, long enough to recommend a scale from."""
+    make_run(root, **{"steps": 300, **run})
     writer = RecordWriter(RunPaths(root))
     for record in looks() if records is None else records:
         writer.take(record)

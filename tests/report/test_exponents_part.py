@@ -123,7 +123,7 @@ def test_damaged_histograms_are_shown_as_far_as_they_go(tmp_path):
     text = text_of(part_of(path))
     assert "histograms.jsonl, line 2 is damaged" in text
     assert "1 step looked at: 1." in text
-    assert "One look says little" in text
+    assert "one look does not show how much the largest gradient varies" in text
 
 
 def test_names_from_outside_are_only_shown(tmp_path):

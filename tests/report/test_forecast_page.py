@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from histograms_by_hand import look
 from report.folders import make_run, make_sweep
@@ -21,7 +23,7 @@ def sweep_of(folder):
     points += [(["precision=fp16_dynamic", "seed=0"], "done", {"metric": 0.94})]
     for scale in SCALES:
         for seed in (0, 1):
-            lost = {"status": "failed", "overflows": dict.fromkeys(range(1, 31), "abnormal"), "steps": 40}
+            lost = {"status": "failed", "overflows": dict.fromkeys(range(1, 31), "unexpected"), "steps": 40}
             done = {"metric": 0.1 if scale == 1 else 0.9 + 0.02 * seed}
             words = ["precision=fp16_static", f"scaler.scale={scale}", f"seed={seed}"]
             points.append((words, "failed", lost) if scale > 2**15 else (words, "done", done))
@@ -38,8 +40,8 @@ def test_a_recommendation_is_a_page_with_a_figure_and_a_row_for_each_scale(tmp_p
     assert [row[0].text for row in table.rows] == [f"2^{exponent}" for exponent in range(25)]
     marks = [row[1].text for row in table.rows]
     assert marks.count("recommended") == 1
-    order = ["underflow", "right", "overflow"]
-    found_order = ["right" if mark == "recommended" else mark for mark in marks]
+    order = ["underflow", "usable", "overflow"]
+    found_order = ["usable" if mark == "recommended" else mark for mark in marks]
     assert found_order == sorted(found_order, key=order.index)
     assert set(found_order) == set(order)
     written = write_forecast(found)
@@ -97,18 +99,37 @@ def test_a_run_without_histograms_is_told_how_to_get_them(tmp_path):
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [
-        (look(1, {"a": [2.0**-40] * 3, "b": [8.0]}), "No static scale is right at every step"),
+        (look(1, {"a": [2.0**-40] * 3, "b": [8.0]}), "No static loss scale is usable at every step, from 2 looks at a run of 300 steps ("),
         (look(1, {"a": [70000.0]}), "Gradients overflow FP16 even without a loss scale"),
         (look(1, {"a": [0.0]}), "No gradient was seen that is not zero"),
-        (look(1, {"a": [1.5 * 2.0**-30] * 3, "b": [1024.0]}), "The one static scale that is right at every step is 2^5 (32)"),
+        (look(1, {"a": [1.5 * 2.0**-30] * 3, "b": [1024.0]}), "Recommended static loss scale: 2^5 (32), from 2 looks at a run of 300 steps ("),
         (look(1, {"a": [float("inf")]}, overflow=True), "Every step that was looked at overflowed"),
         (look(1, {"a": [1.0]}, scale=0.0), "Nothing is known of any scale"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_recommended_is_said_in_words(tmp_path, record, sentence):
-    found = recommend(make_looked_at(tmp_path / "run", [record], scale=1.0))
+    found = recommend(make_looked_at(tmp_path / "run", [record, replace(record, step=2)], scale=1.0))
     assert found.sentences()[0].startswith(sentence)
     assert write_forecast(found).html.exists()
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "said"),
+    [
+        (1, 300, "1 look at a run of 300 steps (1 epoch): one look does not show how much the largest gradient varies from step to "
+        "step. Train again with diagnostics=histograms diagnostics.every=10."),
+        (3, 60, "3 looks at a run of 60 steps (1 epoch): it takes 299 steps to show that less than 1 % of them are skipped (95 % "
+        "confidence). Train for 299 steps or more with diagnostics=histograms diagnostics.every=9."),
+    ],
+)  # fmt: skip
+def test_too_little_to_go_by_names_no_scale_and_the_page_says_so_as_the_terminal_does(tmp_path, count, steps, said):
+    found = recommend(make_looked_at(tmp_path / "run", looks(count), scale=1.0, steps=steps))
+    (sentence,) = found.sentences()
+    assert sentence == f"No loss scale can be recommended yet, from {said}"
+    page = forecast_page(found)
+    assert page.lead == sentence
+    assert {row[1].text for row in found.table("main").rows} == {"underflow", "unsure", "overflow"}
+    assert "ecommended:" not in page.plots()[0].caption
 
 
 def test_learners_have_sections_of_their_own(tmp_path):
@@ -121,8 +142,8 @@ def test_learners_have_sections_of_their_own(tmp_path):
 
 def test_the_recommendation_rests_on_the_norms_between_the_looks(tmp_path):
     calm = recommend(make_looked_at(tmp_path / "calm", looks(1), scale=1.0))
-    assert "60 steps in all" in " ".join(calm.reasons("main"))
-    assert calm.forecasts["main"].steps == 60
+    assert "300 steps in all" in " ".join(calm.reasons("main"))
+    assert calm.forecasts["main"].steps == 300
 
 
 @pytest.mark.parametrize(

@@ -22,17 +22,17 @@ def test_every_learner_has_its_own_curves(tmp_path):
 
 
 def test_the_norm_of_an_overflow_is_left_out_and_the_rest_is_not(tmp_path):
-    learner = history_of(make_run(tmp_path / "run", overflows={5: "abnormal"})).learners["main"]
+    learner = history_of(make_run(tmp_path / "run", overflows={5: "unexpected"})).learners["main"]
     assert learner.grad_norm.count == 59
     assert not learner.grad_norm.lost()
     assert learner.loss.count == 60
 
 
 def test_overflows_are_counted_all_and_kept_few(tmp_path):
-    overflows = dict.fromkeys(range(1, 901), "abnormal")
+    overflows = dict.fromkeys(range(1, 901), "unexpected")
     history = history_of(make_run(tmp_path / "run", steps=900, overflows=overflows, scale=2.0**1000))
-    assert history.overflows["main"].counts == {"abnormal": 900}
-    assert len(history.overflows["main"].marks["abnormal"]) <= MOST_MARKS
+    assert history.overflows["main"].counts == {"unexpected": 900}
+    assert len(history.overflows["main"].marks["unexpected"]) <= MOST_MARKS
     ends = history.overflow_rows
     assert (ends.count, ends.between) == (900, 900 - 2 * MOST_ROWS)
     assert [event["step"] for event in ends.kept()[-2:]] == [899, 900]

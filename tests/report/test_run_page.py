@@ -30,8 +30,20 @@ def tables_of(page):
     return [block for section in page.sections for block in section.blocks if isinstance(block, Table)]
 
 
-def test_a_finished_run_is_summed_up_in_one_sentence(tmp_path):
+def test_phases_of_another_version_have_columns_of_their_own(tmp_path):
     page = page_of(make_run(tmp_path / "run", overflows={1: "calibrating", 40: "abnormal"}))
+    table = next(table for table in tables_of(page) if table.head[0] == "learner")
+    counts = dict(zip(table.head, (cell.text for cell in table.rows[0]), strict=True))
+    assert {key: value for key, value in counts.items() if key.startswith("overflows")} == {
+        "overflows: calibrating": "1",
+        "overflows: growth probe": "0",
+        "overflows: unexpected": "0",
+        "overflows: abnormal": "1",
+    }
+
+
+def test_a_finished_run_is_summed_up_in_one_sentence(tmp_path):
+    page = page_of(make_run(tmp_path / "run", overflows={1: "calibrating", 40: "unexpected"}))
     assert page.title == "mlp on digits, fp16_dynamic"
     assert (page.status.text, page.status.tone) == ("done", "good")
     assert page.lead == "top1 0.9000 on test data, 58 updates in 60 steps, 2 updates skipped."
@@ -70,10 +82,10 @@ def test_one_validation_is_no_curve(tmp_path):
 
 
 def test_overflows_are_listed_with_phase_scale_and_tensors(tmp_path):
-    page = page_of(make_run(tmp_path / "run", overflows={1: "calibrating", 40: "abnormal"}))
+    page = page_of(make_run(tmp_path / "run", overflows={1: "calibrating", 40: "unexpected"}))
     rows = [[cell.text for cell in row] for row in tables_of(page)[-1].rows]
     named = "0.weight (inf), 2.bias (nan) and 2 more"
-    assert rows == [["1", "calibrating", "2^16", "finite", named], ["40", "abnormal", "2^15", "finite", named]]
+    assert rows == [["1", "calibrating", "2^16", "finite", named], ["40", "unexpected", "2^15", "finite", named]]
     assert tables_of(page)[-1].rows[1][1].tone == "bad"
 
 
@@ -94,7 +106,7 @@ def test_several_learners_have_a_panel_and_a_row_each(tmp_path):
 
 
 def test_a_failed_run_says_why_and_shows_what_there_is(tmp_path):
-    overflows = dict.fromkeys(range(10, 40), "abnormal")
+    overflows = dict.fromkeys(range(10, 40), "unexpected")
     reason = "30 steps in a row overflowed"
     page = page_of(make_run(tmp_path / "run", steps=39, status="failed", reason=reason, overflows=overflows))
     assert page.status.text == "failed (exit code 4)"
@@ -200,11 +212,11 @@ def test_warnings_and_resumes_are_listed(tmp_path):
 
 
 def test_parameters_that_overflowed_are_named_and_counted_the_worst_first(tmp_path):
-    page = page_of(make_run(tmp_path / "run", overflows={1: "calibrating", 40: "abnormal"}))
+    page = page_of(make_run(tmp_path / "run", overflows={1: "calibrating", 40: "unexpected"}))
     rows = [[cell.text for cell in row] for row in tables_of(page)[-2].rows]
     assert rows == [
-        ["0.weight", "2", "2", "0", "calibrating 1, abnormal 1", "1", "40"],
-        ["2.bias", "2", "0", "2", "calibrating 1, abnormal 1", "1", "40"],
+        ["0.weight", "2", "2", "0", "calibrating 1, unexpected 1", "1", "40"],
+        ["2.bias", "2", "0", "2", "calibrating 1, unexpected 1", "1", "40"],
     ]
     timeline = next(plot for plot in page.plots() if plot.name == "loss-scale")
     assert "most often 0.weight (2), 2.bias (2)." in timeline.caption

@@ -66,7 +66,9 @@ def test_both_cliffs_are_in_one_figure_with_failed_runs_and_the_level_of_fp32(tm
     points = [
         *scales(1, metric=0.4),
         *scales(128, 1024, metric=0.95),
-        point("failed", ("scaler.scale=16777216",), status="failed", overflows=dict.fromkeys(range(1, 61), "abnormal")),
+        point(
+            "failed", ("scaler.scale=16777216",), status="failed", overflows=dict.fromkeys(range(1, 61), "unexpected")
+        ),
         point(words=("precision=fp32",), metric=0.96),
     ]
     page = page_of(make_sweep(tmp_path / "sweep", points))

@@ -50,6 +50,9 @@ def test_a_scale_says_its_way():
     assert scale_path({"first": 65536.0, "min": 1024.0, "max": 65536.0, "last": 2048.0}) == (
         "2^16 to 2^11, between 2^10 and 2^16"
     )
+    assert scale_path({"first": 65536.0, "min": 16384.0, "max": 65536.0, "last": 16384.0}) == "2^16 to 2^14"
+    back = {"first": 1024.0, "min": 1024.0, "max": 4096.0, "last": 1024.0}
+    assert scale_path(back) == "2^10 to 2^10, between 2^10 and 2^12"
     assert scale_path({"first": 1.0}) == ""
 
 

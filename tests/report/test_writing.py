@@ -24,7 +24,7 @@ def hostile_run(path, **more):
     config = CONFIG.format(precision="fp32") + f"note: {json.dumps(everything)}\n"
     config = config.replace("model: mlp", f"model: {json.dumps(HOSTILE[0] + HOSTILE[8])}")
     events = [*(warning(text) for text in HOSTILE), EventRecord("resume", 3, {HOSTILE[1]: [HOSTILE[5]]})]
-    run = {"learners": (HOSTILE[0], HOSTILE[7] + HOSTILE[5], "_hidden"), "overflows": {5: "abnormal", 9: "<b>"}}
+    run = {"learners": (HOSTILE[0], HOSTILE[7] + HOSTILE[5], "_hidden"), "overflows": {5: "unexpected", 9: "<b>"}}
     words = tuple(f"note={text}" for text in HOSTILE)
     return make_run(path, **{**run, "config": config, "events": events, "words": words, "reason": everything, **more})
 
@@ -96,7 +96,7 @@ def test_nothing_is_written_where_a_link_leads(tmp_path):
 
 def test_a_long_run_is_written_in_seconds_and_stays_small(tmp_path):
     path = make_run(
-        tmp_path / "run", steps=4000, overflows=dict.fromkeys(range(1, 4000, 5), "abnormal"), scale=2.0**900
+        tmp_path / "run", steps=4000, overflows=dict.fromkeys(range(1, 4000, 5), "unexpected"), scale=2.0**900
     )
     record, events = path / "steps.jsonl", path / "events.jsonl"
     lines = record.read_text().splitlines(keepends=True)

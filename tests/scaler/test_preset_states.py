@@ -187,7 +187,7 @@ def test_fairseqs_tolerance_is_said_where_there_is_one():
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_an_overflow_is_abnormal_from_the_floor_down_and_calibrating_above(name):
+def test_an_overflow_is_unexpected_from_the_floor_down_and_calibrating_above(name):
     """The floor that the history is told is the one at which the rule stops falling."""
     scaler = preset(name)
     scales = [ALL_STARTS[name], *walk(scaler, [True] * 200)]
@@ -198,7 +198,22 @@ def test_an_overflow_is_abnormal_from_the_floor_down_and_calibrating_above(name)
     ]
     lowest = scales.index(scales[-1])
     assert phases[:lowest] == ["calibrating"] * lowest
-    assert set(phases[lowest:]) == {"abnormal"}
+    assert set(phases[lowest:]) == {"unexpected"}
+
+
+@pytest.mark.parametrize("name", ["dynamic", "torch", "mxnet", "megatron", "fairseq"])
+def test_a_start_that_is_too_high_comes_down_in_falls_that_all_calibrate(name):
+    """The largest scale that holds halves every 60 steps, so each scale lasts dozens of clean steps before it overflows."""
+    scaler = preset(name, init_scale=2.0**18)
+    state, history, found = scaler.initial(CPU), OverflowHistory(floor=scaler.floor), {}
+    for step in range(1, 301):
+        scale = state["scale"].item()
+        overflow = scale > 2.0 ** (18 - min(step, 240) // 60)
+        state = scaler.after(state, VERDICTS[overflow])
+        phase = history.observe(overflow=overflow, loss=1.0, scale=scale, next_scale=state["scale"].item())
+        found.update({step: phase} if phase else {})
+    assert found.keys() >= {60, 180}
+    assert set(found.values()) == {"calibrating"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""A scale that is recommended trains another seed as FP32 does, and skips next to nothing; where that is not sure, none is."""
+
+from __future__ import annotations
+
+import pytest
+from small_runs import Kept, loop_of
+
+from mptrain.numerics.forecast import GradientHistory
+from mptrain.records import EvalRecord, HistogramRecord, StepRecord
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+#: Without norms, recurrent, and residual with norms: words, the metric, and how far it may be off; all for 300 steps or more.
+NETWORKS = {
+    "plain16": (("model=plain16",), "top1", 0.05),
+    "lstm": (
+        ("model=word_lstm", "train.batch_size=16", "dataset.sequence_length=32", "train.epochs=300", "train.max_steps=320"),
+        "loss",
+        0.05,
+    ),
+    "residual": (("model=resnext_small", "train.batch_size=16", "train.epochs=300", "train.max_steps=320"), "top1", 0.05),
+}  # fmt: skip
+
+
+def trained(root, words, *more):
+    kept = Kept()
+    loop_of(root, *words, "precision.cpu_kernels=widened", "checkpoint.every_epochs=null", *more, kept=kept).run()
+    return kept
+
+
+def after(looks, kept):
+    """What is said after so many looks, evenly over the run; the record of its steps is whole."""
+    seen = [one for one in kept.of(HistogramRecord) if one.step == 1 or looks > 1]
+    history = GradientHistory()
+    for record in seen[:: max(len(seen) // looks, 1)][:looks]:
+        history.add(record)
+    return history.forecast(kept.of(StepRecord))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("network", list(NETWORKS))
+def test_a_recommended_scale_skips_less_than_one_step_in_a_hundred_and_ends_as_fp32_does(tmp_path, network, seed):
+    words, metric, margin = NETWORKS[network]
+    looked_at = trained(
+        tmp_path, words, "precision=fp16_dynamic", f"seed={seed}", "diagnostics=histograms", "diagnostics.every=10"
+    )
+    assert len(looked_at.of(StepRecord)) >= 300
+    found = {looks: after(looks, looked_at) for looks in (1, 3, 10, 30)}
+    assert (found[1].too_few, found[1].recommended) == (True, None)
+    assert all(one.too_few or one.recommended is not None for one in found.values())
+    assert found[30].recommended is not None
+    named = sorted({one.recommended for one in found.values() if one.recommended is not None})
+    print(network, seed, {looks: one.recommended for looks, one in found.items()})
+    another = f"seed={seed + 10}"
+    reference = trained(tmp_path, words, "precision=fp32", another).of(EvalRecord)[-1].metrics[metric]
+    for exponent in {named[0], named[-1]}:
+        kept = trained(tmp_path, words, "precision=fp16_static", f"scaler.scale={2**exponent}", another)
+        steps = kept.of(StepRecord)
+        print(exponent, sum(one.skipped for one in steps), kept.of(EvalRecord)[-1].metrics[metric], reference)
+        assert sum(one.skipped for one in steps) < 0.01 * len(steps)
+        assert abs(kept.of(EvalRecord)[-1].metrics[metric] - reference) < margin
