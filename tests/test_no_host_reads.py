@@ -13,7 +13,10 @@ READING_METHODS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "maske
 READING_CALLS = frozenset({"bool", "float", "int", "print", "repr", "str", "max", "min", "sum", "any", "all", "sorted"})
 SOURCES = [
     *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "learner", "guard", "ring", "spread")),
-    *sorted(set((PACKAGE / "numerics").glob("*.py")) - {PACKAGE / "numerics" / "demonstrations.py"}),  # of no step
+    *sorted(
+        set((PACKAGE / "numerics").glob("*.py"))
+        - {PACKAGE / "numerics" / "demonstrations.py", PACKAGE / "numerics" / "confidence.py"}
+    ),  # of no step
     *sorted((PACKAGE / "scaler").glob("*.py")),
     PACKAGE / "optimizer" / "weights.py",
     PACKAGE / "optimizer" / "rules.py",
