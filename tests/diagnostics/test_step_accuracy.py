@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mptrain.diagnostics.scaling import Distances, OutputErrors, by_module
+from mptrain.diagnostics.scaling import LOST, Distances, OutputErrors, by_module
 from mptrain.diagnostics.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
 
@@ -47,8 +47,8 @@ def test_the_first_output_that_is_wrong_is_named_and_none_behind_one_that_fp32_g
     [
         (2.0**-7, 0.0, False, False),
         (1.01 * 2.0**-7, 0.0, True, False),
-        (2.0**-4, 0.0, True, False),
-        (1.01 * 2.0**-4, 0.0, True, True),
+        (LOST, 0.0, True, False),
+        (1.01 * LOST, 0.0, True, True),
         (0.99, 0.5, False, False),
         (1.01, 0.5, True, True),
         (math.inf, 0.0, True, True),
