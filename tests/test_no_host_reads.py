@@ -13,10 +13,7 @@ READING_METHODS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "maske
 READING_CALLS = frozenset({"bool", "float", "int", "print", "repr", "str", "max", "min", "sum", "any", "all", "sorted"})
 SOURCES = [
     *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "learner", "guard", "ring", "spread")),
-    *sorted(
-        set((PACKAGE / "numerics").glob("*.py"))
-        - {PACKAGE / "numerics" / "demonstrations.py", PACKAGE / "numerics" / "confidence.py"}
-    ),  # of no step
+    *sorted(set((PACKAGE / "numerics").glob("*.py")) - {PACKAGE / "numerics" / "demonstrations.py"}),  # of no step
     *sorted((PACKAGE / "scaler").glob("*.py")),
     PACKAGE / "optimizer" / "weights.py",
     PACKAGE / "optimizer" / "rules.py",
@@ -32,7 +29,7 @@ READING_FUNCTIONS = {
     ("bits.py", "read_counts"): "its numbers are on the host already",
 }
 #: Files that hold plain numbers alone.
-WITHOUT_TENSORS = frozenset({"formats.py", "exponents.py", "forecast.py", "looked_at.py"})
+WITHOUT_TENSORS = frozenset({"confidence.py", "formats.py", "exponents.py", "forecast.py", "looked_at.py"})
 
 
 def host_reads(source: str) -> list[tuple[str, int, str]]:
