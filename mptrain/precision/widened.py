@@ -10,7 +10,8 @@ An operator that chains products is wide from its operands to its results: atten
 time steps where torch makes one operator of it, which is under autocast, from FP32 input. Of FP16 input or weights it
 makes a chain of small operators on such a CPU, and what stands between its products is rounded at each time step.
 
-Some sums are wide on every CPU, too: torch's kernels there add them up in half precision, those for CUDA in FP32.
+Some operators are wide on every CPU. Torch's kernels there add some sums up in half precision, those for CUDA in FP32.
+And no CPU trains convolutions or LSTM layers in FP16: oneDNN has primitives for inference alone.
 """
 
 from __future__ import annotations
@@ -64,6 +65,16 @@ SUMS = frozenset(
         aten._embedding_bag_backward.default,
         aten.native_layer_norm.default,
         aten.native_layer_norm_backward.default,
+    }
+)
+
+#: Products that no CPU computes in FP16 when it trains. With AVX512-FP16 the gradients of a convolution took 8 to 80 times
+#: as long as in FP32 (torch 2.14), and an LSTM layer raised that oneDNN has no such primitive.
+NOT_TRAINED_IN_FP16 = frozenset(
+    {
+        aten.convolution_backward.default,
+        aten.mkldnn_rnn_layer.default,
+        aten.mkldnn_rnn_layer_backward.default,
     }
 )
 
@@ -169,11 +180,11 @@ def products(
         compiled: torch.compile makes the kernels: it does nothing for a model within a `Widened`, and sums in FP32.
 
     Returns:
-        Makes a `Widened` for everything where a run widens its products; one for `SUMS` on a CPU with arithmetic of its
-        own, unless native kernels were asked for; else nothing.
+        Makes a `Widened` for everything where a run widens its products. On a CPU with arithmetic of its own it makes
+        one for `SUMS`, and in FP16 for `NOT_TRAINED_IN_FP16`, unless native kernels were asked for. Else it does nothing.
     """
     if widens(policy, device):
         return Widened
     if device.type == "cpu" and policy.half and policy.cpu_kernels != "native" and not compiled:
-        return functools.partial(Widened, SUMS)
+        return functools.partial(Widened, SUMS | NOT_TRAINED_IN_FP16 if policy.compute == "float16" else SUMS)
     return contextlib.nullcontext

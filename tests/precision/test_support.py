@@ -78,7 +78,10 @@ def test_a_cpu_runs_every_other_mode_and_says_how(name, monkeypatch):
 def test_a_cpu_with_half_arithmetic_says_so(monkeypatch):
     monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: True)
     monkeypatch.setattr("mptrain.precision.support.has_native_half", lambda dtype: True)
-    assert supports(mode("fp16_dynamic"), CPU).reason == "float16 is native"
+    assert supports(mode("fp16_dynamic"), CPU).reason == (
+        "float16 is native; gradients of convolutions, and LSTM layers, compute in FP32 and round once"
+    )
+    assert supports(mode("fp16_dynamic", cpu_kernels="native"), CPU).reason == "float16 is native"
 
 
 def test_devices_resolve_by_name(monkeypatch):

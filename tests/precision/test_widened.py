@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.precision.apply import cast_model
 from mptrain.precision.census import OperatorCensus
-from mptrain.precision.widened import PRODUCTS, SUMS, Widened, has_native_half, products, widens
+from mptrain.precision.widened import NOT_TRAINED_IN_FP16, PRODUCTS, SUMS, Widened, has_native_half, products, widens
 
 CPU = torch.device("cpu")
 HALF = [torch.float16, torch.bfloat16]
@@ -314,12 +314,37 @@ def test_the_gradients_of_a_layer_norm_in_half_precision_are_summed_in_fp32(dtyp
 def test_every_operator_exists_in_this_torch_and_sums_are_no_products():
     assert all(isinstance(operator, torch._ops.OpOverload) for operator in PRODUCTS | SUMS)
     assert not PRODUCTS & SUMS
+    assert NOT_TRAINED_IN_FP16 < PRODUCTS
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if mode(name).compute == "float16"])
+def test_an_lstm_trains_in_fp16_on_any_cpu(name, monkeypatch):
+    monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: True)
+    lstm, given = nn.LSTM(8, 16), draw(5, 2, 8, dtype=torch.float32)
+    with products(mode(name), CPU)(), torch.autocast("cpu", torch.float16):
+        lstm(given)[0].float().sum().backward()
+    assert lstm.weight_hh_l0.grad.isfinite().all() and lstm.weight_hh_l0.grad.any()
+
+
+def test_the_gradients_of_a_convolution_in_fp16_are_those_of_fp32_rounded_on_any_cpu(monkeypatch):
+    monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: True)
+    half, given = nn.Conv2d(4, 8, 3).half(), draw(2, 4, 9, 9, dtype=torch.float16)
+    wide = nn.Conv2d(4, 8, 3)
+    wide.load_state_dict({name: value.float() for name, value in half.state_dict().items()})
+    with products(mode("fp16_dynamic"), CPU)():
+        out = half(given)
+    upstream = torch.randn(out.shape).half()
+    with products(mode("fp16_dynamic"), CPU)():
+        out.backward(upstream)
+    wide(given.float()).backward(upstream.float())
+    assert torch.equal(half.weight.grad, wide.weight.grad.half())
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
 def test_where_products_are_native_sums_are_wide_all_the_same_unless_native_ones_were_asked_for(name, monkeypatch):
     monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: True)
-    assert products(mode(name), CPU)().operators == SUMS
+    alone = SUMS | NOT_TRAINED_IN_FP16 if mode(name).compute == "float16" else SUMS
+    assert products(mode(name), CPU)().operators == alone
     assert products(mode(name, cpu_kernels="widened"), CPU)().operators == PRODUCTS | SUMS
     assert not isinstance(products(mode(name, cpu_kernels="native"), CPU)(), Widened)
     assert not isinstance(products(mode(name), CPU, compiled=True)(), Widened)
