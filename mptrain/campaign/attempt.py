@@ -259,6 +259,8 @@ def _continue(
 def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
     """Refuse to change what a run only begins with, once it has a checkpoint.
 
+    A first scale may go along with other keys of its scaler, whose limits it has to be within.
+
     Raises:
         ConfigError: With all such keys.
     """
@@ -266,7 +268,8 @@ def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
     found = {key: "its weights are those" for key in changed if key == "model.weights"}
     for key in changed:
         rule, _, name = key.rpartition(".")
-        if name == "init_scale" and rule.endswith("scaler") and f"{rule}._target_" not in changed:
+        alone = not any(other.startswith(f"{rule}.") for other in changed - {key})
+        if name == "init_scale" and rule.endswith("scaler") and alone:
             found[key] = "its loss scale is that"
     if found:
         hint = "leave it out, or start another run with it"

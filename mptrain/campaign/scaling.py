@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
     from mptrain.diagnostics.observer import Operation
     from mptrain.engine.job import Parts
+    from mptrain.numerics.formats import Format
 
 #: The scales that are tried: 2^0 to this power of two; every second one where a pass takes longer than so many seconds.
 HIGHEST, SLOW = 24, 5.0
@@ -113,7 +115,7 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         operators = [one for one in breaking_operators(parts, prepared) if one.phase == "forward"]
         evidence = replace(evidence, breaks_half=_breaks(operators))
     lost = {
-        name: reference.values[name] for name, value in inspection.values.items() if _is_lost(name, value, reference)
+        name: reference.values[name] for name, value in inspection.values.items() if _is_lost(name, value, reference, form)
     }
     evidence = replace(evidence, lost_values=lost, breaks=breaks)
     if not breaks and (suspects := wrong_gradients(modules)):
@@ -175,6 +177,14 @@ def _inspected(policy: Policy, inspection: Inspection) -> ScalingEvidence:
     )
 
 
-def _is_lost(name: str, value: float, reference: Reference) -> bool:
-    """Whether a tensor is infinite in the precision mode, and finite in FP32."""
-    return value == float("inf") and reference.values.get(name, float("inf")) < float("inf")
+def _is_lost(name: str, value: float, reference: Reference, form: Format) -> bool:
+    """Return whether a tensor has finite values in FP32 that the half-precision format cannot hold, and is held in it.
+
+    Args:
+        name: The tensor's.
+        value: Its largest magnitude in the precision mode: that of the format, where values were clamped to it.
+        reference: Of FP32.
+        form: The format.
+    """
+    wide = reference.values.get(name, math.inf)
+    return form.max < wide < math.inf and value != wide

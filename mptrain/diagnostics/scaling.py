@@ -13,9 +13,12 @@ their first step: errors are at best scales 0.04 to 0.27 % (the most in plain16,
 of what `EPSILONS` allows; expected is 0.001 to 33 %; what a module says is off by at most 0.81 % (resnet18), 1.03 times what
 rounding explains, and where it is off by less than 0.2 %, by at most 1.9 times.
 
-Underflow may take more than rounding does (`LOST`). Of convnext_tiny, whose blocks are multiplied by 1e-6, gradients lose up to 1 % at
-2^16, the highest scale that is finite. A small network of such blocks comes in FP16 to the losses of FP32 within 0.3 % in each of three
-seeds, with AdamW and with SGD.
+Underflow may take more than rounding does (`LOST`). mlp and cnn were trained on digits for 200 steps at static scales so low that the
+module that lost most lost a known share of its gradient at the first step. The mean loss of the last 40 steps, against FP32's, over
+three seeds and AdamW: 3 % lost -1.0 to +0.2 %, 5 % lost +0.8 %, 8 % lost -0.2 %, 11 % lost +1.8 %, 16 % lost +1.7 %, 25 % lost +4 and
++8 %, 48 % lost +8 %, 85 % and more +25 % and worse; BF16 comes within 1.3 %. With SGD it varies by 3 % from seed to seed and shows
+from 25 % on. A small network whose blocks are multiplied by 1e-6 loses 4.6 % of the gradients in them at 2^16, the highest scale that
+is finite, and comes to the losses of FP32 within 0.1 %; so it does where all of them are lost, as the blocks hardly matter yet.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ EPSILONS = 8.0
 TIMES_EXPECTED = 2.0
 
 #: A gradient that has lost no more of its norm to underflow is as good for training: see `ModuleScaling.may_lose`.
-LOST = 2.0**-5
+LOST = 2.0**-4
 
 #: What underflow makes wrong falls by half with each doubling of the scale; by less where there is rounding besides.
 FALLING = 1.5
@@ -130,7 +133,7 @@ class ModuleScaling:
     def may_lose(self) -> float:
         """The largest share of its norm that a gradient may lose to underflow.
 
-        A gradient that is off by a thirty-second part of its norm points within two degrees of where it should.
+        A gradient that is off by a sixteenth of its norm points within four degrees of where it should.
         """
         return max(LOST, self.allowed)
 
@@ -330,7 +333,7 @@ class ScalingEvidence:
         narrow: Module and operator of what was computed in half and is FP32 in torch's autocast.
         casts: Module and dtype of casts to half-precision dtypes.
         half_norms: Norm layers whose parameters, statistics and arithmetic are half.
-        lost_values: Parameters and buffers with values that are infinite in half, and the largest of them.
+        lost_values: Parameters and buffers with values beyond the largest number of half, and the largest of them.
         no_gradient: Parameters without gradient.
         outputs: How wrong what a module says is, by name, in the order in which their first calls end.
         breaks: Modules in which gradients stop being in proportion to the loss, or that hand on wrong ones.

@@ -181,7 +181,7 @@ def _values(evidence: ScalingEvidence) -> Iterator[Finding]:
         yield Finding(
             "value",
             (tensor,),
-            f"holds a magnitude of {largest:g}, which is infinite in {name} (beyond {form.max:g})",
+            f"holds a magnitude of {largest:g}, beyond the largest number of {name}: it is {form.max:g} there",
             "use smaller values (a mask of True and False, or -inf)",
             _kept_all(evidence, [tensor.rpartition(".")[0]]),
         )

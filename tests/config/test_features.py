@@ -11,6 +11,7 @@ from small_runs import loop_of, parts_of
 from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.errors import CheckpointError, ConfigError, StorageError
+from mptrain.files import read_text
 from mptrain.runlog import RunDirectory
 
 CLASSIFIER = ("model=cnn", "model.widths=[4,6]", "dataset.train_samples=96", "train.epochs=1", "precision=amp_dynamic")
@@ -91,7 +92,7 @@ def test_a_run_that_does_not_say_how_pictures_become_inputs_is_refused(trained, 
     paths = trained.storage.paths
     card = json.loads(paths.data.read_text())
     for broken in ("", json.dumps({**card, "preparation": {}}), json.dumps({"name": "text"})):
-        monkeypatch.setattr(type(paths.data), "read_text", _reading(paths.data, broken))
+        monkeypatch.setattr("mptrain.config.features.read_text", _reading(paths.data, broken))
         with pytest.raises(ConfigError, match=r"data\.json"):
             parts_of(*PAIR, f"task.classifier={paths.root}")
         monkeypatch.undo()
@@ -107,8 +108,7 @@ def test_weights_that_do_not_fit_the_configuration_are_refused(trained, monkeypa
 
 
 def _reading(changed, text):
-    plain = type(changed).read_text
-    return lambda path, *args, **kwargs: text if path == changed else plain(path, *args, **kwargs)
+    return lambda path: text if path == changed else read_text(path)
 
 
 def test_a_task_without_features_knows_no_classifier():

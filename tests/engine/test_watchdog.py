@@ -47,9 +47,12 @@ def test_progress_is_no_standing_still(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_is_said_as_well(tmp_path, capsys):
-    with Watchdog(tmp_path / "nowhere" / "stalls.txt", 0.1):
-        time.sleep(0.4)
-    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+    path = tmp_path / "nowhere" / "stalls.txt"
+    with Watchdog(path, 0.1) as dog:
+        deadline = time.monotonic() + 60  # a busy machine may stop the process, which is no hanging
+        while not dog.stalls and time.monotonic() < deadline:
+            time.sleep(0.4)
+    assert f"cannot write {path}: No such file or directory" in capsys.readouterr().err
 
 
 def test_without_a_limit_nobody_watches(tmp_path):

@@ -41,11 +41,11 @@ def objections(attempt, kind=None, allowed=None, words=None):
     if "Traceback" in (attempt.output if attempt.code or not ending else said) or "this is a bug" in attempt.output:
         found.append("it printed a traceback, or spoke of a bug")
     if attempt.code in DOCUMENTED and attempt.output.strip().splitlines()[-1:] != ["interrupted"]:
-        if not re.search(r"^error: .", attempt.output, re.MULTILINE):
-            found.append("it printed no error")
+        if not re.search(r"^(error|stopped): .", attempt.output, re.MULTILINE):
+            found.append("it printed neither an error nor that it was stopped")
         if not re.search(r"^hint: .", attempt.output, re.MULTILINE):
             found.append("it printed no hint")
-        said = " ".join(re.findall(r"^error: .*", attempt.output, re.MULTILINE))
+        said = " ".join(re.findall(r"^(?:error|stopped): .*", attempt.output, re.MULTILINE))
         if words and not re.search(words, said):
             found.append(f"its error speaks of something else than {words!r}: {said}")
     return found

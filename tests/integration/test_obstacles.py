@@ -214,8 +214,8 @@ def test_a_run_whose_folder_is_removed_meanwhile_does_not_train_on_for_nothing(c
     monkeypatch.setattr("mptrain.engine.steps.train_step", removing)
     code, _, errors = run(capsys, *TINY, "checkpoint.every_epochs=1", "run.name=run")
     assert code == 6
-    assert "outputs/run/steps.jsonl was removed while the run was writing it" in errors[0]
-    assert errors[1].startswith("hint: start the run again")
+    assert "outputs/run has gone while it was being written: it was removed" in errors[0]
+    assert errors[1] == "hint: start again, and leave the folder alone"
     assert not Path("outputs/run").exists()
 
 
