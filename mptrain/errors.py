@@ -142,7 +142,7 @@ class Preempted(MptrainError):
         self.asked = asked
 
 
-#: What torch, C++ and the loader of libraries say where the system gives no memory; not all of it arrives as a MemoryError.
+#: Messages of torch, C++ and the loader of libraries where memory runs out; not all of them come with a MemoryError.
 _NO_MEMORY = (
     "DefaultCPUAllocator",
     "bad_alloc",

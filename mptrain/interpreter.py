@@ -3,7 +3,7 @@
 ``python -c`` and ``python -m`` put the current folder before the standard library, so a `random.py` that lies there by chance, or was put
 there, would run in every helper process. ``-P`` exists from Python 3.11 on; ``-I`` also drops ``PYTHONPATH``, which users need for modules
 of their own; and Python 3.13 imports `linecache` before the first word of ``-c``, so a prefix to the code comes too late. A script
-is given by its path instead: `mptrain/helper.py` sets ``sys.path`` to that of this process before it imports anything.
+is given by its path instead: `mptrain/interpreter_entry.py` sets ``sys.path`` to that of this process before it imports anything.
 
 The current folder is not searched last either: what a library looks for and this machine lacks (`msvcrt`, an optional package) would be
 found there. ``PYTHONPATH`` can name it. Imports only modules that every interpreter has loaded when it starts, so not even `__future__`.
@@ -16,8 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: The script that every helper runs first.
-_HELPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "helper.py")  # noqa: PTH100, PTH118, PTH120
+#: The entry script of every helper process.
+_ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "interpreter_entry.py")  # noqa: PTH100, PTH118, PTH120
 
 
 def forget_current_folder() -> None:
@@ -26,7 +26,7 @@ def forget_current_folder() -> None:
     A checkout from which mptrain itself is run stays where it is: its modules must not be mixed with those of an installation.
     """
     chosen = not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated)  # the first folder, by Python itself
-    if chosen and sys.path[0] in ("", _current_folder()) and sys.path[0] != os.path.dirname(os.path.dirname(_HELPER)):  # noqa: PTH120
+    if chosen and sys.path[0] in ("", _current_folder()) and sys.path[0] != os.path.dirname(os.path.dirname(_ENTRY)):  # noqa: PTH120
         del sys.path[0]
 
 
@@ -37,7 +37,7 @@ def command(*words: str) -> list[str]:
         words: Options of the interpreter may stand before ``-c`` or ``-m``. Without either, the command awaits them.
     """
     place = next((number for number, word in enumerate(words) if word in ("-c", "-m")), len(words))
-    return [sys.executable, *words[:place], _HELPER, repr(_search_path()), *words[place:]]
+    return [sys.executable, *words[:place], _ENTRY, repr(_search_path()), *words[place:]]
 
 
 def guard_multiprocessing() -> None:

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from mptrain.config.schema import Config
 
-#: So many files of a split are read at most, evenly spread.
+#: The most files of a split that are read; of larger splits, files evenly spread over them.
 FILES = 20_000
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """What was found in the samples of a data set.
+    """The result of checking the samples of a data set.
 
     Attributes:
         stopping: Files or samples that training would stop at, and what is wrong with each.

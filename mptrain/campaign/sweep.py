@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mptrain.runlog.lock import Holder
     from mptrain.runlog.state import RunState
 
-#: Seconds that the runs of a killed sweep have to save themselves before the others are run without them.
+#: The most seconds to wait until the runs that a killed sweep left behind have saved themselves; the other points are run then.
 _PATIENCE = 60.0
 
 

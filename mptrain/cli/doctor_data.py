@@ -1,4 +1,4 @@
-"""What ``mptrain doctor KEY=VALUE ...`` says about the files of a data set."""
+"""The lines of ``mptrain doctor KEY=VALUE ...`` about the files of a data set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from mptrain.campaign.data_check import DataReport
 
-#: Files that are named of each kind at most.
+#: The most files of each kind that are named.
 NAMED = 100
 
 

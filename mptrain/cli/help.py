@@ -141,7 +141,7 @@ DESCRIPTIONS = {
     "what a key means, or how to sweep.",
 }
 
-#: Topics that are no command: usage, and text.
+#: Usage and text of each topic that is no command.
 _TOPICS = {
     "sweep": (
         (USAGE[1][0], "mptrain resume SWEEP [--jobs N]", "mptrain report SWEEP"),

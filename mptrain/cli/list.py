@@ -12,7 +12,7 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Entry, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
 
-#: Blanks before a text for which there is no room beside its head.
+#: Indentation of a text that begins on a line of its own because its head leaves no room.
 _INDENT = 6
 
 #: A value that the model may choose, with the one that holds otherwise.

@@ -12,21 +12,17 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from mptrain.cli.command_line import command_first, refuse_blanks, run_and_overrides, what_was_meant
 from mptrain.cli.messages import report, unwritable, wants_traceback, warn, writing
-from mptrain.config.synonyms import translate_command
 from mptrain.distributed.torchrun import begun_by_torchrun
 from mptrain.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPTED,
     EXIT_OK,
-    ConfigError,
     MptrainError,
     Preempted,
-    Problem,
     StorageError,
     UsageError,
-    either,
-    near_names,
     out_of_memory,
 )
 
@@ -125,11 +121,13 @@ def _discard_output() -> None:
 
 def _dispatch(words: list[str]) -> int:
     _be_silent_on_other_ranks()
-    words = _command_first(words)
+    words = command_first(words, COMMANDS)
     first = words[0] if words else ""
     command = COMMANDS.get(first)
-    _refuse_blanks(
-        words, keys=command in (None, _train, _doctor, _diagnose, _compare, _resume, _eval, _replay, _reproduce)
+    refuse_blanks(
+        words,
+        COMMANDS,
+        keys=command in (None, _train, _doctor, _diagnose, _compare, _resume, _eval, _replay, _reproduce),
     )
     if "-h" in words or "--help" in words:
         return _help(
@@ -143,30 +141,7 @@ def _dispatch(words: list[str]) -> int:
         return _version(words[1:])
     if not words or "=" in first or first.startswith(("-", "~")):
         return _train(words)
-    raise UsageError(f"'{first}' is not a command", _what_was_meant(first))
-
-
-def _what_was_meant(word: str) -> str:
-    """Return the hint for a first word that is no command."""
-    from mptrain.config import location
-    from mptrain.config.catalogue import Catalogue
-    from mptrain.runlog.layout import RUN_JSON
-
-    catalogue = Catalogue([location.configs()])
-    if word in catalogue.groups:
-        return f"write {word}=OPTION; mptrain help {word} shows the options"
-    if word in catalogue.usual_keys():
-        return f"write {word}=VALUE"
-    key, colon, value = word.partition(":")
-    if colon and key in catalogue.usual_keys():
-        return f"write {key}={value}"
-    if os.path.isfile(os.path.join(word, RUN_JSON)):  # noqa: PTH113, PTH118
-        return f"write mptrain resume {word}, or mptrain report {word}"
-    if command := translate_command(word):
-        return f"did you mean mptrain {command}?" + " mptrain help sweep says how to sweep" * (command == "-m")
-    if near := near_names(word, COMMANDS):
-        return f"did you mean {either(near)}?"
-    return f"commands are {', '.join(COMMANDS)}; configuration is KEY=VALUE"
+    raise UsageError(f"'{first}' is not a command", what_was_meant(first, COMMANDS))
 
 
 def _refuse_torchrun(what: str) -> None:
@@ -176,64 +151,6 @@ def _refuse_torchrun(what: str) -> None:
             f"torchrun begins the ranks of one run, and {what} is none",
             "leave torchrun out; in a sweep, distributed.procs=2 gives each run two ranks",
         )
-
-
-def _refuse_blanks(words: list[str], *, keys: bool) -> None:
-    """Refuse ``KEY = VALUE``, ``KEY= VALUE``, ``KEY =VALUE`` and ``KEY VALUE``, which a shell makes several words of.
-
-    Args:
-        words: The command line.
-        keys: Whether a key without ``=`` in front of a plain word is meant as ``KEY VALUE`` in this command.
-
-    Raises:
-        ConfigError: Names them all.
-    """
-    problems = []
-    rest = list(words)
-    flag = ""  # before these two
-    while len(rest) > 1:
-        before, word = rest[0], rest[1]
-        used = 2
-        if word.startswith("=") and "=" not in before and not before.startswith("-"):
-            used = 3 if word == "=" else 2
-            problems.append(
-                Problem(f"'{' '.join(rest[:used])}': no spaces around '='", f"write {''.join(rest[:used])}")
-            )
-        elif before.endswith("=") and before != "=" and "=" not in word and word[:1] not in ("-", "~", ""):
-            problems.append(Problem(f"'{before} {word}': no spaces around '='", f"write {before}{word}"))
-        elif keys and not flag and "=" not in before + word and word[:1] not in ("-", "~", "") and _is_key(before):
-            problems.append(Problem(f"'{before} {word}': no '=' between key and value", f"write {before}={word}"))
-        else:
-            used = 1
-        flag = before if before.startswith("--") and before != "--multirun" else ""  # which may have a value
-        del rest[:used]
-    if problems:
-        raise ConfigError(problems)
-
-
-def _is_key(word: str) -> bool:
-    from mptrain.config import location
-    from mptrain.config.catalogue import Catalogue
-
-    if word in COMMANDS or os.path.exists(word):  # noqa: PTH110
-        return False
-    return word in Catalogue([location.configs()]).usual_keys()
-
-
-#: Flags that may stand before a command, and whether a value follows.
-_BEFORE = {
-    "--config-dir": True, "-cd": True, "--config-name": True, "-cn": True, "--jobs": True, "--launcher": True, "-m": False, "--multirun": False
-}  # fmt: skip
-
-
-def _command_first(words: list[str]) -> list[str]:
-    """The words with a command that stands behind some flags before them."""
-    place = 0
-    while place < len(words) and (flag := words[place].partition("=")[0]) in _BEFORE:
-        place += 2 if _BEFORE[flag] and "=" not in words[place] else 1
-    if place < len(words) and words[place] in COMMANDS:
-        return [words[place], *words[:place], *words[place + 1 :]]
-    return words
 
 
 def _train(words: list[str]) -> int:
@@ -270,7 +187,7 @@ def _resume(words: list[str]) -> int:
     from mptrain.cli.flags import take_jobs
 
     words, jobs, launcher = take_jobs(words)
-    run, overrides = _run_and_overrides("resume", words)
+    run, overrides = run_and_overrides("resume", words)
     from mptrain.config.trust import is_trust, let_in
 
     trusted = [word for word in overrides if is_trust(word)]
@@ -289,7 +206,7 @@ def _resume(words: list[str]) -> int:
 
 
 def _eval(words: list[str]) -> int:
-    run, overrides = _run_and_overrides("eval", [word for word in words if word not in ("--best", "--raw")])
+    run, overrides = run_and_overrides("eval", [word for word in words if word not in ("--best", "--raw")])
     from mptrain.cli.train import evaluate
 
     return evaluate(run, overrides, "best" if "--best" in words else "last", average="--raw" not in words)
@@ -320,7 +237,7 @@ def _diagnose(words: list[str]) -> int:
 
 
 def _replay(words: list[str]) -> int:
-    run, overrides = _run_and_overrides("replay", words)
+    run, overrides = run_and_overrides("replay", words)
     from mptrain.cli.replay import replay
 
     return replay(run, overrides)
@@ -386,37 +303,6 @@ def _version(words: list[str]) -> int:
 
     print(f"mptrain {__version__}")
     return EXIT_OK
-
-
-def _run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
-    if not words or words[0].startswith("-") or ("=" in words[0] and not _is_place(words[0])):
-        raise UsageError(f"{command} needs a run directory", f"write mptrain {command} last, or its path")
-    problems = []
-    rest = words[1:]
-    while rest:
-        word = rest.pop(0)
-        if "=" in word and not word.startswith("-"):
-            continue
-        meant = ""
-        if word.startswith("--"):
-            from mptrain.cli.flags import meant_by
-
-            value = word.partition("=")[2]
-            if "=" not in word and rest and "=" not in rest[0] and not rest[0].startswith("-"):
-                value = rest.pop(0)
-            meant = meant_by(word, value or "VALUE")
-        hint = f"did you mean {meant}? configuration is written without dashes" if meant else ""
-        problems.append(
-            Problem(f"'{word}' is not of the form KEY=VALUE", hint or f"mptrain {command} RUN KEY=VALUE ...")
-        )
-    if problems:
-        raise ConfigError(problems)
-    return words[0], words[1:]
-
-
-def _is_place(word: str) -> bool:
-    """Whether a word with ``=`` in it is a folder: those of a sweep's runs are named after overrides."""
-    return any(os.path.isdir(place) for place in (word, os.path.join("outputs", word)))  # noqa: PTH112, PTH118
 
 
 COMMANDS: dict[str, Command] = {

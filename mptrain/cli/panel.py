@@ -31,7 +31,7 @@ _SPARKLINE = 24
 _GAP = "   "
 _SHORTEST_BAR = 10
 
-#: Characters of an epoch's cells, where not 8.
+#: The least width, in characters, of those columns of an epoch's row for which it is not 8.
 _CELL = {"epoch": 7, "skipped": 7, "time": 7}
 
 

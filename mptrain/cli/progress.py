@@ -11,7 +11,7 @@ from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, StepReco
 if TYPE_CHECKING:
     from mptrain.records import Record
 
-#: The histories of loss and loss scale are thinned to at most so many values, over the whole run.
+#: The most values that the histories of loss and loss scale keep; they span the whole run.
 HISTORY = 64
 
 #: Weight of the newest loss in the shown one.

@@ -106,7 +106,7 @@ def _open(opening: Opening) -> Sequence[Sink]:
 
 
 def _parameters(parts: Parts) -> str:
-    """How many parameters the model has, and how many of them are trained where those are not all."""
+    """Return the number of parameters, and that of the trainable ones where some are frozen."""
     trained = sum(own.numel() for learner in parts.learners for own in learner.weights.parameters())
     total = sum(parameter.numel() for parameter in parts.model.parameters())
     return f"{total:,} parameters" + (f", {trained:,} trainable" if trained != total else "")

@@ -18,7 +18,7 @@ from mptrain.runlog.sweeps import SweepJob
 
 SEED: Final = "seed"
 
-#: Settings that one sentence names.
+#: The most settings that one sentence names.
 _MOST_NAMED = 3
 
 

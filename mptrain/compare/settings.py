@@ -19,7 +19,7 @@ ABSENT = "(absent)"
 NOT_COMPARED = (*IGNORED, "seed", "extensions")
 
 
-#: Keys about the machine; what they led to is checked instead, and it changes speed rather than what is computed.
+#: Keys about the machine. They change speed rather than what is computed; the device and threads on record are compared instead.
 MACHINE = ("device", "threads")
 
 

@@ -140,7 +140,7 @@ def quoted(text: str) -> str:
     return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", r"\'"), text) + "'"
 
 
-#: Characters that a value can have in quotes only.
+#: Characters that may stand in a value only if it is quoted, with their names.
 _IN_QUOTES = {"'": "a single quote", '"': "a double quote", "\n": "a line end", "\r": "a line end", "\t": "a tab"}
 
 

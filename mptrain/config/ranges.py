@@ -92,7 +92,7 @@ def hint_for(key: str, value: Any, annotation: Any) -> str:
     return f"write {key}=[{show(value)}]"
 
 
-#: Words to what they may mean where YAML reads text or a number.
+#: The values that a word may stand for though YAML reads text or a number.
 _MEANINGS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("none", "nil", "no", "off"), (None, False)),
     **dict.fromkeys(("yes", "on", "y", "1"), (True,)),

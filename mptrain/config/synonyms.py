@@ -1,4 +1,4 @@
-"""What other frameworks call the things of a configuration: names that a hint translates, and nothing accepts.
+"""Names that other frameworks have for groups, options, keys and commands: hints translate them, and nothing accepts them.
 
 The only place that knows such names. Imports nothing heavy, since usage errors answer at once.
 """
@@ -15,10 +15,10 @@ from mptrain.errors import did_you_mean, near_names
 if TYPE_CHECKING:
     from mptrain.config.catalogue import Catalogue
 
-#: Words that ask for nothing of a group; they stand for its option ``none``, where there is one.
+#: Values that switch a group off elsewhere; they stand for its option ``none``, where there is one.
 _OFF = ("off", "false", "no", "none", "null", "disabled")
 
-#: Group to the names of its options elsewhere, for each option or family of options; O1 and its like are apex's,
+#: For each group and each of its options, or families of options, the names elsewhere; O1 and its like are apex's,
 #: 16-mixed and its like Lightning's, mixed_float16 and its like Keras's.
 _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "precision": {
@@ -60,7 +60,7 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "logger": {"tensorboard": ("tb", "summarywriter"), "wandb": ("weights_and_biases",)},
 }
 
-#: Key, or whole words in which ``{value}`` stands for the value, to the names that others give it.
+#: For each key, the names that others give it. Words that are no key are whole, and ``{value}`` in them stands for the value.
 _KEYS: dict[str, tuple[str, ...]] = {
     "optimizer.lr": ("learning_rate", "base_lr", "max_lr"),
     "train.epochs": ("max_epochs", "num_epochs", "n_epochs", "num_train_epochs"),
@@ -98,13 +98,13 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "mptrain resume {value}": ("resume", "resume_from_checkpoint", "ckpt_path"),
 }
 
-#: Group to the words that ask for nothing of it.
+#: For each group that a flag of another framework names, the words that switch it off.
 _WITHOUT = {"precision": "precision=fp32", "logger": "logger=none"}
 
-#: Key to what others write for one of its values.
+#: For each key, the values that others write, with ours.
 _VALUES = {"device": {"gpu": "cuda"}}
 
-#: Command to what others call it.
+#: For each command, the names that others give it.
 _COMMANDS = {
     "train": ("fit", "run", "start"),
     "eval": ("test", "validate", "predict"),

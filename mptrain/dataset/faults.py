@@ -1,4 +1,4 @@
-"""What happens to samples that cannot be used: stop and name them, or leave them out and count. And what is remarkable about others."""
+"""Treatment of samples that cannot be used (stop and name them, or leave them out and count them), and remarks about those that can."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class IndependentSamples(ABC):
 
     @property
     def files(self) -> int:
-        """How many files are read when batches ask for them, and not before."""
+        """The number of files that are read only when a batch asks for them."""
         return 0 if cast("Split", self).in_memory else len(self)
 
     def read(self, number: int) -> None:

@@ -35,13 +35,13 @@ _FORMATS = {
 }
 EXTENSIONS = frozenset(_FORMATS)
 
-#: What Pillow raises for files that are empty, cut short, of another format, or too large to be an honest picture.
+#: Exceptions of Pillow's for files that are empty, cut short, of another format, or of far too many pixels.
 UNDECODABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error)
 
-#: Formats whose frames or pages are pictures of their own; the second picture of a JPEG is a preview.
+#: Formats that hold frames or pages. JPEG is none of them: its second picture is a preview.
 _WITH_FRAMES = ("GIF", "PNG", "TIFF", "WEBP")
 
-#: Modes that Pillow's conversion takes as they are, without anything to say about it.
+#: Modes of 8 bits or one that become RGB without loss.
 _PLAIN = ("RGB", "L", "1")
 _OFTEN = (*_PLAIN, "RGBA", "LA")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-#: Tokens of the shortest window that is proposed where much longer ones were asked for.
+#: The shortest window, in tokens, that a hint proposes for a text that is too short.
 _SHORTEST = 8
 
 

@@ -40,7 +40,7 @@ _KINDS = {
 }
 
 
-#: Names in a message.
+#: The most tensors that a message names.
 _MOST_NAMES = 24
 
 

@@ -11,10 +11,10 @@ from typing import Final
 #: The share of steps that may lie beyond a bound.
 MOST: Final = 0.01
 
-#: How sure a bound is.
+#: The confidence of a bound.
 CONFIDENCE: Final = 0.95
 
-#: Steps without a single case that it takes to be sure of less than `MOST`: 299.
+#: The least number of steps, none of them beyond a bound, that shows with `CONFIDENCE` that fewer than `MOST` are: 299.
 FEWEST: Final = math.ceil(math.log(1 - CONFIDENCE) / math.log(1 - MOST))
 
 

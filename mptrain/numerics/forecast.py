@@ -36,15 +36,11 @@ steps overflow than foretold. Gradients of FP16 lack what they lost already (`Fo
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import Counter
 from dataclasses import dataclass, field, replace
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
-from mptrain.numerics.confidence import FEWEST, MOST, largest_share, limit_factor, tolerance_factor
+from mptrain.numerics.confidence import FEWEST
 from mptrain.numerics.exponents import (
-    INFINITE_FROM,
     NORMAL,
     TINIEST,
     Tails,
@@ -54,14 +50,21 @@ from mptrain.numerics.exponents import (
     total,
     unscaled,
 )
-from mptrain.numerics.looked_at import Anchor, anchor, between, gradients_of, largest_of
+from mptrain.numerics.looked_at import gradients_of, largest_of
+from mptrain.numerics.overflow_limits import (
+    EXPONENTS,
+    Evidence,
+    Look,
+    RecordedSteps,
+    Worst,
+    find_evidence,
+    overflow_limits,
+)
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-#: Exponents of the scales that are foretold: 1 to 2^24, apex's highest.
-EXPONENTS: Final = range(25)
+    from collections import Counter
+    from collections.abc import Iterable, Mapping
 
 #: The share of a module's gradient, by magnitude, that rounding to zero may take: what rounding to two bits after the
 #: leading one takes on average (a quarter of their distance, 2^-4, of 1.5). Networks train with gradients of so few bits as
@@ -70,15 +73,6 @@ MOST_TAKEN: Final = 1 / 24
 
 #: Doublings between the recommended scale and the largest that overflows at no step.
 MARGIN: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Worst:
-    """The worst of several tensors: its share and its name, and the step where it was so (0: over all steps)."""
-
-    share: float = 0.0
-    name: str = ""
-    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,58 +104,6 @@ class AtScale:
     worst_weights_lost: Worst
     overflowing: int
     overflow_share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """One step that was looked at.
-
-    Attributes:
-        step: The attempt.
-        loss_scale: The scale in force.
-        largest: The largest gradient, without the scale; inf where the step overflowed.
-        where: Which module's or parameter's it is.
-        taken: By `EXPONENTS`: the module that loses the largest share of its magnitude.
-    """
-
-    step: int
-    loss_scale: float
-    largest: float
-    where: str
-    taken: tuple[Worst, ...]
-
-    def overflows(self, exponent: int) -> bool:
-        """Whether something of this step overflows at 2^exponent; one that did at its own scale does from there on."""
-        if math.isinf(self.largest):
-            return 2.0**exponent >= self.loss_scale
-        return self.largest * 2.0**exponent >= INFINITE_FROM
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """Evidence that a scale overflows at less than 1 % of the steps, with 95 % confidence.
-
-    Attributes:
-        by_looks: Exponent of the largest scale for which the looks make it sure; None where they do for none from 1 on.
-        by_record: The same of steps that FP16 computed without overflow.
-        with_more: What ``by_looks`` would become for ever more looks that vary as these do, also below 0; None where it
-            is not known.
-        spread: Standard deviation of log2 of the largest gradient over the looks: doublings; 0 for one look.
-        recorded: Steps on record.
-        held: How many of them are known not to overflow at the scale of ``by_record``.
-    """
-
-    by_looks: int | None = None
-    by_record: int | None = None
-    with_more: int | None = None
-    spread: float = 0.0
-    recorded: int = 0
-    held: int = 0
-
-    @property
-    def sure(self) -> int | None:
-        """The larger of the two."""
-        return max((each for each in (self.by_looks, self.by_record) if each is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +139,7 @@ class Forecast:
     scales: tuple[AtScale, ...] = ()
     lowest: int | None = None
     highest: int | None = None
-    evidence: Evidence = Evidence()
+    evidence: Evidence = field(default_factory=Evidence)
     too_few: bool = False
     recommended: int | None = None
 
@@ -264,8 +206,8 @@ class GradientHistory:
         """
         looks = tuple(self.looks)
         sound = [look for look in looks if math.isfinite(look.largest)]
-        record = _Record(self._half)
-        limits = _limits(looks, record.passing(steps), self._half)
+        record = RecordedSteps(self._half)
+        limits = overflow_limits(looks, record.passing(steps), self._half)
         found = Forecast(
             looks=looks,
             steps=limits.total(),
@@ -274,7 +216,7 @@ class GradientHistory:
             at_smallest=self._at_smallest,
             unusable=self._unusable,
             largest=max(sound, key=lambda look: look.largest, default=None),
-            evidence=_evidence(looks, record),
+            evidence=find_evidence(looks, record),
         )
         if found.largest is None or found.largest.largest == 0:
             return found
@@ -366,148 +308,3 @@ def _worst_lost(named: Mapping[str, Tails], below: int) -> Worst:
 
 def _share(worst: Worst) -> float:
     return worst.share
-
-
-def _first_overflowing(largest: float) -> int:
-    """The smallest exponent of a scale at which a gradient overflows."""
-    exponent = math.ceil(math.log2(INFINITE_FROM) - math.log2(largest))
-    return exponent - 1 if largest * 2.0 ** (exponent - 1) >= INFINITE_FROM else exponent
-
-
-#: log2 of the first magnitude that FP16 cannot hold.
-_END: Final = math.log2(INFINITE_FROM)
-
-#: Of a step without any gradient.
-_NEVER: Final = 1 << 16
-
-
-def _limit_of(look: Look) -> int:
-    """The smallest exponent at which a step that was looked at overflows."""
-    if math.isinf(look.largest):
-        return math.ceil(math.log2(look.loss_scale))
-    return _first_overflowing(look.largest) if look.largest else _NEVER
-
-
-class _Record:
-    """Counts steps as they pass: those that FP16 computed without overflow, by the exponent of their scale.
-
-    Args:
-        half: Whether they were computed in FP16.
-    """
-
-    def __init__(self, half: bool) -> None:
-        self.steps = 0
-        self.epochs = 0
-        self._half = half
-        self._held: Counter[int] = Counter()
-
-    def passing(self, steps: Iterable[StepRecord]) -> Iterator[StepRecord]:
-        """The steps as they are; one whose loss is not finite is no matter of the scale, and not counted."""
-        for step in steps:
-            self.epochs = max(self.epochs, step.epoch + 1)
-            if math.isfinite(step.loss):
-                self.steps += 1
-                if self._half and not step.overflow and 0 < step.loss_scale < math.inf:
-                    self._held[math.floor(math.log2(step.loss_scale))] += 1
-            yield step
-
-    def held_at(self, exponent: int) -> int:
-        """Count the steps that are known not to overflow at 2^exponent."""
-        return sum(count for scale, count in self._held.items() if scale >= exponent)
-
-    def proves(self) -> int | None:
-        """Exponent of the largest scale that the counted steps prove to overflow at less than 1 % of them."""
-        proven = (
-            exponent
-            for exponent in reversed(EXPONENTS)
-            if self.steps and largest_share(self.steps - self.held_at(exponent), self.steps) < MOST
-        )
-        return next(proven, None)
-
-
-def _evidence(looks: Sequence[Look], record: _Record) -> Evidence:
-    """Return what looks and record make sure of overflows."""
-    proven = record.proves()
-    found = Evidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
-    edges = _edges(looks)
-    if len(edges) < 2:
-        return found
-    middle, spread = fmean(edges), stdev(edges)
-    by_looks, with_more = (_below(middle - k * spread) for k in (tolerance_factor(len(edges)), limit_factor()))
-    return replace(found, by_looks=by_looks if by_looks >= 0 else None, with_more=with_more, spread=spread)
-
-
-def _below(edge: float) -> int:
-    """The exponent of the largest scale below an edge, at most the last of `EXPONENTS`; it may be negative."""
-    return min(math.ceil(edge) - 1, EXPONENTS[-1])
-
-
-def _edges(looks: Sequence[Look]) -> list[float]:
-    """log2 of the scale at which each look overflows.
-
-    Of a look that overflowed it is interpolated between its neighbours, and at most that of its own scale. Where more than
-    half of them did, the others are too few and the smallest: then there is none.
-    """
-    sound = [Anchor(look.step, math.log2(look.largest), 0.0) for look in looks if 0 < look.largest < math.inf]
-    overflowed = [look for look in looks if math.isinf(look.largest)]
-    if len(sound) < len(overflowed):
-        return []
-    edges = [_END - one.largest for one in sound]
-    for look in overflowed:
-        at = bisect_left(sound, look.step, key=lambda one: one.step)
-        before, after = (sound[min(max(place, 0), len(sound) - 1)] for place in (at - 1, at))
-        largest = between(before, after, look.step, math.inf)
-        edges.append(min(_END - math.log2(largest), math.log2(look.loss_scale)))
-    return edges
-
-
-def _limits(looks: Sequence[Look], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
-    """How many steps begin to overflow at which exponent; steps whose loss is not finite are no matter of the scale.
-
-    Args:
-        looks: Those of a learner.
-        steps: Its steps, in order.
-        half: Whether they were computed in FP16: then one that was clean at its scale is so below it.
-    """
-    left = {look.step: look for look in looks}
-    found: Counter[int] = Counter()
-    waiting: list[_Between] = []
-    before: Anchor | None = None
-    for step in steps:
-        look = left.pop(step.step, None)
-        after = anchor(step.step, look.largest, step.grad_norm) if look and not step.overflow else None
-        if look and after:
-            found.update(_between(before or after, after, waiting))
-            found[_limit_of(look)] += 1
-            waiting, before = [], after
-        elif step.overflow:
-            if math.isfinite(step.loss) and 0 < step.loss_scale < math.inf:
-                waiting.append(_Between(step.step, math.inf, -_NEVER, math.ceil(math.log2(step.loss_scale))))
-        elif 0 < step.grad_norm < math.inf:
-            clean = math.floor(math.log2(step.loss_scale)) if half and 0 < step.loss_scale < math.inf else -_NEVER
-            waiting.append(_Between(step.step, step.grad_norm, clean + 1, _NEVER))
-        if before and not left:  # no look is to come
-            found.update(_between(before, before, waiting))
-            waiting = []
-    if before:
-        found.update(_between(before, before, waiting))
-    else:
-        found.update(one.overflowed for one in waiting if one.overflowed < _NEVER)
-    found.update(_limit_of(look) for look in left.values())
-    return found
-
-
-class _Between(NamedTuple):
-    """A step that was not looked at: its norm, the least exponent at which it may overflow, the one at which it did."""
-
-    step: int
-    norm: float
-    least: int
-    overflowed: int
-
-
-def _between(before: Anchor, after: Anchor, steps: Iterable[_Between]) -> Iterator[int]:
-    """The smallest exponents at which steps between two looks overflow, by the norms of their gradients."""
-    for one in steps:
-        found = _first_overflowing(between(before, after, one.step, one.norm))
-        yield min(max(found, one.least), one.overflowed)

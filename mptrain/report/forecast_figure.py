@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from mptrain.numerics.forecast import EXPONENTS
+from mptrain.numerics.overflow_limits import EXPONENTS
 from mptrain.report.canvas import (
     BLACK,
     BLUE,

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from mptrain.numerics.confidence import CONFIDENCE, FEWEST, MOST
-from mptrain.numerics.forecast import EXPONENTS, MARGIN, MOST_TAKEN, Forecast
+from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
+from mptrain.numerics.overflow_limits import EXPONENTS
 from mptrain.report.forecast_figure import forecast_figure
 from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.wording import ONE_BECOMES_ALL, counted, elided, number, share
@@ -22,10 +23,10 @@ _NAME = 36
 #: The rule of a constant scale.
 _STATIC: Final = "mptrain.scaler.StaticScaler"
 
-#: How sure a bound is, in words.
+#: The confidence of a bound, in words.
 _SURE: Final = f"{100 * CONFIDENCE:.0f} % confidence"
 
-#: Looks that usually suffice.
+#: The number of looks that usually suffices to name a scale.
 _ENOUGH: Final = 30
 
 #: What is lost below this share is not worth a name.

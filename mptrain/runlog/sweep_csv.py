@@ -29,7 +29,7 @@ _COSTS = ("terms_per_second", "train_seconds", "peak_memory")
 _OF_LEARNER = ("updates", "skipped", "skip_rate", "scale_first", "scale_min", "scale_max", "scale_last")
 
 
-#: A cell that begins with one of these is a formula to some spreadsheet, in full width to some of them as well.
+#: First characters of cells that some spreadsheet takes for formulas; some take the full-width forms too.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 

@@ -1,4 +1,4 @@
-"""Which setting of a sweep is called the best."""
+"""The setting of a sweep that is called the best."""
 
 import math
 

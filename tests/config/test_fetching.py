@@ -29,7 +29,7 @@ def _no_network(monkeypatch):
 
 @pytest.fixture
 def downloads(monkeypatch):
-    """What torchvision's CIFAR-10 was told about downloading."""
+    """The values of ``download`` that torchvision's CIFAR-10 was given."""
     told = []
 
     def read(root, train, download):

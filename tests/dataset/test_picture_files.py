@@ -19,7 +19,7 @@ from mptrain.dataset.photo_files import Photos
 from mptrain.dataset.picture_files import picture_size, read_picture
 from mptrain.errors import DataError
 
-#: Values over the whole range of 16 bits, in an order of no regularity.
+#: Values from the whole range of 16 bits, in an irregular order.
 DEEP = (np.arange(64, dtype=np.uint32) * 40503 % 65536).astype(np.uint16).reshape(8, 8)
 HIGH = torch.from_numpy((DEEP >> 8).astype(np.uint8))
 

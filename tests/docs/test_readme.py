@@ -27,10 +27,11 @@ SHOWN = next(block for block in BLOCKS if block.count("\n") > 10)
 def shape(text):
     """Lines without what differs from run to run and from machine to machine: numbers, names, the device."""
     lines = []
+    text = re.sub(r"^(  device +\S+).*(?:\n {13}\S.*)*", r"\1", text, flags=re.MULTILINE)
     for line in text.splitlines():
         if line.startswith("step="):
             continue  # one every few seconds: how many there are depends on the machine
-        timeless = re.sub(r"^(  device +\S+).*", r"\1", re.sub(r"outputs/\S+", "RUN", line))
+        timeless = re.sub(r"outputs/\S+", "RUN", line)
         lines.append(re.sub(r"[\d.,:]+( [kMG]B)?", "#", timeless).rstrip())
     return lines
 

@@ -10,7 +10,7 @@ from mptrain.records import EvalRecord, HistogramRecord, StepRecord
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-#: Without norms, recurrent, and residual with norms: words, the metric, and how far it may be off; all for 300 steps or more.
+#: Words, metric and margin of a network without norms, a recurrent one, and a residual one with norms; each trains for 300 steps or more.
 NETWORKS = {
     "plain16": (("model=plain16",), "top1", 0.05),
     "lstm": (
@@ -29,7 +29,7 @@ def trained(root, words, *more):
 
 
 def after(looks, kept):
-    """What is said after so many looks, evenly over the run; the record of its steps is whole."""
+    """Return the forecast from so many looks, spread evenly over the run, and from the whole record of its steps."""
     seen = [one for one in kept.of(HistogramRecord) if one.step == 1 or looks > 1]
     history = GradientHistory()
     for record in seen[:: max(len(seen) // looks, 1)][:looks]:

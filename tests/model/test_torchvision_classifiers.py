@@ -46,7 +46,7 @@ SMALLEST = {
     "vit_b_32": 64,
     "wide_resnet50_2": 64,
 }
-#: Trained in every run of the tests, since they take a second.
+#: Networks that are trained in every run of the tests, since they take a second.
 QUICK = ("resnet18", "squeezenet1_1")
 MODES = ("fp32", "amp_bf16", "fp16_dynamic")
 #: Networks that a mode cannot train as they are, and the words that the README gives for them.

@@ -9,7 +9,8 @@ from histograms_by_hand import counted, look
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptrain.numerics.forecast import EXPONENTS, MARGIN, MOST_TAKEN, GradientHistory
+from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, GradientHistory
+from mptrain.numerics.overflow_limits import EXPONENTS
 from mptrain.records import StepRecord
 
 

@@ -27,10 +27,10 @@ from mptrain.interpreter import command, forget_current_folder
 from mptrain.logger.background import Background
 from mptrain.logger.base import TrackedRun
 
-#: What a shadow does when it is imported.
+#: The source of a shadow: it leaves a mark when it is imported.
 _SHADOW = "import os\nopen({mark!r}, 'a').write({name!r} + ' ')\nraise SystemExit({name!r} + ' of the current folder was run')\n"
 
-#: Imported by ``python -m`` itself, before any program has a say.
+#: Modules that ``python -m`` imports itself, before the program begins.
 _OF_PYTHON = frozenset({"runpy", "pkgutil", "importlib", "types", "inspect", "typing", "functools", "collections", "warnings", "weakref",
                         "operator", "keyword", "reprlib", "abc", "contextlib", "re", "enum", "sre_compile", "sre_parse", "copyreg",
                         "sre_constants", "dis", "opcode", "ast", "tokenize", "token", "linecache", "textwrap", "annotationlib"})  # fmt: skip
@@ -146,10 +146,10 @@ def test_a_command_keeps_options_and_words(shadows):
         command("-Wignore", "-c", "import sys; print(sys.argv, sys.warnoptions)", "a", "-c"),
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    assert done.stdout.strip().endswith("helper.py', 'a', '-c'] ['ignore']")
+    assert done.stdout.strip().endswith("interpreter_entry.py', 'a', '-c'] ['ignore']")
 
 
-#: Files that may start programs: this one alone knows how Python is started, and the others go through it, or start none of Python's.
+#: Files that may start programs, and by what. Only ``interpreter.py`` puts together a command that runs Python.
 _STARTERS = {
     "interpreter.py": {"sys.executable"},
     "cli/doctor.py": {"sys.executable"},  # prints it

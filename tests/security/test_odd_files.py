@@ -20,7 +20,7 @@ from mptrain.runlog.sweeps import SWEEP_JSON, read_sweep
 
 WORDS = (*TINY, "train.max_steps=2", "diagnostics=histograms", "run.name=run")
 COMMANDS = ("report", "resume", "eval", "replay", "recommend", "compare", "export", "diagnose")
-#: A command that reads each file.
+#: For each file of a run, a command that reads it.
 FILES = {
     "config.yaml": "resume", "overrides.yaml": "resume", "steps.jsonl": "report", "events.jsonl": "report", "epochs.csv": "resume",
     "histograms.jsonl": "recommend", "summary.json": "report", "data.json": "export", "run.lock": "resume", "samples/captions.json": "report",

@@ -1,6 +1,6 @@
-"""Script that helper interpreters are started with (see `mptrain.interpreter`); never imported.
+"""Entry script of the interpreters that `mptrain.interpreter` starts; never imported.
 
-``python helper.py SYS_PATH [-u] (-c CODE | -m MODULE) ...`` runs the code or the module with this ``sys.path``.
+``python interpreter_entry.py SYS_PATH [-u] (-c CODE | -m MODULE) ...`` runs the code or the module with this ``sys.path``.
 """
 
 import sys  # is always there; nothing else may be imported before the next line
