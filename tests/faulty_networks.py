@@ -72,7 +72,7 @@ def keep_three_bits_in_half(grad):
 
 
 def shrink(grad):
-    return (grad.float() * 2.0**-32).to(grad.dtype)
+    return (grad.float() * 2.0**-36).to(grad.dtype)
 
 
 class TinyEpsilonNorm(nn.Module):

@@ -115,7 +115,9 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
         operators = [one for one in breaking_operators(parts, prepared) if one.phase == "forward"]
         evidence = replace(evidence, breaks_half=_breaks(operators))
     lost = {
-        name: reference.values[name] for name, value in inspection.values.items() if _is_lost(name, value, reference, form)
+        name: reference.values[name]
+        for name, value in inspection.values.items()
+        if _is_lost(name, value, reference, form)
     }
     evidence = replace(evidence, lost_values=lost, breaks=breaks)
     if not breaks and (suspects := wrong_gradients(modules)):

@@ -391,7 +391,21 @@ def _drifts(evidence: ScalingEvidence) -> Iterator[Finding]:
 
 def _range(evidence: ScalingEvidence) -> list[Finding]:
     judged = [module for module in evidence.modules if module.judged and module.good]
-    if scales_of(evidence.modules).good or not judged:
+    if scales_of(evidence.modules).good:
+        return []
+    if never := [one for one in evidence.modules if one.judged and one.underflows and not one.good]:
+        worst = max(never, key=lambda one: one.best)
+        return [
+            Finding(
+                "range",
+                _names(never[::-1]),
+                f"gradients of {_count(never, 'module')} ({_first(never[::-1])}) underflow at every scale: those of "
+                f"{_shown(worst.name)} are {_percent(worst.best)} off at 2^{max(worst.finite)}, the highest that is finite",
+                "make what multiplies gradients on the way to them larger",
+                tuple(evidence.keep_backward) or ("",),
+            )
+        ]
+    if not judged:
         return []
     lowest, highest = max(judged, key=lambda one: one.good[0]), min(judged, key=lambda one: one.good[-1])
     return [

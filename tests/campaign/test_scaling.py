@@ -97,7 +97,7 @@ FOUND = {
 ELSEWHERE = {
     ("beside_softmax", "narrow"): ("odd.soft",),
     ("mask_buffer", "value"): ("odd.mask",),
-    ("shrink", "range"): ("first", "last"),
+    ("shrink", "range"): ("first",),
     ("detaches", "no_gradient"): ("first.weight", "first.bias"),
 }
 
