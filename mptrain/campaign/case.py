@@ -14,11 +14,12 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.trust import fetches
 from mptrain.diagnostics.findings import causes_of, compared, inexact, none
-from mptrain.diagnostics.remarkable import underflows
+from mptrain.diagnostics.remarkable import NEVER_ZERO, underflows
 from mptrain.engine.revisit import look, stand_at
 from mptrain.engine.step_accuracy import measure_accuracy
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.precision.apply import set_products
+from mptrain.scaler import NoScaler, StaticScaler
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
@@ -168,6 +169,16 @@ class Case:
             return None
 
     @property
+    def exact_gradients(self) -> bool:
+        """Return whether gradients were compared with FP64, and are as exact as rounding lets them be."""
+        return self.accuracy is not None and not self.accuracy.inexact_gradients
+
+    @property
+    def moves_its_scale(self) -> bool:
+        """Return whether the scaler raises and lowers its scale by itself."""
+        return not isinstance(self.learner.scaler, (StaticScaler, NoScaler))
+
+    @property
     def blown_up(self) -> bool:
         """Whether FP32 is not finite either."""
         return self.exact is not None and self.exact.refusal is None and not self.exact.finite
@@ -176,6 +187,20 @@ class Case:
     def lost(self) -> list[Operation]:
         """The operators of the forward pass that lose to underflow what FP32 has, the worst first."""
         return underflows(self.seen, self.exact) if underflows(self.seen) else []
+
+    @property
+    def loses_what_matters(self) -> bool:
+        """Return whether values that are lost are missed.
+
+        Where outputs agree with FP64 all the same, as behind a bias of 1e-6, those of exponentials and shares are, which get smaller
+        while a network learns.
+        """
+        if (
+            self.accuracy is None
+            or self.accuracy.lost_output([operation.module for operation in self.lost]) is not None
+        ):
+            return bool(self.lost)
+        return any(operation.operator in NEVER_ZERO for operation in self.lost)
 
 
 def of_learner(seen: tuple[Observation, ...], learner: str) -> Observation:

@@ -103,11 +103,14 @@ _EARLIER = Remedy(
 
 
 def _for_values(case: Case) -> Iterator[Remedy]:
-    """For a step that is right and has values close to FP16's lower end all the same."""
-    if case.lost:
+    """For a step that is right and has values close to FP16's lower end all the same.
+
+    A scaler that moves its scale needs no other one while gradients are exact.
+    """
+    if case.loses_what_matters:
         lost = Complaint(underflow=True)
         yield from _until_it_helps(_keeping(case, case.lost[0].module, lost), _other_precisions(case, lost))
-    elif (small := small_gradients(case.seen)) is not None:
+    elif (small := small_gradients(case.seen)) is not None and not (case.exact_gradients and case.moves_its_scale):
         yield higher_scale(case, *small)
 
 

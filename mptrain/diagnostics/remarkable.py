@@ -30,7 +30,7 @@ CLOSE = 0.25
 MUCH = 0.5
 
 #: Operators whose results are zero only where they are lost to underflow, or where zero went in.
-_NEVER_ZERO = frozenset({"_softmax", "_safe_softmax", "exp", "sigmoid", "div", "reciprocal", "rsqrt", "softplus"})
+NEVER_ZERO = frozenset({"_softmax", "_safe_softmax", "exp", "sigmoid", "div", "reciprocal", "rsqrt", "softplus"})
 
 #: Sentences of one kind that are given; the table has them all.
 _MOST = 3
@@ -72,7 +72,7 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
         lost = 0
         if operation.operator == "_to_copy":
             lost = max(counts.zeros - operation.zero_inputs, 0)
-        elif operation.operator in _NEVER_ZERO:
+        elif operation.operator in NEVER_ZERO:
             given = operation.zero_inputs if operation.operator == "div" else 0
             lost = max(counts.zeros - zeros.get(key, given), 0)
         small = _tiny(counts) * nonzero(counts)

@@ -74,20 +74,22 @@ class StepAccuracy:
         explained = self.outputs[name].explained
         return max(EPSILONS * self.form.epsilon, TIMES_ROUNDED * explained if math.isfinite(explained) else 0.0)
 
-    def ruined_output(self, modules: Collection[str]) -> str | None:
-        """The first of some modules, or of those behind it, most of whose output is gone, where gradients show it.
+    def lost_output(self, modules: Collection[str]) -> str | None:
+        """Return the first of some modules, or of those behind it, most of whose output is gone.
 
-        Rounding explains that: it rounds to zero what is too small for the format. So do most values of a gate that is closed, which
-        does no harm.
+        Rounding explains that: it rounds to zero what is too small for the format.
 
         Args:
             modules: In which values are lost to underflow.
         """
-        shown = any(one.judged and one.expected > MUCH for one in self.modules) or bool(self.wrong_gradients)
         names = list(self.outputs)
         first = min((names.index(name) for name in modules if name in names), default=0)
-        gone = (name for name in names[first:] if self.outputs[name].half > MUCH)
-        return next(gone, None) if shown and modules else None
+        return next((name for name in names[first:] if self.outputs[name].half > MUCH), None) if modules else None
+
+    def ruined_output(self, modules: Collection[str]) -> str | None:
+        """Return the same where gradients show it. Most values of a gate that is closed are lost too, which does no harm."""
+        shown = any(one.judged and one.expected > MUCH for one in self.modules) or bool(self.wrong_gradients)
+        return self.lost_output(modules) if shown else None
 
     @property
     def wrong_gradients(self) -> tuple[ModuleScaling, ...]:
