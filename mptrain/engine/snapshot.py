@@ -236,7 +236,8 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
         _require_same_tensors(parts.model.state_dict(), saved["model"])
         own = parts.model.state_dict(keep_vars=True)
         if parts.blank is None:
-            parts.model.load_state_dict({name: _held(value, own[name]) for name, value in saved["model"].items()})
+            own.update({name: _held(value, own[name]) for name, value in saved["model"].items()})
+            parts.model.load_state_dict(own)  # which has the versions of its modules, too
         else:
             with torch.no_grad():
                 for name, value in own.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from faulty_networks import FAULTS, SOUND, with_fault
 from several_faults import SEVERAL
@@ -127,7 +129,17 @@ def test_under_what_is_said_to_fix_a_planted_fault_it_trains_as_fp32_does(name, 
 
 
 def sound(name, precision):
-    found = found_in("dataset.train_samples=8", *SOUND[name], "train.batch_size=4", f"precision={precision}")
+    """Look at the first step; where the first scale is too high for its gradients, at the one that is said to be right, too."""
+    words = ("dataset.train_samples=32", "train.batch_size=16", *SOUND[name], f"precision={precision}")
+    found = found_in(*words)
+    if found.cause == "backward" and found.loss_scale == 2.0**16:
+        assert all(one.cause == "backward" for one in found.also)
+        [remedy] = found.remedies
+        assert remedy.helped
+        scale = re.search(r"^finite on this batch at (?:2\^)?([\d.]+)", remedy.outcome)[1]
+        scale = 2 ** int(scale) if f"2^{scale}" in remedy.outcome else int(scale)
+        assert remedy.words in ((), (f"scaler.init_scale={scale}",))
+        found = found_in(*words, f"scaler.init_scale={scale}")
     assert (found.cause, found.also) == ("none", ()), found.verdict
 
 

@@ -215,3 +215,17 @@ def test_saved_values_that_another_precision_cannot_hold_are_clamped_and_named(t
     assert any(note.startswith("4 values in weights and buffers are beyond 65504") for note in notes), notes
     assert half.weight[0, :3].tolist() == [-65504] * 3
     assert half.offset.tolist() == [65504, -float("inf")]
+
+
+def test_a_network_that_asks_for_the_version_of_its_weights_goes_on(tmp_path):
+    words = (
+        *("model=torchvision", "model.name=mnasnet0_5", "dataset.image_size=32", "dataset.train_samples=16"),
+        *("train.batch_size=8", "train.epochs=1", "checkpoint.every_epochs=null", "checkpoint.every_steps=1"),
+    )
+    whole = loop_of(tmp_path / "whole", *words)
+    whole.run()
+    part = loop_of(tmp_path / "part", *words)
+    interrupt_after(part, 1)
+    resumed = continue_loop(part, *words)
+    resumed.run()
+    assert [step["loss"] for step in steps_of(resumed)] == [step["loss"] for step in steps_of(whole)]
