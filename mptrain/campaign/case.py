@@ -99,7 +99,7 @@ class Case:
 
     @functools.cached_property
     def causes(self) -> tuple[Cause, ...]:
-        """Everything that is wrong and follows from nothing else that is; empty where the step is right.
+        """Return all causes that follow from no other one; none where the step is right.
 
         A step in half precision is right where it is finite and agrees with the same step in FP32.
         """
@@ -116,12 +116,12 @@ class Case:
 
     @property
     def right(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return whether nothing is wrong."""
         return not self.causes
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What is no fault and worth knowing: infinities of the forward pass that change nothing, gradients that are inexact."""
+        """Return what is no fault and worth knowing: infinities of the forward pass that change nothing, inexact gradients."""
         if not self.seen.finite or not self.right:
             return ()
         agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
@@ -139,7 +139,7 @@ class Case:
 
     @functools.cached_property
     def accuracy(self) -> StepAccuracy | None:
-        """How far the step is from FP64; None where its loss is not finite, nor FP32's, or FP32 cannot be had."""
+        """Return the distance of the step from FP64; None where its loss or that of FP32 is not finite, or FP32 cannot be had."""
         seen = self.seen
         if not self._comparable or seen.refusal is not None or not math.isfinite(seen.loss):
             return None
@@ -180,7 +180,7 @@ class Case:
 
     @property
     def blown_up(self) -> bool:
-        """Whether FP32 is not finite either."""
+        """Return whether FP32 is not finite either."""
         return self.exact is not None and self.exact.refusal is None and not self.exact.finite
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""What would fix a step, from the least intrusion on: each candidate is tried on that very step.
+"""Find what fixes a step, from the least intrusion on: each candidate is tried on that very step.
 
 backward    a lower or a higher loss scale; then modules kept in FP32; then bfloat16
 forward     modules kept in FP32; then bfloat16; then FP32
@@ -50,7 +50,7 @@ LARGE = FLOAT16.max
 
 @dataclass(frozen=True)
 class Complaint:
-    """What is wrong with a step, as far as a remedy is concerned.
+    """The fault of a step that a remedy has to take away.
 
     Attributes:
         underflow: Values lost to underflow count too.
@@ -65,7 +65,7 @@ class Complaint:
         return case.lost[0].module if self.underflow and case.lost else None
 
     def sentence(self, case: Case) -> str:
-        """What is wrong."""
+        """Return what is wrong, in a sentence."""
         return f"values of {self.about(case)} are lost" if case.right else case.cause.sentence
 
 
@@ -259,7 +259,7 @@ def _tried(case: Case, words: tuple[str, ...], text: str, complaint: Complaint) 
 
 
 def _right(case: Case, complaint: Complaint) -> str:
-    """What is said of a step that nothing is wrong with."""
+    """Return the sentence about a step that nothing is wrong with."""
     if complaint.underflow:
         return "not lost on this batch"
     return "finite on this batch" + (", and agrees with FP32" if case.accuracy is not None else "")

@@ -200,7 +200,7 @@ def _refused(seen: Observation) -> Cause:
 
 
 def _forward(seen: Observation, exact: Observation | None) -> list[Cause]:
-    """What breaks in the forward pass, each kind of module and operator once."""
+    """Return the causes in the forward pass, one for each kind of module and operator."""
     shown = ""
     if math.isfinite(seen.loss):
         shown = "; neither the loss nor the gradients show it"
@@ -226,7 +226,7 @@ def _handed_on(seen: Observation) -> Cause:
 
 
 def _backward(seen: Observation, exact: Observation | None, before: list[Cause]) -> list[Cause]:
-    """What breaks in the backward pass of a finite loss, each kind of module and operator once."""
+    """Return the causes in the backward pass of a finite loss, one for each kind of module and operator."""
     if seen.finite:  # what breaks on the way and reaches no parameter does no harm
         return []
     found: list[Cause] = []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 #: A relative error is right up to so many times the format's epsilon: 2^-7 for FP16.
 EPSILONS = 8.0
 
-#: And up to so many times what is expected anyway.
+#: A gradient is right, too, up to so many times what the half-precision forward pass makes of it.
 TIMES_EXPECTED = 2.0
 
 #: A gradient that has lost no more of its norm to underflow is as good for training: see `ModuleScaling.may_lose`.
@@ -165,7 +165,7 @@ class ModuleScaling:
 
     @property
     def underflows(self) -> bool:
-        """Whether its error at the highest finite scale comes from underflow: a higher one would have made it smaller again."""
+        """Return whether its error at the highest finite scale comes from underflow: a higher one would have made it smaller again."""
         if len(self.finite) < 2:
             return False
         below, at = self.finite[-2:]
@@ -194,7 +194,7 @@ class ModuleScaling:
 
     @property
     def wrong(self) -> bool:
-        """Whether its error is larger than rounding explains, at every scale, and no scale would mend it."""
+        """Return whether its error is larger than rounding explains, at every scale, and no scale would mend it."""
         return self.judged and bool(self.finite) and self.best > self.tolerance and not self.underflows
 
     @property

@@ -115,7 +115,7 @@ def _is_inside(name: str, outer: str) -> bool:
 
 
 def _keep(evidence: ScalingEvidence, module: str) -> tuple[str, ...]:
-    """What to keep in FP32 so that a module's output is right: it, or the module around it whose output fits the format."""
+    """Return what to keep in FP32 for a module's output to be right: it, or the one around it whose output fits the format."""
     name, largest = module, FORMATS[evidence.compute].max
     while name and _largest(evidence, name) > largest:
         name = name.rpartition(".")[0]
@@ -221,7 +221,7 @@ def _kept_all(evidence: ScalingEvidence, modules: Sequence[str]) -> tuple[str, .
 
 
 def _explained_by(evidence: ScalingEvidence, module: str, operators: Collection[str]) -> bool:
-    """Whether a module's wrong output is the work of some of its operators: no other leaves the range before them."""
+    """Return whether some of its operators make a module's output wrong: no other one leaves the range before them."""
     first = next((one for one in evidence.breaks_half if one.module == module), None)
     return module in wrong_outputs(evidence) and (first is None or _plain(first.operator) in operators)
 
@@ -341,7 +341,7 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
 
 
 def _is_known(evidence: ScalingEvidence, module: str, first: Break | None) -> bool:
-    """Whether what is known of a module explains that its output is wrong.
+    """Return whether what is known of a module explains that its output is wrong.
 
     Args:
         evidence: All of it.

@@ -1,4 +1,4 @@
-"""How far one step in half precision is from the same step in FP64: what its modules say, and its gradients at one loss scale.
+"""Distances of one step in half precision from the same step in FP64: of outputs, and of gradients at one loss scale.
 
 What is right follows from the format, as for `mptrain doctor` (see `mptrain.diagnostics.scaling` for how it was measured): an output
 may be `EPSILONS` times the format's epsilon off, or `TIMES_ROUNDED` times what rounding weights, inputs and all outputs makes of it.
@@ -28,7 +28,7 @@ MUCH = 0.5
 
 @dataclass(frozen=True)
 class StepAccuracy:
-    """How far one learner's step in half precision is from FP64.
+    """Distances of one learner's step in half precision from FP64.
 
     Attributes:
         form: The half-precision format.

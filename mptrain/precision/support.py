@@ -65,9 +65,14 @@ def supports(policy: Policy, device: torch.device) -> Support:
     if not policy.half:
         return Support(True, "FP32 is native")
     if widens(policy, device):
+        why = (
+            "precision.cpu_kernels=widened"
+            if has_native_half(policy.compute)
+            else f"this CPU has no {policy.compute} arithmetic"
+        )
         return Support(
             True,
-            f"this CPU has no {policy.compute} arithmetic; products compute in FP32 and round once to {policy.compute}",
+            f"{why}; products compute in FP32 and round once to {policy.compute}",
             "the numerics are those of tensor cores, but no faster than FP32",
         )
     if not has_native_half(policy.compute):

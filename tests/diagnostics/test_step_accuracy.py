@@ -1,4 +1,4 @@
-"""What is right follows from the format: near its bounds, and beyond them."""
+"""Steps near the bounds that follow from the format, and beyond them."""
 
 from __future__ import annotations
 

@@ -82,6 +82,8 @@ def test_a_cpu_with_half_arithmetic_says_so(monkeypatch):
         "float16 is native; gradients of convolutions, and LSTM layers, compute in FP32 and round once"
     )
     assert supports(mode("fp16_dynamic", cpu_kernels="native"), CPU).reason == "float16 is native"
+    widened = supports(mode("fp16_dynamic", cpu_kernels="widened"), CPU).reason
+    assert widened == "precision.cpu_kernels=widened; products compute in FP32 and round once to float16"
 
 
 def test_devices_resolve_by_name(monkeypatch):
