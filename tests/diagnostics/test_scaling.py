@@ -65,8 +65,8 @@ def test_underflow_may_change_no_more_than_twice_what_the_forward_pass_does():
     assert module.good == [1, 2]
 
 
-def test_a_gradient_may_lose_six_per_cent_of_its_norm_to_underflow():
-    shifts = {0: 0.13, 1: 0.12, 2: 0.0, 3: math.inf}
+def test_a_gradient_may_lose_eight_per_cent_of_its_norm_to_underflow():
+    shifts = {0: 0.17, 1: 0.15, 2: 0.0, 3: math.inf}
     [module] = modules(replace(HEALTHY, shifts=shifts))
     assert module.good == [1, 2]
 
