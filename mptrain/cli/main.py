@@ -157,6 +157,8 @@ def _what_was_meant(word: str) -> str:
         return f"write {word}=OPTION; mptrain help {word} shows the options"
     if word in catalogue.usual_keys():
         return f"write {word}=VALUE"
+    if options := catalogue.options(word):
+        return f"write {options[0].group}={word}"
     key, colon, value = word.partition(":")
     if colon and key in catalogue.usual_keys():
         return f"write {key}={value}"
