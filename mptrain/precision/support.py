@@ -77,7 +77,9 @@ def supports(policy: Policy, device: torch.device) -> Support:
             "expect steps 10 to 80 times slower than FP32; precision.cpu_kernels=auto avoids it",
         )
     if policy.compute == "float16" and policy.cpu_kernels == "auto":
-        return Support(True, "float16 is native; gradients of convolutions, and LSTM layers, compute in FP32 and round once")
+        return Support(
+            True, "float16 is native; gradients of convolutions, and LSTM layers, compute in FP32 and round once"
+        )
     return Support(True, f"{policy.compute} is native")
 
 
