@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,12 @@ class Words:
     values: tuple[Override, ...]
     hydra: tuple[str, ...]
     problems: tuple[Problem, ...]
+
+    def among(self, words: Sequence[str]) -> Words:
+        """Return the overrides that are written like one of these."""
+        groups = tuple(word for word in self.groups if word.input_line in words)
+        values = tuple(word for word in self.values if word.input_line in words)
+        return replace(self, groups=groups, values=values)
 
 
 def read(words: Sequence[str], catalogue: Catalogue) -> Words:
