@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -150,15 +150,17 @@ class LiveTable:
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("point", ratio=3, no_wrap=True, overflow="ellipsis")
         table.add_column("status", no_wrap=True)
-        table.add_column("progress", ratio=2, no_wrap=True, overflow="ellipsis")
+        table.add_column("progress", ratio=2 if wide else None, no_wrap=True, overflow="ellipsis")
         table.add_column("metric", no_wrap=True)
         table.add_column("loss scale", justify="right", no_wrap=True)
         if wide:
             table.add_column("overflows", justify="right", no_wrap=True)
         table.add_column("skipped", justify="right", no_wrap=True)
         table.add_column("left", justify="right", no_wrap=True)
+        shared = _words_of_arms(self._sweep.jobs)
         for job in shown:
-            label = " ".join(filter(None, (job.arm, job.label)))
+            differing = [word for word in job.varied if word not in shared[job.arm]]
+            label = " ".join([job.arm, *differing]) if job.arm else job.label
             status = f"[{COLOURS[job.status]}]{job.status}[/]"
             table.add_row(str(job.number), escape(printable(label)), status, *self._cells(job, wide=wide))
         lines: list[RenderableType] = [table]
@@ -213,6 +215,14 @@ class LiveTable:
         line = Text.from_markup(f"[bold]{counts}[/]   [dim]elapsed[/] {elapsed}{ends}   [dim]{where}[/]")
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
+
+
+def _words_of_arms(jobs: Sequence[SweepJob]) -> dict[str, set[str]]:
+    """Return the words that all jobs of an arm share, by the arm, whose name stands for them."""
+    found: dict[str, set[str]] = {}
+    for job in jobs:
+        found[job.arm] = found.get(job.arm, set(job.varied)) & set(job.varied)
+    return found
 
 
 def choose(jobs: tuple[SweepJob, ...], most: int) -> list[SweepJob]:

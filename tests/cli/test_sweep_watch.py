@@ -51,6 +51,16 @@ def test_a_running_job_shows_progress_metric_scale_overflows_and_time_left(tmp_p
     assert lines[3].startswith("1 running, 1 waiting")
 
 
+def test_the_runs_of_an_arm_are_told_apart_on_80_columns(tmp_path):
+    jobs = tuple(
+        SweepJob(n, f"{n}", (), (f"precision={arm}", "scaler.scale=1024", f"seed={n % 2}"), arm=f"{arm} at 2^10")
+        for n, arm in enumerate(["fp16_static", "fp16_static", "amp_static"])
+    )
+    lines = drawn(table_of(Sweep(tmp_path, "comparison", (), (), "train", 1, jobs)), width=80)
+    labels = [line.split("  ")[1] for line in lines[1:4]]
+    assert labels == ["fp16_static at 2^10 seed=0", "fp16_static at 2^10 seed=1", "amp_static at 2^10"]
+
+
 def test_a_job_that_is_done_shows_its_final_numbers_and_a_failed_one_why(tmp_path):
     sweep = sweep_of(tmp_path, "done", "failed")
     learner = {"skipped": 7, "overflows": {"unexpected": 8}, "scale": {"last": 512.0}}
