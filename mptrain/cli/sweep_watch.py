@@ -150,7 +150,7 @@ class LiveTable:
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("point", ratio=3, no_wrap=True, overflow="ellipsis")
         table.add_column("status", no_wrap=True)
-        table.add_column("progress", ratio=2 if wide else None, no_wrap=True, overflow="ellipsis")
+        table.add_column("progress" if wide else "done", ratio=2 if wide else 1, no_wrap=True, overflow="ellipsis")
         table.add_column("metric", no_wrap=True)
         table.add_column("loss scale", justify="right", no_wrap=True)
         if wide:
@@ -179,7 +179,11 @@ class LiveTable:
             learners = (summary.get("learners") or {}).values()
             scales = [learner["scale"]["last"] for learner in learners if "last" in learner.get("scale", {})]
             overflows = str(sum(sum(learner["overflows"].values()) for learner in learners))
-            took = f"[dim]{wording.duration(job.seconds)} in all[/]" if job.seconds is not None else "[dim]before[/]"
+            took = (
+                f"[dim]{wording.duration(job.seconds)}{' in all' * wide}[/]"
+                if job.seconds is not None
+                else "[dim]before[/]"
+            )
             metric = metric_in_words(summary).partition(" ")[0].replace("=", " ")
             cells: list[RenderableType] = [
                 took,
@@ -193,7 +197,7 @@ class LiveTable:
             done = f"{progress.step:,}/{progress.steps:,}"
             metric = f"{progress.metric_name} {progress.metric:.4f}" if progress.metric_name else ""
             cells = [
-                _bar(progress, done) if wide else done,
+                _bar(progress, done) if wide else f"{100 * progress.step / max(progress.steps, 1):.0f} %",
                 escape(printable(metric)),
                 _scales(progress.scales),
                 str(progress.overflows),
