@@ -41,6 +41,7 @@ class Errand:
         words: Its command line, with those that say where its run is.
         config_dirs: Further folders of groups and options.
         config_name: The file at the top.
+        typed: Those of the words that the user typed; None for all (see `Composer`).
         run: Its run directory.
         log: Takes what it prints.
         told: Takes how it stands (see `Told`).
@@ -51,6 +52,7 @@ class Errand:
     words: tuple[str, ...]
     config_dirs: tuple[str, ...]
     config_name: str
+    typed: tuple[str, ...] | None
     run: Path
     log: Path
     told: Path
@@ -115,7 +117,7 @@ def _train(errand: Errand) -> Ended:
         from mptrain.config.compose import Composer
 
         report = errand.program.report
-        config = Composer(errand.config_dirs, errand.config_name).compose(errand.words)
+        config = Composer(errand.config_dirs, errand.config_name, errand.typed).compose(errand.words)
         with kept_in_place(errand.log.parent):  # the sweep's, which a run would else make anew
             errand.program.train(config, _Nobody())
     except _Stopped as stopped:

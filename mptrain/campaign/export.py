@@ -13,6 +13,7 @@ from mptrain.campaign.attempt import find_run
 from mptrain.config.compose import reload
 from mptrain.engine.portable import has_averages, in_dtype, plain_weights
 from mptrain.engine.snapshot import require_same_schema
+from mptrain.precision.apply import about_clamped, count_beyond
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.storage import storing, write_atomically
 
@@ -34,6 +35,7 @@ class Export:
         averaged: Whether the weights are averages.
         tensors: How many there are.
         bytes: Size of the file.
+        warnings: What was not written as it was trained, one sentence each.
     """
 
     data: Path
@@ -43,6 +45,7 @@ class Export:
     averaged: bool
     tensors: int
     bytes: int
+    warnings: tuple[str, ...] = ()
 
 
 def export_run(
@@ -73,7 +76,13 @@ def export_run(
     loaded = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep).load(which)
     require_same_schema(loaded.state)
     averaged = average and has_averages(loaded.state)
-    weights = in_dtype(plain_weights(loaded.state, average=averaged), dtype)
+    trained = plain_weights(loaded.state, average=averaged)
+    clamped = {
+        name: count
+        for name, value in trained.items()
+        if value.is_floating_point() and (count := count_beyond(value, dtype))
+    }
+    weights = in_dtype(trained, dtype)
     if output is None:
         output = (
             directory.paths.export / f"{which}{'-average' if averaged else ''}-{str(dtype).removeprefix('torch.')}.pt"
@@ -84,5 +93,12 @@ def export_run(
     torch.save(weights, file)
     write_atomically(output, file.getvalue())
     return Export(
-        directory.paths.data, output, config, loaded.state["progress"]["step"], averaged, len(weights), file.tell()
+        directory.paths.data,
+        output,
+        config,
+        loaded.state["progress"]["step"],
+        averaged,
+        len(weights),
+        file.tell(),
+        warnings=(about_clamped(clamped, dtype),) if clamped else (),
     )

@@ -19,6 +19,7 @@ from mptrain.campaign.recipes import RECIPE_YAML, recipe_points, require_same_ar
 from mptrain.campaign.samples import unknown_measures
 from mptrain.campaign.sweep import plan_sweep, sweep_folder, take_stock
 from mptrain.compare.measures import measure
+from mptrain.config import location
 from mptrain.config.compose import Composer
 from mptrain.config.differences import change_in_words, diff
 from mptrain.config.schema import RunOptions
@@ -118,7 +119,8 @@ def prepare(
     points = recipe_points(recipe, words, smoke=smoke)
     if is_sweep(folder):
         require_same_arms(read_sweep(folder), points)
-    composer = Composer(config_dirs)
+    comes_along = recipe.path.is_relative_to(location.recipes())
+    composer = Composer(config_dirs, typed=None if comes_along else words)
     if points:
         points = check(points, composer, program)
         _require_same_configurations(folder, points)

@@ -226,7 +226,7 @@ def run_sweep(
                 stopped = run_tasks(tasks, slots, program, record)
             else:
                 folder = fresh_folder(sweep.folder)
-                errands = [_errand(sweep, job, program, folder) for job in wanted]
+                errands = [_errand(sweep, job, composer.typed, program, folder) for job in wanted]
                 stopped = run_submitted(errands, launcher, folder, record)
         for number in living - _holders(record.sweep, living).keys():  # it has ended while the others ran
             record.ended_by_itself(number)
@@ -294,10 +294,10 @@ def _task(sweep: Sweep, job: SweepJob, composer: Composer) -> Task:
     return Task(job.number, composer.compose(_words(sweep, job)), sweep.paths.log(job.name))
 
 
-def _errand(sweep: Sweep, job: SweepJob, program: Program, folder: Path) -> Errand:
+def _errand(sweep: Sweep, job: SweepJob, typed: tuple[str, ...] | None, program: Program, folder: Path) -> Errand:
     run, log = sweep.paths.run(job.name).absolute(), sweep.paths.log(job.name).absolute()
     told, words = folder / f"{job.number:03d}.json", _words(sweep, job)
-    return Errand(job.number, words, sweep.config_dirs, sweep.config_name, run, log, told, program)
+    return Errand(job.number, words, sweep.config_dirs, sweep.config_name, typed, run, log, told, program)
 
 
 def _words(sweep: Sweep, job: SweepJob) -> tuple[str, ...]:

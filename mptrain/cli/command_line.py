@@ -81,6 +81,8 @@ def what_was_meant(word: str, commands: Collection[str]) -> str:
         return f"write {word}=OPTION; mptrain help {word} shows the options"
     if word in catalogue.usual_keys():
         return f"write {word}=VALUE"
+    if options := catalogue.options(word):
+        return f"write {options[0].group}={word}"
     key, colon, value = word.partition(":")
     if colon and key in catalogue.usual_keys():
         return f"write {key}={value}"

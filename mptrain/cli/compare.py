@@ -19,6 +19,8 @@ from mptrain.cli.job import PROGRAM
 from mptrain.cli.messages import each_warning_once, say, say_checking, warn
 from mptrain.cli.sweep import finish, launcher_of
 from mptrain.compare.keeping import write_comparisons
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import is_elsewhere
 from mptrain.config.schema import RunOptions
@@ -95,7 +97,9 @@ def _compare_arms(asked: _Asked) -> int:
         points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
         arms = list(dict.fromkeys(point.arm for point in points))
         seeds = len(points) // len(arms)
-        say(f"{len(points)}/{len(points)} points valid: {len(arms)} arms ({', '.join(arms)}) x {seeds} seeds")
+        say(
+            f"{len(points)}/{len(points)} points valid: {len(arms)} arms ({', '.join(arms)}) x {seeds} {'seed' if seeds == 1 else 'seeds'}"
+        )
         warn(sentence for point in points for sentence in point.warnings)
         if seeds < 2:
             warn(["one seed shows no spread, so there will be no verdict: repeat the arms with seed=0,1,2,3"])
@@ -123,12 +127,28 @@ def _compare_arms(asked: _Asked) -> int:
 
 
 def _compare_runs(asked: _Asked) -> int:
+    _refuse_options(asked.places)
     comparison = judge_runs(asked.places, asked.question, anyway=asked.anyway)
     folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # nothing is made for what is refused
     comparisons = {"": beside(comparison, folder)}
     write_comparisons(SweepPaths(folder).comparison, comparisons)
     _show(comparisons, folder)
     return EXIT_OK
+
+
+def _refuse_options(places: Sequence[str]) -> None:
+    """Refuse options of one group, such as two precisions, that stand where runs are named.
+
+    Raises:
+        UsageError: With the words that name them as arms.
+    """
+    if len(places) < 2 or any(Path(place).exists() or (Path("outputs") / place).exists() for place in places):
+        return
+    catalogue = Catalogue([location.configs()])
+    for group, options in catalogue.groups.items():
+        if options.keys() >= set(places):
+            line = f"mptrain compare {group}={','.join(places)} seed=0,1,2,3"
+            raise UsageError(f"there is no run {places[0]}", f"to train and compare arms, write {line}")
 
 
 def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:

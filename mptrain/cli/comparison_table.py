@@ -7,16 +7,17 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from mptrain.cli import wording
-from mptrain.cli.messages import colourful, printable, say
+from mptrain.cli.messages import printable, say
+from mptrain.cli.narrow import BREAK, Column, drawn
 from mptrain.cli.rows import width_of
 from mptrain.runlog import readable_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mptrain.compare.results import ArmResult, Comparison, Interval
 
 #: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.
@@ -31,46 +32,39 @@ def print_comparison(comparison: Comparison, title: str = "") -> None:
     Raises:
         StorageError: Standard output takes no more.
     """
-    terminal = colourful(sys.stdout)
-    console = Console(
-        width=None if sys.stdout.isatty() else 160, no_color=not terminal, force_terminal=terminal or None
-    )
-    with console.capture() as drawn:
-        console.print(_table(comparison))
     width = width_of(sys.stdout)
-    lines = [line.rstrip() for line in drawn.get().splitlines()]
+    lines = drawn(_columns(comparison), piped_width=160)
     lines += ["", *_paragraphs(comparison, width)]
     say("\n".join([*([title] if title else []), *lines]), styled=True)
 
 
-def _table(comparison: Comparison) -> Table:
+def _columns(comparison: Comparison) -> list[Column]:
     better = "higher" if comparison.higher_is_better else "lower"
     reference = next(result for result in comparison.arms if result.arm.name == comparison.reference)
     term = reference.arm.runs[0].term
-    table = Table(box=None, pad_edge=False, header_style="bold")
     energy = any(result.energy for result in comparison.arms)
-    table.add_column("arm", overflow="fold")
-    table.add_column("n", justify="right")
-    table.add_column(f"{escape(comparison.metric)} on {comparison.split} ± 95 %\n({better} is better)", justify="right")
-    table.add_column(f"Δ vs {escape(comparison.reference)}\n[95 % interval]", justify="right")
-    for name in (f"{term}/s", "speed", "peak\nmemory", *(["energy"] if energy else []), "skipped"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict", overflow="fold")
-    for result in comparison.arms:
-        cells = [
-            escape(printable(result.arm.name)),
-            _counts(result),
-            _plus_minus(result.metric),
-            _between(result.difference),
-            f"{wording.rate(result.throughput.mean)}" if result.throughput else "",
-            _ratio(result.speed, is_reference=result is reference),
-            readable_bytes(round(result.peak.mean)) if result.peak else "",
-            *([_ratio(result.energy, is_reference=result is reference)] if energy else []),
-            wording.share(result.skip_rate),
-            _verdict(result),
-        ]
-        table.add_row(*cells)
-    return table
+
+    def column(
+        title: str, cell: Callable[[ArmResult], str], importance: int | None = None, *, is_text: bool = False
+    ) -> Column:
+        return Column(title, tuple(cell(result) for result in comparison.arms), importance, is_text=is_text)
+
+    found = [
+        column("arm", lambda result: escape(printable(result.arm.name)), is_text=True),
+        column("n", _counts),
+        column(
+            f"{escape(comparison.metric)} on {comparison.split}{BREAK}± 95 %\n({better} is{BREAK}better)",
+            lambda result: _plus_minus(result.metric),
+        ),
+        column(f"Δ vs {escape(comparison.reference)}\n[95 % interval]", lambda result: _between(result.difference)),
+        column(f"{term}/s", lambda result: wording.rate(result.throughput.mean) if result.throughput else "", 0),
+        column("speed", lambda result: _ratio(result.speed, is_reference=result is reference), 3),
+        column("peak\nmemory", lambda result: readable_bytes(round(result.peak.mean)) if result.peak else "", 2),
+        column("energy", lambda result: _ratio(result.energy, is_reference=result is reference), 2),
+        column("skipped", lambda result: wording.share(result.skip_rate), 1),
+        column("verdict", _verdict, is_text=True),
+    ]
+    return [one for one in found if energy or one.title != "energy"]
 
 
 def _counts(result: ArmResult) -> str:
@@ -83,9 +77,9 @@ def _verdict(result: ArmResult) -> str:
     word = result.verdict.word
     colour, margin = _COLOURS[word], ""
     if word == "equivalent" and result.equivalence:
-        margin = f" (margin ±{result.equivalence.margin:g})"
+        margin = f"{BREAK}(margin ±{result.equivalence.margin:g})"
     elif word == "undecided" and result.equivalence:
-        margin = f" (power {100 * result.equivalence.power:.0f} %)"
+        margin = f"{BREAK}(power {100 * result.equivalence.power:.0f} %)"
     return f"[{colour}]{word}[/]{margin}"
 
 
@@ -101,7 +95,7 @@ def _between(interval: Interval | None) -> str:
         return "-"
     if math.isnan(interval.low):
         return f"{interval.mean:+.4f}"
-    return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
+    return f"{interval.mean:+.4f}{BREAK}[{interval.low:+.4f}, {interval.high:+.4f}]"
 
 
 def _ratio(interval: Interval | None, *, is_reference: bool) -> str:
@@ -110,7 +104,7 @@ def _ratio(interval: Interval | None, *, is_reference: bool) -> str:
     if interval is None:
         return "-"
     shown = f"{interval.mean:.2f}x"
-    return shown if interval.n < _LEAST_FOR_RATIO else f"{shown} [{interval.low:.2f}, {interval.high:.2f}]"
+    return shown if interval.n < _LEAST_FOR_RATIO else f"{shown}{BREAK}[{interval.low:.2f}, {interval.high:.2f}]"
 
 
 def _shared_remarks(comparison: Comparison) -> dict[str, list[str]]:

@@ -8,11 +8,11 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mptrain.cli.messages import colourful, printable, say
+from mptrain.cli.messages import drawing_console, printable, say
+from mptrain.cli.narrow import BREAK, Column, drawn
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.report.diagnosis_page import FINITE, as_sentence, breaking, cells, verdict_on
@@ -107,10 +107,6 @@ def _number(text: str) -> int:
 
 
 def _print(found: Examination, everything: bool) -> None:
-    terminal = colourful(sys.stdout)
-    console = Console(
-        width=None if sys.stdout.isatty() else 160, no_color=not terminal, force_terminal=terminal or None
-    )
     width = width_of(sys.stdout)
     whose = "" if found.learner == "main" else f" of the {found.learner}"
     head = f"step {found.step:,}{whose}, precision {found.precision}, on {found.device}"
@@ -123,9 +119,10 @@ def _print(found: Examination, everything: bool) -> None:
     ):
         if sentences:
             lines += ["", title, *(line for sentence in sentences for line in _wrapped(f"- {sentence}", width))]
-    with console.capture() as drawn:
-        shown, left_out = (list(found.modules), 0) if everything else interesting(found.modules)
-        console.print(_table(shown))
+    shown, left_out = (list(found.modules), 0) if everything else interesting(found.modules)
+    lines += ["", *drawn(_columns(shown), piped_width=160)]
+    console = drawing_console(None if sys.stdout.isatty() else 160)
+    with console.capture() as below:
         if left_out:
             console.print(f"{left_out} modules between them are left out; --all shows them", style="dim")
         for line in (line for sentence in _LEGEND for line in _wrapped(sentence, width)):
@@ -133,7 +130,7 @@ def _print(found: Examination, everything: bool) -> None:
         console.print()
         console.print(escape(summary(found.operators)))
         console.print(_census(found))
-    lines += ["", *(line.rstrip() for line in drawn.get().splitlines())]
+    lines += [line.rstrip() for line in below.get().splitlines()]
     if found.cause == "none":
         lines += ["", *_wrapped(f"{FINITE}.", width)]
     say("\n".join(lines), styled=True)
@@ -179,25 +176,22 @@ def _lost(row: ModuleRow) -> float:
     return max(reach.subnormal for reach in (row.forward, row.backward) if reach)
 
 
-def _table(rows: Sequence[ModuleRow]) -> Table:
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("module", "type", "dtype"):
-        made.add_column(name, overflow="fold")
+def _columns(rows: Sequence[ModuleRow]) -> list[Column]:
+    names = [escape(printable(row.name or "(model)")) for row in rows]
+    types = [escape(row.type + (f", {row.calls} calls" if row.calls > 1 else "")) for row in rows]
+    marks = [f"[red]<- {breaking(row)},{BREAK}{row.breaks}[/]" if row.breaks else "" for row in rows]
+    found = [
+        Column("module", tuple(names), is_text=True),
+        Column("type", tuple(types), 1, is_text=True),
+        Column("dtype", tuple(row.dtype for row in rows), 3, is_text=True),
+    ]
     for phase in ("forward", "backward"):
-        made.add_column(f"{phase}\nlargest", justify="right")
-        for name in ("of\n65,504", "below\n2^-14", "\nzero"):
-            made.add_column(name, justify="right")
-    made.add_column("")
-    for row in rows:
-        times = f", {row.calls} calls" if row.calls > 1 else ""
-        made.add_row(
-            escape(printable(row.name or "(model)")),
-            escape(row.type + times),
-            row.dtype,
-            *(_coloured(cell) for reach in (row.forward, row.backward) for cell in cells(row, reach)),
-            f"[red]<- {breaking(row)}, {row.breaks}[/]" if row.breaks else "",
-        )
-    return made
+        numbers = zip(*(cells(row, row.forward if phase == "forward" else row.backward) for row in rows), strict=True)
+        titles = ((f"{phase}\nlargest", None), ("of\n65,504", 4), ("below\n2^-14", 2), ("\nzero", 0))
+        for (title, importance), column in zip(titles, numbers, strict=True):
+            name = f"{phase} {' '.join(title.split())}"
+            found.append(Column(title, tuple(map(_coloured, column)), importance, name))
+    return [*found, Column("", tuple(marks), is_text=True)]
 
 
 def _coloured(cell: Cell) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.campaign.export import Export, export_run
+from mptrain.cli.messages import warn
 from mptrain.cli.rows import print_rows
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
@@ -47,6 +48,7 @@ def export(words: Sequence[str]) -> int:
         output=output,
         trusted=trusted,
     )
+    warn(done.warnings)
     kind = "averaged weights" if done.averaged else "weights"
     dtype = "float16" if "--fp16" in flags else "float32"
     rows = [

@@ -187,7 +187,7 @@ def _topic(word: str, catalogue: Catalogue, width: int) -> Callable[[], None] | 
         return lambda: print(_group_help(word, catalogue, width))
     if keys:
         return lambda: print(_keys_help(word, keys, width))
-    if options := [options[word] for options in catalogue.groups.values() if word in options]:
+    if options := catalogue.options(word):
         return lambda: _print_options(catalogue, options)
     from mptrain.cli.list import in_short
 

@@ -52,6 +52,9 @@ def list_groups(words: list[str]) -> int:
     if name not in catalogue.groups:
         guess = did_you_mean(name, [*catalogue.groups, "recipes"])
         hint = f"did you mean {guess}?" if guess else f"there is {', '.join([*catalogue.groups, 'recipes'])}"
+        if found := catalogue.options(name):
+            group = found[0].group
+            hint = f"it is an option of {group}: write mptrain list {group}, or mptrain help {name} for it alone"
         raise UsageError(f"there is no group '{name}'", hint)
     _print_group(catalogue, name)
     return EXIT_OK

@@ -16,6 +16,8 @@ from mptrain.masking import masked
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from rich.console import Console
+
 #: Characters of one line; a word of the user's may be of any length.
 LONGEST = 1000
 
@@ -113,6 +115,18 @@ def colourful(stream: object) -> bool:
     """Whether a stream shows colours: a terminal, neither NO_COLOR nor TERM=dumb."""
     isatty = getattr(stream, "isatty", lambda: False)
     return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def drawing_console(width: int | None) -> Console:
+    """Return a console for drawing what `say` prints: with colours and bold text where standard output shows them, else plain.
+
+    Args:
+        width: Characters of a line; None for those of the terminal.
+    """
+    from rich.console import Console
+
+    styled = colourful(sys.stdout)
+    return Console(width=width, no_color=not styled, force_terminal=styled)
 
 
 def printable(text: str) -> str:

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -29,7 +30,7 @@ INTERVAL = 0.25
 _PHASE_STYLES = {"calibrating": "cyan", "growth probe": "green", "unexpected": "bold red"}
 _SPARKLINE = 24
 _GAP = "   "
-_SHORTEST_BAR = 10
+_SHORTEST_BAR = 6
 
 #: The least width, in characters, of those columns of an epoch's row for which it is not 8.
 _CELL = {"epoch": 7, "skipped": 7, "time": 7}
@@ -245,6 +246,7 @@ class _Parts:
                 yield grid
                 return
             yield self._first
+            yield Segment.line()  # which a progress bar leaves out
         line = Text()
         for piece in self._pieces:
             if line.cell_len and line.cell_len + len(_GAP) + piece.cell_len > width:

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rich.cells import cell_len
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from mptrain.cli.messages import colourful, printable, say
+from mptrain.cli.messages import drawing_console, printable, say
 from mptrain.cli.report import place
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_DATA, EXIT_OK, UsageError
@@ -102,7 +101,6 @@ def _read(words: Sequence[str]) -> tuple[str, str]:
 
 def _drawn(shown: Table) -> list[str]:
     """A table of a report, for a terminal; heads and names are folded where it is narrow, and no number is ever cut off."""
-    terminal = colourful(sys.stdout)
     width = shutil.get_terminal_size((_WIDTH, 24)).columns
     natural, least = _widths(shown)
     gap = 2 if sum(natural) + 2 * len(natural) <= width else 1
@@ -115,7 +113,7 @@ def _drawn(shown: Table) -> list[str]:
         cells = [(escape(printable(cell.text)), _COLOURS.get(cell.tone)) for cell in row]
         table.add_row(*(f"[{colour}]{text}[/]" if colour and text else text for text, colour in cells))
     most = max(width, sum(least) + gap * len(least))
-    console = Console(width=most, no_color=not terminal, force_terminal=terminal or None)
+    console = drawing_console(most)
     with console.capture() as drawn:
         console.print(table)
     return [line.rstrip() for line in drawn.get().splitlines()]

@@ -6,12 +6,11 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from mptrain.campaign.replaying import replay_run
-from mptrain.cli.messages import colourful, printable, say
+from mptrain.cli.messages import printable, say
+from mptrain.cli.narrow import BREAK, Column, drawn
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK
 from mptrain.report import write_replay
@@ -40,15 +39,17 @@ def replay(run: str, overrides: Sequence[str]) -> int:
 
 
 def _lines(found: Replay) -> list[str]:
-    console = Console(width=None if sys.stdout.isatty() else 120, no_color=not colourful(sys.stdout))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for at, name in enumerate(COLUMNS):
-        table.add_column(name, justify="left" if at < 2 else "right")
-    for row in replay_rows(found):
-        table.add_row(*(escape(printable(cell)) for cell in row))
-    with console.capture() as drawn:
-        console.print(table)
-    lines = [line.rstrip() for line in drawn.get().splitlines()] + [""]
+    columns = zip(*replay_rows(found), strict=True)
+    table = [
+        Column(
+            name.replace(" ", BREAK),
+            tuple(escape(printable(cell)) for cell in cells),
+            importance=place if 3 < place < len(COLUMNS) - 1 else None,
+            is_text=place < 2,
+        )
+        for place, (name, cells) in enumerate(zip(COLUMNS, columns, strict=True))
+    ]
+    lines = [*drawn(table, piped_width=120), ""]
     several = len(found.learners) > 1
     for learner in found.learners:
         of = f"{learner.name} " if several else ""

@@ -121,7 +121,7 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
     with each_warning_once():
         require_free(found)
         found = take_stock(replace(found, parallel=jobs or found.parallel))
-        composer = Composer(found.config_dirs, found.config_name)
+        composer = Composer(found.config_dirs, found.config_name, typed=())
         missing = missing_points(found)
         asked = launcher_of(launcher, jobs) if missing else None
         if missing:

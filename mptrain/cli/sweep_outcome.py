@@ -6,11 +6,10 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mptrain.cli.messages import colourful, printable, say
+from mptrain.cli.messages import drawing_console, printable, say
 from mptrain.compare.ranking import sweep_lead
 from mptrain.runlog.sweep_csv import summary_of
 
@@ -102,9 +101,7 @@ def _table(*names: str) -> Table:
 
 
 def _print(table: Table) -> None:
-    terminal = colourful(sys.stdout)
-    width = None if sys.stdout.isatty() else 200
-    console = Console(width=width, no_color=not terminal, force_terminal=terminal or None)
+    console = drawing_console(None if sys.stdout.isatty() else 200)
     with console.capture() as drawn:
         console.print(table)
     say("\n" + "\n".join(line.rstrip() for line in drawn.get().splitlines()), styled=True)

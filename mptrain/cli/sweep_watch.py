@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
@@ -150,15 +150,17 @@ class LiveTable:
         table.add_column("#", justify="right", no_wrap=True)
         table.add_column("point", ratio=3, no_wrap=True, overflow="ellipsis")
         table.add_column("status", no_wrap=True)
-        table.add_column("progress", ratio=2, no_wrap=True, overflow="ellipsis")
+        table.add_column("progress" if wide else "done", ratio=2 if wide else 1, no_wrap=True, overflow="ellipsis")
         table.add_column("metric", no_wrap=True)
         table.add_column("loss scale", justify="right", no_wrap=True)
         if wide:
             table.add_column("overflows", justify="right", no_wrap=True)
         table.add_column("skipped", justify="right", no_wrap=True)
         table.add_column("left", justify="right", no_wrap=True)
+        shared = _words_of_arms(self._sweep.jobs)
         for job in shown:
-            label = " ".join(filter(None, (job.arm, job.label)))
+            differing = [word for word in job.varied if word not in shared[job.arm]]
+            label = " ".join([job.arm, *differing]) if job.arm else job.label
             status = f"[{COLOURS[job.status]}]{job.status}[/]"
             table.add_row(str(job.number), escape(printable(label)), status, *self._cells(job, wide=wide))
         lines: list[RenderableType] = [table]
@@ -177,7 +179,11 @@ class LiveTable:
             learners = (summary.get("learners") or {}).values()
             scales = [learner["scale"]["last"] for learner in learners if "last" in learner.get("scale", {})]
             overflows = str(sum(sum(learner["overflows"].values()) for learner in learners))
-            took = f"[dim]{wording.duration(job.seconds)} in all[/]" if job.seconds is not None else "[dim]before[/]"
+            took = (
+                f"[dim]{wording.duration(job.seconds)}{' in all' * wide}[/]"
+                if job.seconds is not None
+                else "[dim]before[/]"
+            )
             metric = metric_in_words(summary).partition(" ")[0].replace("=", " ")
             cells: list[RenderableType] = [
                 took,
@@ -191,7 +197,7 @@ class LiveTable:
             done = f"{progress.step:,}/{progress.steps:,}"
             metric = f"{progress.metric_name} {progress.metric:.4f}" if progress.metric_name else ""
             cells = [
-                _bar(progress, done) if wide else done,
+                _bar(progress, done) if wide else f"{100 * progress.step / max(progress.steps, 1):.0f} %",
                 escape(printable(metric)),
                 _scales(progress.scales),
                 str(progress.overflows),
@@ -213,6 +219,14 @@ class LiveTable:
         line = Text.from_markup(f"[bold]{counts}[/]   [dim]elapsed[/] {elapsed}{ends}   [dim]{where}[/]")
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
+
+
+def _words_of_arms(jobs: Sequence[SweepJob]) -> dict[str, set[str]]:
+    """Return the words that all jobs of an arm share, by the arm, whose name stands for them."""
+    found: dict[str, set[str]] = {}
+    for job in jobs:
+        found[job.arm] = found.get(job.arm, set(job.varied)) & set(job.varied)
+    return found
 
 
 def choose(jobs: tuple[SweepJob, ...], most: int) -> list[SweepJob]:

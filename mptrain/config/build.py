@@ -125,6 +125,7 @@ def build(
         warnings=warnings,
         ranks=ranks,
         blank=blank,
+        infinite=frozenset(name for name, buffer in model.named_buffers() if buffer.isinf().any()),
     )
     _refuse_hooks_in_compiled(config, parts)
     _refuse_single_samples(config, parts)

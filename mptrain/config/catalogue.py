@@ -148,6 +148,15 @@ class Catalogue:
         """The keys of the file at the top, without its list of defaults."""
         return self.root.entries if self.root else ()
 
+    def options(self, name: str) -> list[Option]:
+        """The options that ``NAME`` or ``GROUP=NAME`` means; several where several groups have one of that name."""
+        group, equals, option = name.rpartition("=")
+        return [
+            options[option]
+            for other, options in self.groups.items()
+            if option in options and (not equals or other == group)
+        ]
+
     def options_with(self, key: str) -> list[Option]:
         """The options whose own group has this full dotted key."""
         group = key.split(".")[0]

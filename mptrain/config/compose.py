@@ -121,12 +121,20 @@ class Composer:
     Args:
         config_dirs: Folders with further groups and options, searched after the project's own.
         config_name: The file at the top, without ``.yaml``.
+        typed: The words that the user typed, where others come out of a file; only they may download. None: all of them.
 
     Raises:
         ConfigError: A folder does not exist, or no folder holds such a file.
     """
 
-    def __init__(self, config_dirs: Sequence[Path | str] = (), config_name: str = "train") -> None:
+    def __init__(
+        self,
+        config_dirs: Sequence[Path | str] = (),
+        config_name: str = "train",
+        typed: Sequence[str] | None = None,
+    ) -> None:
+        #: See ``typed``.
+        self.typed = None if typed is None else tuple(typed)
         #: The file at the top, without its suffix.
         self.name = config_name.removesuffix(".yaml")
         folders = [location.configs(), *(Path(folder).absolute() for folder in config_dirs)]
@@ -148,7 +156,8 @@ class Composer:
     def compose(self, overrides: Sequence[str]) -> Config:
         """See `mptrain.config.compose.compose`."""
         node, chosen, words = self._read(overrides)
-        fetch = may_fetch(words, ours=self._chose_data(chosen, words))
+        typed = words if self.typed is None else words.among(self.typed)
+        fetch = may_fetch(typed, ours=self._chose_data(chosen, typed))
         return assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
 
     def require_keys(self, overrides: Sequence[str]) -> None:
@@ -171,7 +180,12 @@ class Composer:
         return node, chosen, words
 
     def _chose_data(self, chosen: dict[str, str], words: Words) -> bool:
-        """Return whether the data set is one of mptrain's that was typed, or that files of mptrain's chose."""
+        """Return whether the data set is one of mptrain's that was typed, or that files of mptrain's chose.
+
+        Args:
+            chosen: Group to option.
+            words: That were typed.
+        """
 
         def is_ours(option: Option | None) -> bool:
             return option is not None and option.path.is_relative_to(location.configs())
@@ -179,7 +193,7 @@ class Composer:
         options = {group: self.catalogue.groups.get(group, {}).get(name) for group, name in chosen.items()}
         typed = any(word.key_or_group == "dataset" for word in words.groups)
         return is_ours(options.get("dataset")) and (
-            typed or all(map(is_ours, (self.catalogue.tops[self.name], *options.values())))
+            typed or (self.typed is None and all(map(is_ours, (self.catalogue.tops[self.name], *options.values()))))
         )
 
     def _explain(self, error: Exception, words: Words) -> Problem:

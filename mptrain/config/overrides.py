@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,12 @@ class Words:
     hydra: tuple[str, ...]
     problems: tuple[Problem, ...]
 
+    def among(self, words: Sequence[str]) -> Words:
+        """Return the overrides that are written like one of these."""
+        groups = tuple(word for word in self.groups if word.input_line in words)
+        values = tuple(word for word in self.values if word.input_line in words)
+        return replace(self, groups=groups, values=values)
+
 
 def read(words: Sequence[str], catalogue: Catalogue) -> Words:
     """Parses and sorts the words; of several words for one group the last one counts, as for keys."""
@@ -112,6 +118,7 @@ def parse(word: str) -> tuple[Override | None, Problem | None]:
         reason = re.sub(r" expecting \{.*\}| at: '<EOF>'", "", reason).replace(
             "mismatched input '<EOF>'", "it ends too early"
         )
+        reason = re.sub(r"token recognition error at: ('[^']')$", r"\1 has to stand in quotes", reason)
         return None, Problem(f"'{show(word)}' cannot be read: {reason}", _readable(word))
     if is_too_deep(value):
         return None, Problem(
@@ -132,7 +139,10 @@ def _readable(word: str) -> str:
     if re.fullmatch(r"\([^()]*\)", value):
         return f"write {key}=[{value[1:-1]}]"
     bare = value.strip("=,; ")
-    return f"write {key}={bare}" if re.fullmatch(r"[\w.+-]+", bare, re.ASCII) else f"quote the value: '{key}=\"...\"'"
+    if re.fullmatch(r"[\w.+-]+", bare, re.ASCII):
+        return f"write {key}={bare}"
+    plain = value.isprintable() and not set(value) & set("[]{}()\\'\"")
+    return f"quote the value: '{key}=\"{value if plain else '...'}\"'"
 
 
 def quoted(text: str) -> str:

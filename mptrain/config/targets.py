@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mptrain.config.ranges import UNRESOLVED, UnfitError, first_line, fit, hint_for, show
+from mptrain.config.synonyms import torchvision_names
 from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, out_of_memory
 
 if typing.TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Target:
             given = ", ".join(f"{name}={show(value)}" for name, value in self.arguments.items())
             raise ConfigError(
                 f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: {first_line(error)}",
-                "--traceback shows where it failed",
+                _by_name(self.path) or "--traceback shows where it failed",
             ) from error
 
     def _without_download(self, accepted: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -287,6 +288,13 @@ def _how_to_allow(path: str, allow: Sequence[str]) -> str:
     if package in sys.stdlib_module_names:  # whoever wrote that meant no part of a run
         return f"{package} is of Python's own library, which has no parts of a run: look at who wrote this file"
     return f"if you trust it, add extensions.allow=[{package}.*]"
+
+
+def _by_name(path: str) -> str:
+    """Return the hint for one of torchvision's classifiers, which has an option of its own; empty for anything else."""
+    package, _, name = path.rpartition(".")
+    known = package.startswith("torchvision.models") and torchvision_names(name) == [name]
+    return f"write model=torchvision model.name={name} in place of the other words about the model" if known else ""
 
 
 def parameters(target: Callable[..., Any]) -> tuple[dict[str, Parameter], bool]:

@@ -70,7 +70,7 @@ def may_fetch(words: Words, *, ours: bool) -> dict[str, tuple[str, ...]]:
     """Return the arguments of data set and model that may download something: those that were typed.
 
     Args:
-        words: Of the command line.
+        words: That the user typed.
         ours: The data set is one of mptrain's that the user chose, whose files say that it is downloaded.
     """
     found: dict[str, dict[str, None]] = {"dataset": {"download": None} if ours else {}, "model": {}}

@@ -40,7 +40,7 @@ class Diagnosis:
         step: Attempts so far.
         loss_scale: The scale in force.
         refused: Overflowed steps in a row.
-        cause: ``input`` (the batch holds inf or NaN), ``weights`` (a parameter or buffer does), ``forward`` (all of
+        cause: ``input`` (the batch holds inf or NaN), ``weights`` (a parameter or buffer does that did not from the start), ``forward`` (all of
             those are finite, the loss is not), ``backward`` (the loss is finite, gradients are not).
         tensors: The first non-finite tensors: inputs, weights, or gradients by parameter name, with their kind.
         count: How many there are.
@@ -69,13 +69,13 @@ class Diagnosis:
 
 _WHAT = {
     "input": "the batch itself is not finite",
-    "weights": "weights are not finite",
+    "weights": "weights or buffers are not finite",
     "forward": "the loss is not finite though inputs and weights are; gradients that are not",
     "backward": "inputs, weights and loss are finite; gradients that are not",
 }
 _ADVICE = {
     "input": "the data holds inf or NaN: clean it, or set dataset.on_error=skip",
-    "weights": "the weights themselves are not finite: resume from an earlier checkpoint, with scaler.on_overflow=skip",
+    "weights": "weights or buffers themselves are not finite: resume from an earlier checkpoint, with scaler.on_overflow=skip",
     "forward": "the loss is not finite though inputs and weights are: lower optimizer.lr, name the module in "
     "precision.keep_fp32, or use precision=bf16",
     "backward": "only gradients overflow: lower the scale{keys}, name the module in "
@@ -93,12 +93,16 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
         refused: Overflowed steps in a row.
         batch: The prepared batch of that step.
     """
-    state = {f"parameter {name}": value for name, value in parts.full_precision().items()}
-    state |= {f"buffer {name}": value for name, value in parts.model.named_buffers() if value.is_floating_point()}
+    buffers = {name for name, _ in parts.model.named_buffers()}
     gradients = learner.judge().norms.tolist()
     found = {
         "input": _non_finite({name: t for name, t in batch.tensors().items() if t.is_floating_point()}),
-        "weights": _non_finite(state),
+        "weights": _non_finite(
+            {
+                f"{'buffer' if name in buffers else 'parameter'} {name}": value
+                for name, value in parts.must_be_finite().items()
+            }
+        ),
         "gradients": offenders(learner.weights.names, gradients),
     }
     if found["input"][0]:
@@ -162,8 +166,7 @@ def _scale_keys(scaler: Scaler) -> str:
 
 def is_sound(parts: Parts) -> bool:
     """Whether all weights and buffers are finite, so that the state is worth saving."""
-    tensors = {**parts.full_precision(), **dict(parts.model.named_buffers())}
-    return _non_finite({name: value for name, value in tensors.items() if value.is_floating_point()})[0] == 0
+    return _non_finite(parts.must_be_finite())[0] == 0
 
 
 def require_success(progress: Progress, accounts: Sequence[Account], metric: str | None) -> list[str]:

@@ -53,6 +53,7 @@ class Parts:
         warnings: What was not built as it was asked for, one sentence each.
         ranks: The processes that train it.
         blank: The whole model without values, where ranks hold parts of its weights; else None.
+        infinite: Names of the buffers that held inf when the model was built, as masks of attention do.
     """
 
     model: nn.Module
@@ -72,6 +73,7 @@ class Parts:
     warnings: tuple[str, ...] = ()
     ranks: Ranks = ALONE
     blank: nn.Module | None = None
+    infinite: frozenset[str] = frozenset()
 
     def prepare(self, batch: Batch) -> Batch:
         """A host batch, on the device and in the dtype the model takes."""
@@ -90,6 +92,11 @@ class Parts:
     @functools.cached_property
     def _transfer(self) -> Transfer:
         return Transfer(self.device)
+
+    def must_be_finite(self) -> dict[str, Tensor]:
+        """Parameters in their best copies and floating-point buffers by name, without those of ``infinite``."""
+        state = {**self.full_precision(), **dict(self.model.named_buffers())}
+        return {name: value for name, value in state.items() if value.is_floating_point() and name not in self.infinite}
 
     def full_precision(self) -> dict[str, Tensor]:
         """The best copy of each trained parameter by name."""

@@ -243,11 +243,10 @@ def _faulty_inputs(parts: Parts, batch: Batch, moment: Moment) -> tuple[Faulty, 
 
 
 def _faulty_weights(parts: Parts) -> tuple[Faulty, ...]:
-    state = {**parts.full_precision(), **dict(parts.model.named_buffers())}
     return tuple(
         Faulty(name, "nan" if tensor.isnan().any() else "inf")
-        for name, tensor in state.items()
-        if tensor.is_floating_point() and not tensor.isfinite().all()
+        for name, tensor in parts.must_be_finite().items()
+        if not tensor.isfinite().all()
     )
 
 

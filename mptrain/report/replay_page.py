@@ -188,7 +188,7 @@ def replay_page(replay: Replay) -> Page:
         over="mptrain, a loss scaling rule over a recorded run",
         title=f"{replay.scaler} over {replay.root.name}",
         status=Cell("the run's own rule" if not replay.words else "another rule than the run's"),
-        lead=f"{lead[0].upper()}{lead[1:]}.",
+        lead=f"{lead}." if several else f"{lead[0].upper()}{lead[1:]}.",
         sections=(
             section("What it would have done", _table(replay), _rules(replay), Plots((_plot(replay),))),
             section("How that is known", *_basis(replay)),

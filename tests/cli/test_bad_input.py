@@ -61,6 +61,13 @@ ROWS = [
     (["seed=1", "train.epochs", "3", "model", "mlp"], ["hint: write train.epochs=3", "hint: write model=mlp"]),
     (["doctor", "model", "mlp"], ["hint: write model=mlp"]),
     (["model", "=", "cnn", "seed", "1"], ["hint: write model=cnn", "hint: write seed=1"]),
+    (
+        ["compare", "fp32", "amp_bf16"],
+        [
+            "error: there is no run fp32",
+            "hint: to train and compare arms, write mptrain compare precision=fp32,amp_bf16 seed=0,1,2,3",
+        ],
+    ),
     (["train.epochs"], ["error: 'train.epochs' is not a command", "hint: write train.epochs=VALUE"]),
     (["precision"], ["hint: write precision=OPTION; mptrain help precision shows the options"]),
     (["fit"], ["error: 'fit' is not a command", "hint: did you mean mptrain train?"]),

@@ -91,16 +91,19 @@ def test_the_panel_shows_everything_a_run_is_watched_for():
         assert part in text
 
 
+@pytest.mark.parametrize("done", ["123,456", "9,123,456"])
 @pytest.mark.parametrize("width", [60, 80])
-def test_a_narrow_panel_wraps_instead_of_cutting(width):
+def test_a_narrow_panel_wraps_instead_of_cutting(width, done):
     evaluation = EvalRecord("val", 3, 1, 200, {"loss": 0.1234, "top1": 0.9512, "top5": 0.9987})
-    progress = ProgressRecord(123_456, 9_876_543, 0, 10, 4215.2, "samples", 0.25, 512_000_000, 32.0, "evaluating")
+    progress = ProgressRecord(
+        int(done.replace(",", "")), 9_876_543, 0, 10, 4215.2, "samples", 0.25, 512_000_000, 32.0, "evaluating"
+    )
     text = shown([step(1), overflow(1, "growth probe"), step(2, refused=1), evaluation, progress], width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
     for part in ("top1 0.9512", "top5 0.9987", "loss 0.1234", "gradient norm 2", "growth probe", "4,215 samples/s"):
         assert part in text
-    for part in ("step 123,456/9,876,543", "epoch 1/10  evaluating", "left 0:32", "25 % waiting for data", "memory"):
+    for part in (f"step {done}/9,876,543", "epoch 1/10  evaluating", "left 0:32", "25 % waiting for data", "memory"):
         assert part in text
 
 

@@ -1,5 +1,6 @@
 """The live table of a sweep: what is urgent is on the screen, whatever its size."""
 
+import dataclasses
 import io
 import math
 from dataclasses import replace
@@ -49,6 +50,18 @@ def test_a_running_job_shows_progress_metric_scale_overflows_and_time_left(tmp_p
         assert expected in lines[1].split() or expected in lines[1]
     assert lines[2].split() == ["1", "seed=1", "waiting"]
     assert lines[3].startswith("1 running, 1 waiting")
+
+
+def test_the_runs_of_an_arm_are_told_apart_on_80_columns(tmp_path):
+    jobs = tuple(
+        SweepJob(n, f"{n}", (), (f"precision={arm}", "scaler.scale=1024", f"seed={n % 2}"), arm=arm)
+        for n, arm in enumerate(["fp16_static", "fp16_static", "amp_static"])
+    )
+    jobs = (dataclasses.replace(jobs[0], status="running"), *jobs[1:])
+    lines = drawn(table_of(Sweep(tmp_path, "comparison", (), (), "train", 1, jobs), j0=progress()), width=80)
+    assert "25 %" in lines[1]
+    labels = [line.split("  ")[1] for line in lines[1:4]]
+    assert labels == ["fp16_static seed=0", "fp16_static seed=1", "amp_static"]
 
 
 def test_a_job_that_is_done_shows_its_final_numbers_and_a_failed_one_why(tmp_path):

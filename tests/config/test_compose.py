@@ -130,7 +130,7 @@ def test_every_problem_is_reported_at_once():
         ("train.epochs", "'train.epochs' is not of the form KEY=VALUE", "write for example train.epochs=3"),
         ("=3", "'=3' names no key", None),
         ("train.epochs=[1", None, None),
-        ("run.name=é", None, "quote the value: 'run.name=\"...\"'"),
+        ("run.name=é", "'run.name=é' cannot be read: 'é' has to stand in quotes", "quote the value: 'run.name=\"é\"'"),
         ("train.epochs=${nowhere}", "train.epochs: Interpolation key 'nowhere' not found", ""),
         ("optimizer.lr=${optimizer.lr}", "optimizer.lr: Recursive interpolation detected", ""),
         ("run.name=../x", "run.name='../x' has '..' as a part of the path", None),

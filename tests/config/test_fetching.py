@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torchvision.models._api as torchvision_api
 from torchvision import datasets
 
-from mptrain.config.compose import compose, reload
+from mptrain.campaign import reproduction
+from mptrain.cli import sweep
+from mptrain.cli.main import main
+from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.config.together import build_dataset
 from mptrain.config.trust import fetches
@@ -47,6 +52,20 @@ def own_folder(tmp_path, group, text):
     return [tmp_path / "mine"]
 
 
+RECIPE = """
+title: A title
+claim: A claim.
+source: nowhere
+base: [model=mlp, dataset=cifar10, train.max_steps=1, threads=1]
+arms: {a: [precision=fp32], b: [precision=amp_bf16]}
+reference: a
+margin: 1
+seeds: [0]
+expect: [b.top1 = a.top1 within 1]
+needs: {gpu: optional, minutes: 1, data: CIFAR-10}
+smoke: [train.max_steps=1]
+"""
+
 CIFAR = "_target_: mptrain.dataset.load_cifar10\nroot: {}\ndownload: true\n"
 
 
@@ -69,6 +88,45 @@ def test_a_data_set_that_was_typed_is_downloaded_and_one_that_a_file_names_is_no
         == fetches(typed)
         == {"dataset": ("download", "root"), "model": ()}
     )
+
+
+def test_words_out_of_a_strangers_file_download_nothing_unless_they_were_typed():
+    words = ["dataset=cifar10", "model=mlp", "dataset.root=there", "dataset.download=true"]
+    for typed, expected in (
+        (None, ("download", "root")),
+        ((), ()),
+        (("model=mlp",), ()),
+        (("dataset.root=there",), ("root",)),
+        (("dataset=cifar10",), ("download",)),
+        (("dataset.download=true",), ("download",)),
+    ):
+        assert Composer(typed=typed).compose(words).dataset.fetch == expected, typed
+
+
+def test_a_sweep_that_is_resumed_and_a_recipe_of_others_download_nothing(tmp_path, monkeypatch):
+    asked = []
+
+    def note(points, composer, *rest, **options):
+        asked.append(composer.compose(points[0].overrides).dataset.fetch)
+        raise DataError("nobody looks for it")
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["-m", "run.name=theirs", "model=mlp", "dataset=digits", "seed=0,1", "train.max_steps=1"]) == 0
+    table = tmp_path / "outputs" / "theirs" / "sweep.json"
+    table.write_text(table.read_text().replace("dataset=digits", "dataset=cifar10"))
+    for record in list(table.parent.glob("00*/run.json")):
+        shutil.rmtree(record.parent)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    monkeypatch.setattr(sweep, "check", note)
+    monkeypatch.setattr(reproduction, "check", note)
+    for words, expected in (
+        (["-m", "model=mlp", "dataset=cifar10", "seed=0,1"], ("download",)),
+        (["resume", "theirs"], ()),
+        (["reproduce", "recipe.yaml"], ()),
+        (["reproduce", "recipe.yaml", "dataset=cifar10"], ("download",)),
+    ):
+        assert main(words) == 6
+        assert asked.pop() == expected, words
 
 
 def test_a_network_file_cannot_choose_a_data_set_that_is_downloaded(tmp_path):

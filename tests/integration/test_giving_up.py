@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from small_runs import TINY, Kept, loop_of
+from torch import nn
 
 from mptrain.cli.main import main
 from mptrain.engine.snapshot import take_snapshot
@@ -90,10 +91,32 @@ def test_applied_overflows_end_the_run_without_saving_broken_weights(tmp_path):
         "scaler.on_overflow=apply",
         "train.patience=4",
     )
-    with pytest.raises(NumericsError, match="weights are not finite"):
+    with pytest.raises(NumericsError, match="weights or buffers are not finite: parameter"):
         loop.run()
     assert loop.storage.store.load_latest() is None
     assert take_snapshot(loop.parts, loop._ledger, loop.progress)["progress"]["step"] == 4
+
+
+def test_a_mask_of_infinities_is_not_what_a_run_fails_from(tmp_path, monkeypatch):
+    build = nn.Flatten.__init__
+
+    def masked(self, *args, **kwargs):
+        build(self, *args, **kwargs)
+        self.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
+
+    monkeypatch.setattr(nn.Flatten, "__init__", masked)
+    words = (*TINY, "model=mlp", "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3")
+    loop = loop_of(tmp_path, *words)
+    with pytest.raises(NumericsError, match=r"inputs, weights and loss are finite.*weights and batch are saved"):
+        loop.run()
+    assert loop.storage.store.load_latest() is not None
+    broken = loop_of(tmp_path / "broken", *words)
+    broken.parts.model.register_buffer("mean", torch.zeros(3))
+    broken.parts.model.mean[1] = math.nan
+    with pytest.raises(
+        NumericsError, match=r"weights or buffers are not finite: buffer mean \(nan\); the batch is saved"
+    ):
+        broken.run()
 
 
 def test_the_command_exits_with_4_two_lines_and_no_traceback(tmp_path, monkeypatch, capsys):

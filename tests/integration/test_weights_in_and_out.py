@@ -13,6 +13,7 @@ from small_runs import TINY, environment, parts_of, run_command
 from mptrain.campaign.attempt import launch, resume
 from mptrain.campaign.evaluation import evaluate_run
 from mptrain.campaign.export import export_run
+from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.errors import CheckpointError
 
@@ -170,3 +171,16 @@ def test_a_value_that_is_no_path_is_refused(tmp_path):
     done = run_command(*TINY, "model.weights=3", cwd=tmp_path)
     assert done.returncode == 2
     assert "model.weights=3: must be the path of a file or of a run" in done.stderr
+
+
+def test_weights_that_fp16_cannot_hold_are_named_where_they_are_exported(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    parts, _ = parts_of(*TINY)
+    weights = parts.model.state_dict()
+    weights["1.weight"][0, :2] = 70000.0
+    torch.save(weights, "large.pt")
+    train(*TINY, "precision=fp32", "model.weights=large.pt", "train.max_steps=1", "optimizer.lr=1e-9", "run.name=large")
+    said = "2 values in weights and buffers are beyond 65504, the largest of float16, and clamped to it: 1.weight (2)"
+    for flags, expected in (("--fp16", [f"warning: {said}"]), ("--raw", [])):
+        assert main(["export", "large", flags]) == 0
+        assert capsys.readouterr().err.splitlines() == expected

@@ -70,7 +70,7 @@ def test_the_page_says_what_would_have_been_and_how_that_is_known(tmp_path):
 
 def test_every_learner_has_a_panel_and_a_sentence(tmp_path):
     page = replay_page(replay(tmp_path, learner("critic"), learner("actor", parted=None, same=4)))
-    assert page.lead.startswith("Critic: it would have skipped 1 update")
+    assert page.lead.startswith("critic: it would have skipped 1 update")
     assert "actor: its scale is the recorded one at all 4 steps" in page.lead
     (plot,) = page.plots()
     assert ">critic<" in plot.svg
