@@ -412,9 +412,9 @@ def network(*, num_classes: int, in_channels: int, image_size: int, fault: str) 
     return Network(in_channels * image_size**2, num_classes, fault)
 
 
-def small_convnext(*, num_classes: int, in_channels: int) -> nn.Module:
-    """Blocks whose outputs are multiplied by 1e-6 to begin with, and their gradients with them."""
+def small_convnext(*, num_classes: int, in_channels: int, layer_scale: float = 1e-6) -> nn.Module:
+    """Blocks whose outputs are multiplied by ``layer_scale`` to begin with, and their gradients with them."""
     settings = [CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 2)]
-    model = ConvNeXt(settings, layer_scale=1e-6, num_classes=num_classes)
+    model = ConvNeXt(settings, layer_scale=layer_scale, num_classes=num_classes)
     model.features[0][0] = nn.Conv2d(in_channels, 16, 2, stride=2)
     return model

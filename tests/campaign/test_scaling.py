@@ -53,6 +53,14 @@ def test_gradients_of_a_millionth_of_the_others_that_underflow_a_little_are_no_f
     assert scales_of(report.modules).good
 
 
+@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])
+@pytest.mark.parametrize("layer_scale", ["3e-6", "4e-6"])
+def test_small_gradients_that_lose_less_than_three_per_cent_to_underflow_are_no_fault(layer_scale, precision):
+    report = check(*sound("layer_scale"), f"+model.layer_scale={layer_scale}", f"precision={precision}")
+    assert not report.findings
+    assert 16 in scales_of(report.modules).good
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("model", [name for name in SOUND if name not in QUICK])

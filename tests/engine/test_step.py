@@ -78,12 +78,12 @@ def test_trap_23_32_a_refused_step_leaves_weights_that_half_precision_cannot_hol
     initial[name].view(-1)[9:12] = -1e5
     torch.save(initial, tmp_path / "weights.pt")
     loop = loop_of(tmp_path, *words, f"model.weights={tmp_path / 'weights.pt'}")
+    before = state_of(loop.parts)
+    assert all(value.isfinite().all() for value in before.values())
     count = 9 if precision.startswith("bf16") else 12
     [warning] = loop.parts.warnings
     assert warning.startswith(f"{count} values in weights and buffers are beyond ")
     assert warning.endswith(f"{name} ({count})")
-    before = state_of(loop.parts)
-    assert all(value.isfinite().all() for value in before.values())
     loop.run()
     [row] = steps_of(loop)
     assert row["skipped"]

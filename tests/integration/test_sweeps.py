@@ -230,3 +230,53 @@ def test_a_sweep_killed_with_sigkill_leaves_no_process_and_can_be_resumed(folder
     assert {job["status"] for job in jobs_of(folder)} == {"done"}
     for name in ("000-seed=0", "001-seed=1"):
         assert [attempt["from_step"] > 0 for attempt in runs_of(folder)[name]["attempts"]] == [False, True]
+
+
+RECIPE = """
+title: Mine
+claim: It works.
+source: a paper, section 1
+base: [model=unruly, model.deed=slow, {base}]
+arms:
+  half: [precision=fp16_dynamic]
+  full: [precision=fp32]
+reference: full
+seeds: [0]
+margin: 0.5
+expect: [half.top1 = full.top1 within 1]
+needs: {{gpu: optional, minutes: 1, data: none}}
+smoke: [train.epochs=1]
+"""
+
+
+@pytest.mark.parametrize("deed", ["compare", "reproduce"])
+@pytest.mark.parametrize("child", [False, True], ids=["parent", "child"])
+def test_a_comparison_and_a_recipe_go_on_after_a_sigkill(folder, deed, child):
+    (folder / "recipe").mkdir()
+    (folder / "recipe" / "recipe.yaml").write_text(RECIPE.format(base=", ".join(SLOW[5:8] + SLOW[12:13])))
+    words = {
+        "compare": ("compare", *SLOW, "precision=fp32,fp16_dynamic", "seed=0"),
+        "reproduce": ("reproduce", "recipe", *WORDS[:2], WORDS[3], SLOW[13]),
+    }[deed]
+    process = start(folder, *words)
+    held = []
+    wait_until(lambda: held.extend(folder.glob("outputs/**/000-*/steps.jsonl")) or (held and held[0].read_bytes()))
+    run = held[0].parent
+    wait_until(lambda: (run / "checkpoints").is_dir() and any((run / "checkpoints").glob("*.json")))
+    processes = children_of(process.pid)
+    os.kill(json.loads((run / "run.json").read_text())["attempts"][0]["pid"] if child else process.pid, signal.SIGKILL)
+    (folder / "cured").touch()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == (7 if child else -signal.SIGKILL), output
+    if child:
+        assert "status=failed exit=-9 " in output
+        assert "\nto run the rest: mptrain " in output
+    wait_until(lambda: nothing_is_left(processes), 20)
+
+    again = mptrain(folder, *(("resume", "outputs/mine", WORDS[3]) if deed == "compare" else words))
+    expected = {"compare": 0, "reproduce": 5}[deed]  # one seed decides nothing
+    assert again.returncode == expected, again.stderr + again.stdout
+    state = json.loads((run / "run.json").read_text())
+    assert state["status"] == "done"
+    assert [attempt["from_step"] > 0 for attempt in state["attempts"]] == [False, True]
+    assert (run.parent / "comparison.json").exists()
