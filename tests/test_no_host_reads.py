@@ -29,7 +29,9 @@ READING_FUNCTIONS = {
     ("bits.py", "read_counts"): "its numbers are on the host already",
 }
 #: Files that hold plain numbers alone.
-WITHOUT_TENSORS = frozenset({"confidence.py", "formats.py", "exponents.py", "forecast.py", "looked_at.py"})
+WITHOUT_TENSORS = frozenset(
+    {"confidence.py", "formats.py", "exponents.py", "forecast.py", "looked_at.py", "overflow_limits.py"}
+)
 
 
 def host_reads(source: str) -> list[tuple[str, int, str]]:
