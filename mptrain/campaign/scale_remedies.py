@@ -43,7 +43,7 @@ def lower_scale(case: Case, gradients: ExponentCounts) -> Remedy | None:
     Returns:
         Nothing where no lower scale can be had.
     """
-    edge = _edge(gradients)
+    edge = _highest_finite(case, gradients)
     if not FLOAT32.smallest_normal <= 2.0**edge < case.seen.loss_scale:
         return None
     landing = _by_itself(case, 2.0**edge)
@@ -65,6 +65,28 @@ def lower_scale(case: Case, gradients: ExponentCounts) -> Remedy | None:
 def _edge(gradients: ExponentCounts) -> int:
     """The exponent of the highest scale at which the largest of some unscaled gradients fits FP16."""
     return math.floor(math.log2(FLOAT16.max / gradients.largest)) if gradients.largest else 0
+
+
+def _highest_finite(case: Case, gradients: ExponentCounts) -> int:
+    """Return the exponent of the highest scale below a step's own at which the step is finite.
+
+    `_edge` is too low where a gradient that is large in FP32 is computed in FP32 here, or is thrown away: scales above it are looked for.
+
+    Args:
+        case: The step, which is not finite.
+        gradients: As in `lower_scale`.
+    """
+    finite, infinite = _edge(gradients), math.ceil(math.log2(case.seen.loss_scale))
+    if finite + 1 >= infinite or not case.at_scale(2.0 ** max(finite + 1, 0)).seen.finite:
+        return finite
+    finite = max(finite + 1, 0)
+    while infinite - finite > 1:
+        middle = (finite + infinite) // 2
+        if case.at_scale(2.0**middle).seen.finite:
+            finite = middle
+        else:
+            infinite = middle
+    return finite
 
 
 def _keeps(gradients: ExponentCounts, exponent: int) -> bool:
