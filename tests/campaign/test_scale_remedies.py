@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_runs import TINY
 
 from mptrain.campaign.diagnosing import diagnose_config, diagnose_run
+from mptrain.campaign.scale_remedies import _highest_finite
 from mptrain.cli.main import main
 from mptrain.config.build import build
 from mptrain.config.compose import compose, reload
@@ -140,3 +142,17 @@ def test_in_a_step_that_a_fault_leaves_finite_nothing_is_tried():
     found = diagnose_config(compose((*words, *fault))).found
     assert (found.cause, found.remedies) == ("none", ())
     assert "a fault is put in on purpose: 3.0 into activation:0" in found.remarks
+
+
+@pytest.mark.parametrize(("highest", "largest", "looks"), [(14, 3e9, 5), (9, 100.0, 1), (15, 1.0, 0), (-3, 3e9, 1)])
+def test_the_highest_finite_scale_is_looked_for_where_gradients_in_fp32_say_a_lower_one(highest, largest, looks):
+    tried = []
+
+    def at_scale(scale):
+        tried.append(scale)
+        return SimpleNamespace(seen=SimpleNamespace(finite=scale <= 2.0**highest))
+
+    case = SimpleNamespace(seen=SimpleNamespace(loss_scale=2.0**16), at_scale=at_scale)
+    found = _highest_finite(case, SimpleNamespace(largest=largest))
+    assert found == (highest if highest >= 0 else -16)
+    assert len(tried) == looks
