@@ -20,7 +20,7 @@ WORDS = {
     "data_gone": r"data",
     "bad_picture": r"\.png",
     "sigterm": r"SIGTERM",
-    "sigint": r"SIGINT|interrupted",
+    "sigint": r"SIGINT|Ctrl-C|interrupted",
 }
 
 DOCUMENTED = {2, 3, 4, 6, 7, 75, 130}
