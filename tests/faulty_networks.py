@@ -240,6 +240,14 @@ class LargeLogits(nn.Module):
         return given + (shares @ value).mean(2)
 
 
+class ThrownAway(nn.Module):
+    """Leaves the range of FP16 in values that it does not use; their gradients are zero by infinity."""
+
+    def forward(self, given):
+        large = (given * 1000) * (given * 1000)
+        return torch.where(large < 10, large * large * 1e-2, given)
+
+
 class CastsToHalf(nn.Module):
     """Leaves the range of FP16 and casts to it, whatever the precision is."""
 
@@ -305,6 +313,7 @@ FAULTS = {
     "large_logits": Fault(LargeLogits, "attention logits above 65504", kept=("odd",)),
     "sum_by_hand": Fault(SumByHand, "a sum over many values", kept=("odd",)),
     "exp_by_hand": Fault(ExpByHand, "exp overflows", kept=("odd",)),
+    "thrown_away": Fault(ThrownAway, "infinities that are not used, and NaN gradients", kept=("odd",)),
     "rms_norm": Fault(
         lambda: named(loud=Scale(2.0**9), norm=RootMeanSquareNorm()),
         "an infinite mean square that makes zeros: finite and dead",

@@ -117,7 +117,7 @@ class Case:
     @property
     def right(self) -> bool:
         """Return whether nothing is wrong."""
-        return not self.causes
+        return self.seen.finite and not self.causes
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -139,9 +139,14 @@ class Case:
 
     @functools.cached_property
     def accuracy(self) -> StepAccuracy | None:
-        """Return the distance of the step from FP64; None where its loss or that of FP32 is not finite, or FP32 cannot be had."""
+        """Return the distance of the step from FP64; None where there is nothing to compare with.
+
+        That is where its loss or that of FP32 is not finite, where FP32 cannot be had, and for the later of several learners.
+        """
         seen = self.seen
         if not self._comparable or seen.refusal is not None or not math.isfinite(seen.loss):
+            return None
+        if seen.learner != self.parts.learners[0].name:  # whose step is behind the updates of the others
             return None
         if self._suspicious and (self.exact is None or not self.exact.finite):
             return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mptrain.config.build import build
+from mptrain.diagnostics.remarkable import CLOSE
 from mptrain.diagnostics.scaling import Break, Finding, ModuleScaling, ScalingEvidence, by_module
 from mptrain.diagnostics.scaling_findings import findings, wrong_gradients, wrong_outputs
 from mptrain.engine.scaling_check import (
@@ -127,7 +128,20 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     notes = (
         reference.notes if step == 1 else (*reference.notes, "every second scale was tried, since a step takes long")
     )
+    notes = (*notes, *_near_the_top(reference, form))
     return ScalingReport(evidence, findings(evidence), modules, reference.dtype, batch.samples, notes)
+
+
+def _near_the_top(reference: Reference, form: Format) -> tuple[str, ...]:
+    """Return a sentence about the output that is closest to the largest number of the format, where later steps may leave it."""
+    inside = [(errors.largest, name) for name, errors in reference.outputs.items() if errors.largest <= form.max]
+    largest, name = max(inside, default=(0.0, ""))
+    if largest < CLOSE * form.max:
+        return ()
+    share = 100 * largest / form.max
+    return (
+        f"what {name or 'the model'} says reaches {largest:.3g}, {share:.0f} % of the largest number of half: later steps may leave the range",
+    )
 
 
 def _first_batch(config: Config) -> tuple[Parts, Batch]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mptrain.compare.settings import in_short
@@ -32,6 +32,7 @@ class Ranked:
         low: Lower end of the 95 % CI; NaN where none is known.
         high: Upper end; NaN where none is known.
         seeds: How many runs it has.
+        over_seeds: The 95 % CI is over those, and not over test samples.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Ranked:
     low: float
     high: float
     seeds: int = 1
+    over_seeds: bool = False
 
     @property
     def has_interval(self) -> bool:
@@ -49,6 +51,11 @@ class Ranked:
         """Both have a 95 % CI, and the two have a value in common."""
         both = self.has_interval and other.has_interval
         return both and self.low <= other.high and other.low <= self.high
+
+    def widened(self, factor: float) -> Ranked:
+        """Return the same with a 95 % CI so many times as wide."""
+        low, high = (self.value + factor * (end - self.value) for end in (self.low, self.high))
+        return replace(self, low=low, high=high)
 
 
 def rank(name: str, summaries: Sequence[dict[str, Any]]) -> Ranked:
@@ -63,7 +70,7 @@ def rank(name: str, summaries: Sequence[dict[str, Any]]) -> Ranked:
         from mptrain.compare.statistics import mean_interval  # scipy takes a second to import
 
         found = mean_interval(values)
-        return Ranked(name, found.mean, found.low, found.high, len(values))
+        return Ranked(name, found.mean, found.low, found.high, len(values), over_seeds=True)
     # One run, or seeds that agree to the digit and so say nothing of their spread.
     ends = [found for found in map(interval_of, summaries) if found]
     low, high = (statistics.fmean(side) for side in zip(*ends, strict=True)) if ends else (math.nan, math.nan)
@@ -74,17 +81,20 @@ def ranking(ranked: Sequence[Ranked], *, higher_is_better: bool | None, number: 
     """Return the settings from best to worst as one sentence, without the metric's name.
 
     A best is named only where its 95 % CI is apart from that of the worst; settings whose CIs overlap the best's are named
-    with it.
+    with it. CIs of more than five settings are widened, since the best and the worst are picked out of them.
 
     Args:
         ranked: At least two, not all of the same value.
         higher_is_better: The direction of the metric; None where it is not known.
         number: Formats a value.
     """
+    factor = _for_a_choice_among(len(ranked))
+    ranked = [one.widened(factor) for one in ranked]
     low, high = (pick(ranked, key=lambda one: one.value) for pick in (min, max))
+    wider = f"(x{factor:.2f} for a choice among {len(ranked)}) " if factor > 1 else ""
     span = f"{number(low.value)} at {low.name} to {number(high.value)} at {high.name}"
     if low.overlaps(high):
-        return f"{span}, within noise of each other: their 95 % CIs {_of_what((low, high))}overlap"
+        return f"{span}, within noise of each other: their 95 % CIs {_of_what((low, high))}{wider}overlap"
     doubt = "" if low.has_interval and high.has_interval else "; without 95 % CIs on record, this may be noise"
     if higher_is_better is None:
         return f"from {span}{doubt}"
@@ -96,8 +106,24 @@ def ranking(ranked: Sequence[Ranked], *, higher_is_better: bool | None, number: 
     if near:
         names = ", ".join(one.name for one in near[:_MOST_NAMED])
         more = f" and {len(near) - _MOST_NAMED:,} more" if len(near) > _MOST_NAMED else ""
-        beside = f", within noise of {names}{more} (95 % CIs {_of_what((best, *near))}overlap)"
+        beside = f", within noise of {names}{more} (95 % CIs {_of_what((best, *near))}{wider}overlap)"
     return f"best {number(best.value)} at {best.name}{beside}, worst {number(worst.value)} at {worst.name}{doubt}"
+
+
+def _for_a_choice_among(count: int) -> float:
+    """Return what 95 % CIs are to be multiplied by for the best and the worst of several to be told apart at 95 % confidence.
+
+    The largest difference between several equal settings has the studentised range distribution (Tukey). Two 95 % CIs that only just
+    do not overlap are that far apart for up to five settings.
+
+    Args:
+        count: How many settings there are.
+    """
+    if count <= 5:
+        return 1.0
+    from scipy.stats import norm, studentized_range  # scipy takes a second to import
+
+    return max(1.0, float(studentized_range.ppf(0.95, count, math.inf) / (2 * norm.ppf(0.975))))
 
 
 def sweep_lead(
@@ -139,9 +165,11 @@ def sweep_lead(
             f"{name}: mean {number(one.value)} over {one.seeds} seeds, {reach}; "
             f"from {number(ends[0])} to {number(ends[1])}."
         )
+    lost = sum("metric" in summary for summary in found.values()) - len(valued)
+    more = f" {lost:,} more point{'s' if lost > 1 else ''} ended with a metric that is not finite." if lost else ""
     directions = {summary.get("higher_is_better") for summary in valued.values()}
     direction = directions.pop() if len(directions) == 1 else None
-    return f"{name}: {ranking(ranked, higher_is_better=direction, number=number)}."
+    return f"{name}: {ranking(ranked, higher_is_better=direction, number=number)}.{more}"
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:
@@ -151,7 +179,7 @@ def metric_in_words(summary: Mapping[str, Any]) -> str:
 
 def _of_what(ranked: Iterable[Ranked]) -> str:
     """The source of intervals, where it is the same for all of them."""
-    several = {one.seeds > 1 for one in ranked}
+    several = {one.over_seeds for one in ranked}
     if len(several) > 1:
         return ""
     return "over seeds " if several == {True} else "over test samples "

@@ -45,6 +45,9 @@ _WITH_FRAMES = ("GIF", "PNG", "TIFF", "WEBP")
 _PLAIN = ("RGB", "L", "1")
 _OFTEN = (*_PLAIN, "RGBA", "LA")
 
+#: A picture of more than 8 bits whose brightest pixel is below this, of 255, has lost most of its values.
+_DARK = 32
+
 _BITS_PER_SAMPLE = 258  # TIFF's tag
 
 
@@ -69,6 +72,11 @@ def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
         elif file.mode == "LAB":
             picture = file.convert("RGB")  # the only mode that Pillow makes of it
         picture = picture.convert("RGB" if channels == 3 else "L")
+        if bits > 8 and max(picture.convert("L").tobytes(), default=0) < _DARK:
+            remarks = (
+                *remarks,
+                f"dark (fewer than {_DARK} of 256 grey levels are left; scale its values up)",
+            )
     if remarks:
         faults.remarks[path] = ", ".join(remarks)
     return picture

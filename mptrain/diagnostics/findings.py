@@ -106,7 +106,7 @@ def compared(
 ) -> tuple[Cause, ...]:
     """Return the causes of a step whose loss is finite, once its values are compared with those of FP64.
 
-    Infinities of the forward pass are no cause where all outputs are right. An output that is wrong is one, unless something
+    Infinities of the forward pass are no cause where all outputs are right and gradients are finite. An output that is wrong is one, unless something
     before it is; and so are gradients that are wrong in a step that is finite.
 
     Args:
@@ -129,6 +129,8 @@ def compared(
         else:
             forward.insert(0, Cause("forward", wrong, "", "forward", f"{off}, though it is finite", (wrong,)))
         return (*forward, *others)
+    if not seen.finite and not others:  # gradients that are not finite follow from the forward pass alone
+        return tuple(forward)
     ruined = accuracy.ruined_output([operation.module for operation in lost])
     if ruined is not None:
         worst = lost[0]

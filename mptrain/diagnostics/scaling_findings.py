@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
     from mptrain.diagnostics.scaling import Break, OutputErrors, ScalingEvidence
 
-#: What a module says is right up to so many times the error that rounding explains (measured: see `mptrain.diagnostics.scaling`).
-TIMES_ROUNDED = 2.0
-
 _LINEAR = "its backward must be linear in what it is given: look there for a clamp, a constant, a threshold or a cast"
 
 _NAMES = {"float16": "FP16", "bfloat16": "BF16"}
@@ -69,7 +66,7 @@ def wrong_outputs(evidence: ScalingEvidence) -> list[str]:
         name
         for name, errors in evidence.outputs.items()
         if errors.fp32 <= ILL_CONDITIONED_OUTPUT
-        and (not math.isfinite(errors.half) or errors.half > max(tolerance, TIMES_ROUNDED * errors.explained))
+        and not errors.half <= errors.allowed(tolerance)
         and errors.own > tolerance
     ]
 
@@ -148,6 +145,10 @@ def _not_finite_in_fp32(evidence: ScalingEvidence) -> Iterator[Finding]:
     )
 
 
+#: Operators that put a constant in the place of values, as masks do.
+_FILLS = frozenset({"masked_fill", "where", "fill", "full", "full_like", "scalar_tensor"})
+
+
 def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
     form, name = FORMATS[evidence.compute], _NAMES[evidence.compute]
     groups: dict[tuple[float, str, str], list[str]] = {}
@@ -170,7 +171,9 @@ def _constants(evidence: ScalingEvidence) -> Iterator[Finding]:
                 "constant",
                 tuple(modules),
                 f"{value:g} is beyond {form.max:g}, the largest number of {name} ({operator}){raised}",
-                "mask with -inf, torch.finfo(x.dtype).min or scaled_dot_product_attention",
+                "fill a mask with -inf or torch.finfo(x.dtype).min, or use scaled_dot_product_attention"
+                if _plain(operator) in _FILLS
+                else "use a smaller number; a mask is better filled (masked_fill) than added or multiplied",
                 _kept_all(evidence, modules),
             )
 
@@ -257,7 +260,7 @@ def _no_gradient(evidence: ScalingEvidence) -> Iterator[Finding]:
         yield Finding(
             "no_gradient",
             tuple(evidence.no_gradient),
-            f"{_count(evidence.no_gradient, 'parameter')} get no gradient",
+            f"{_count(evidence.no_gradient, 'parameter')} get{'s' if len(evidence.no_gradient) == 1 else ''} no gradient",
             "look for detach(), no_grad() or .data on the way to the loss, or freeze them on purpose",
         )
 
@@ -427,7 +430,8 @@ def _configured(evidence: ScalingEvidence) -> Iterator[Finding]:
             continue
         low, high = scales.good[0], scales.good[-1]
         if scale > 2.0**high:
-            first = next(module for module in evidence.modules if module.judged and high in module.good[-1:])
+            judged = [module for module in evidence.modules if module.judged]
+            first = min(judged, key=lambda one: one.good[-1])
             why = f"too high for {_shown(first.name)}"
         else:
             judged = [module for module in evidence.modules if module.judged]

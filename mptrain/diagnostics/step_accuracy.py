@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mptrain.diagnostics.scaling import EPSILONS, ILL_CONDITIONED_OUTPUT
-from mptrain.diagnostics.scaling_findings import TIMES_ROUNDED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -71,8 +70,7 @@ class StepAccuracy:
 
     def allowed(self, name: str) -> float:
         """The largest relative error at which the output of a module is right."""
-        explained = self.outputs[name].explained
-        return max(EPSILONS * self.form.epsilon, TIMES_ROUNDED * explained if math.isfinite(explained) else 0.0)
+        return self.outputs[name].allowed(EPSILONS * self.form.epsilon)
 
     def lost_output(self, modules: Collection[str]) -> str | None:
         """Return the first of some modules, or of those behind it, most of whose output is gone.

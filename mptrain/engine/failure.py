@@ -76,10 +76,14 @@ _WHAT = {
 _ADVICE = {
     "input": "the data holds inf or NaN: clean it, or set dataset.on_error=skip",
     "weights": "weights or buffers themselves are not finite: resume from an earlier checkpoint, with scaler.on_overflow=skip",
-    "forward": "the loss is not finite though inputs and weights are: lower optimizer.lr, name the module in "
-    "precision.keep_fp32, or use precision=bf16",
-    "backward": "only gradients overflow: lower the scale{keys}, name the module in "
-    "precision.keep_fp32, or use precision=bf16",
+    "forward": "the loss is not finite though inputs and weights are: lower optimizer.lr{precision}",
+    "backward": "only gradients overflow: {lower}{precision}",
+}
+
+#: Another precision, as advice about one that computes in a format.
+_PRECISION = {
+    "float16": ", name the module in precision.keep_fp32, or use precision=bf16",
+    "bfloat16": ", or name the module in precision.keep_fp32",
 }
 
 
@@ -112,7 +116,10 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
     else:
         cause = "backward" if last.loss - last.loss == 0 else "forward"
         count, tensors = found["gradients"]
-    advice = _ADVICE[cause].replace("{keys}", _scale_keys(learner.scaler))
+    advice = _ADVICE[cause].format(
+        lower=f"lower the scale{_scale_keys(learner.scaler)}" if parts.policy.half else "lower optimizer.lr",
+        precision=_PRECISION.get(parts.policy.compute, ", or clip with train.clip_norm"),
+    )
     if learner.name != "main":
         advice = advice.replace("scaler.", f"learners.{learner.name}.scaler.")
     return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, advice)
@@ -169,7 +176,7 @@ def is_sound(parts: Parts) -> bool:
     return _non_finite(parts.must_be_finite())[0] == 0
 
 
-def require_success(progress: Progress, accounts: Sequence[Account], metric: str | None) -> list[str]:
+def require_success(progress: Progress, accounts: Sequence[Account], metric: str | None, *, half: bool) -> list[str]:
     """Refuse to call a run done that learned nothing because of its numerics.
 
     Returns:
@@ -193,8 +200,15 @@ def require_success(progress: Progress, accounts: Sequence[Account], metric: str
     for split, metrics in progress.last.items():
         for name, value in metrics.items():
             if (name == metric or name.endswith("loss")) and not math.isfinite(value):
+                trained = all(account.last is not None and math.isfinite(account.last.loss) for account in accounts)
+                what = f"its last {name.replace('_', ' ')} on {split} is {value}"
+                if half and trained:
+                    raise NumericsError(
+                        f"{what}, though its last training loss is finite",
+                        "evaluate in FP32 (precision.eval=fp32), or lower optimizer.lr",
+                    )
                 raise NumericsError(
-                    f"the run diverged: its last {name.replace('_', ' ')} on {split} is {value}",
+                    f"the run diverged: {what}",
                     "lower optimizer.lr, clip with train.clip_norm, or compare with precision=fp32",
                 )
     return warnings

@@ -172,7 +172,9 @@ class Loop:
         Raises:
             NumericsError: A learner never applied an update, or what was last evaluated is not finite.
         """
-        for warning in require_success(self.progress, self._ledger.accounts, self.parts.task.metric):
+        for warning in require_success(
+            self.progress, self._ledger.accounts, self.parts.task.metric, half=self.parts.policy.half
+        ):
             self._warn(warning)
 
     def _train_and_evaluate(self) -> None:

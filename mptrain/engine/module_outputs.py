@@ -121,7 +121,9 @@ def _is_float(value: Any) -> bool:
 
 
 def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
-    """Relative L2 error of all that a module said; inf where it said something that is not finite.
+    """Return the relative L2 error of all that a module said; inf where it said something that is not finite.
+
+    Infinities that it ought to have said count for nothing.
 
     Args:
         said: Call by call.
@@ -130,6 +132,9 @@ def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     """
     if len(said) != len(right) or any(one.shape != other.shape for one, other in zip(said, right, strict=True)):
         return 0.0
+    same = [(one == other) & other.isinf() for one, other in zip(said, right, strict=True)]  # masked scores of -inf
+    said = [one.masked_fill(at, 0) for one, at in zip(said, same, strict=True)]
+    right = [one.masked_fill(at, 0) for one, at in zip(right, same, strict=True)]
     size = math.hypot(*(norm(tensor) for tensor in right))
     off = math.hypot(*(distance(one.double(), other.double()) for one, other in zip(said, right, strict=True)))
     return off / size if size else 0.0

@@ -125,7 +125,12 @@ def _explained(parts: Parts) -> Iterator[None]:
             raise FirstBatchError(
                 f"{type(parts.model).__name__} and {type(parts.task).__name__} do not get through the first batch: "
                 f"{type(error).__name__}: {first_line}",
-                "choose a model and a task that go together (a model's own file does); --traceback shows where it failed",
+                "choose a model and a task that go together (a model's own file does); --traceback shows where it failed"
+                + (
+                    "; where precision=fp32 gets through, mptrain diagnose names the operator"
+                    if parts.policy.half
+                    else ""
+                ),
             ) from error
         native = parts.policy.cpu_kernels == "native" and parts.device.type == "cpu"
         raise EnvironmentRefused(

@@ -131,7 +131,7 @@ def compute_reference(
                 explained=relative_error(rounded.get(name, []), tensors),
                 fp32=relative_error(said32.get(name, []), tensors),
                 own=replacement.own_error(name),
-                largest=max((float(tensor.abs().max()) for tensor in tensors if tensor.numel()), default=0.0),
+                largest=max((_largest_finite(tensor) for tensor in tensors), default=0.0),
             )
             for name, tensors in right.items()
         },
@@ -207,8 +207,13 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     return found
 
 
+def _largest_finite(tensor: Tensor) -> float:
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
 def is_finite(parts: Parts, batch: Batch) -> bool:
-    """Return whether the loss and all gradients of a step are finite.
+    """Return whether all gradients of a step are finite.
 
     Args:
         parts: The run; the model in training mode.

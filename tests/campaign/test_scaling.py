@@ -78,6 +78,7 @@ FOUND = {
     "large_logits": ["narrow", "output"],
     "sum_by_hand": ["narrow"],
     "exp_by_hand": ["narrow"],
+    "thrown_away": ["overflow"],
     "rms_norm": ["narrow", "output"],
     "epsilon": ["constant"],
     "normalise": ["constant", "narrow"],

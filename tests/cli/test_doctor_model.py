@@ -114,7 +114,7 @@ def test_every_file_of_a_folder_that_stops_training_is_listed_at_once_with_what_
     plain.convert("CMYK").save(odd / "ink.jpg")
     plain.convert("RGBA").save(pictures / "val" / "ant" / "alpha.png")
     plain.save(odd / "moving.gif", save_all=True, append_images=[plain.rotate(180)])
-    Image.new("I;16", (12, 10), 9).save(odd / "deep.png")
+    Image.new("I;16", (12, 10), 50_000).save(odd / "deep.png")
     plain.save(odd / "other.png", "JPEG")
     assert terminal("doctor", *FOLDER, f"dataset.root={pictures}") == 6
     lines = terminal.out.replace("\n  ", " ").splitlines()

@@ -1,6 +1,7 @@
 """The setting of a sweep that is called the best."""
 
 import math
+import random
 
 import pytest
 
@@ -41,6 +42,7 @@ def test_what_cannot_be_told_from_the_best_is_named_with_it():
     over = "(95 % CIs over test samples overlap)"
     assert said(A, NEAR, FAR) == f"best 0.90 at a, within noise of b {over}, worst 0.50 at c"
     many = [Ranked(f"n{at}", 0.89 - at / 1000, 0.87, 0.91) for at in range(5)]
+    over = over.replace("overlap", "(x1.06 for a choice among 7) overlap")
     assert f"within noise of n0, n1, n2 and 2 more {over}" in said(A, *many, FAR)
 
 
@@ -94,3 +96,29 @@ def test_a_terminal_says_what_the_report_says(tmp_path, capsys):
         write_summary(RunPaths(tmp_path / one.name).summary, {"learners": {}, **found})
     print_outcome(Sweep(tmp_path, "sweep", ("optimizer.lr=0,1",), (), "train", 1, tuple(jobs)))
     assert "top1 (test): 0.1008 at lr=0 to 0.1108 at lr=1, within noise of each other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [2, 5, 10, 30])
+def test_equal_settings_have_a_best_in_no_more_than_one_sweep_of_twenty(count):
+    draw, named = random.Random(count), 0
+    for _ in range(400):
+        values = [draw.gauss(0, 1) for _ in range(count)]
+        named += said(*(Ranked(str(at), one, one - 1.96, one + 1.96) for at, one in enumerate(values))).startswith(
+            "best"
+        )
+    assert named / 400 <= 0.08  # 5 %, and what chance adds
+
+
+def test_a_choice_among_many_is_said_to_have_wider_intervals():
+    many = [Ranked(str(at), 0.5 + at / 1000, 0.4, 0.6) for at in range(8)]
+    assert "their 95 % CIs over test samples (x1.09 for a choice among 8) overlap" in said(*many)
+
+
+def test_a_point_whose_metric_is_not_finite_is_counted():
+    sentence = lead([job(0, "a=1"), job(1, "a=2"), job(2, "a=3")], summary(0.9), summary(0.8), summary(math.nan))
+    assert sentence.endswith(" 1 more point ended with a metric that is not finite.")
+
+
+def test_seeds_that_agree_to_the_digit_have_intervals_over_test_samples():
+    runs = [summary(0.9, [0.8, 0.97])] * 2
+    assert "over test samples" in said(rank("a", runs), rank("b", [summary(0.905, [0.82, 0.98])] * 2))

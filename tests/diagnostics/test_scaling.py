@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mptrain.diagnostics.scaling import Break, Distances, OutputErrors, ScalingEvidence, by_module, scales_of
+from mptrain.diagnostics.scaling import Break, Distances, OutputErrors, Scales, ScalingEvidence, by_module, scales_of
 from mptrain.diagnostics.scaling_findings import findings, why_no_range
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
 
@@ -81,11 +81,37 @@ def test_an_error_that_falls_with_every_doubling_is_underflow_and_no_fault_of_th
     assert (module.wrong, module.underflows) == (True, False)
 
 
+def test_a_gradient_that_is_half_gone_is_wrong_whatever_the_forward_pass_makes_of_it():
+    [module] = modules(replace(HEALTHY, expected=2.6, shifts={0: 1.9, 1: 0.9, 2: 0.0, 3: math.inf}))
+    assert (module.expected, module.allowed, module.good) == (1.3, 0.5, [1, 2])
+
+
+def test_a_scale_beyond_those_that_were_tried_is_judged_by_what_is_known():
+    scales = Scales(tried=(0, 1, 2, 3), good=(0, 2), overflows=3)
+    assert [scales.suits(2.0**one) for one in (-1, 0, 1, 2, 3, 30)] == [None, True, False, True, False, False]
+    assert not scales.suits(2.0**1.5)
+    assert Scales(tried=(0, 1), good=(1,), overflows=None).suits(0.25) is False
+    assert Scales(tried=(0, 1), good=(1,), overflows=None).suits(2.0**9) is None
+
+
+def test_an_output_behind_one_that_rounding_makes_infinite_is_judged_all_the_same():
+    errors = OutputErrors(half=0.9, explained=math.inf, fp32=0.0)
+    assert errors.allowed(0.01) == 0.01
+    assert replace(errors, explained=0.1).allowed(0.01) == 0.2
+
+
 def test_the_good_scales_of_a_network_are_those_of_all_modules():
     later = replace(HEALTHY, name="later.weight", shifts={0: 0.0, 1: 0.0, 2: math.inf, 3: math.inf})
     scales = scales_of(modules(HEALTHY, replace(later, errors={0: 0.0, 1: 0.0, 2: math.inf, 3: math.inf})))
     assert (scales.tried, scales.good, scales.overflows, scales.best) == ((0, 1, 2, 3), (1,), 2, 1)
-    assert [scales.suits(scale) for scale in (0.5, 1.0, 2.0, 3.0, 8.0, 16.0)] == [None, False, True, False, False, None]
+    assert [scales.suits(scale) for scale in (0.5, 1.0, 2.0, 3.0, 8.0, 16.0)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_scale_between_two_good_ones_suits():

@@ -49,8 +49,10 @@ def test_the_first_output_that_is_wrong_is_named_and_none_behind_one_that_fp32_g
         (1.01 * 2.0**-7, 0.0, True, False),
         (LOST, 0.0, True, False),
         (1.01 * LOST, 0.0, True, True),
-        (0.99, 0.5, False, False),
-        (1.01, 0.5, True, True),
+        (0.39, 0.2, False, False),
+        (0.41, 0.2, True, True),
+        (0.49, 2.0, False, False),
+        (0.51, 2.0, True, True),
         (math.inf, 0.0, True, True),
     ],
 )

@@ -157,3 +157,12 @@ def test_a_census_changes_nothing():
     plain = model(given)
     with OperatorCensus():
         assert torch.equal(model(given), plain)
+
+
+@pytest.mark.parametrize("name", ["amp_dynamic", "amp_bf16"])
+def test_products_that_autocast_leaves_alone_on_a_cpu_break_no_promise(name):
+    policy = mode(name)
+    model = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(images()[0].numel(), 10)))
+    kept, census = one_step(policy, model)
+    assert census.products["mv"].keys() == {torch.float32}
+    check_step(policy, model, kept, census)
