@@ -137,6 +137,8 @@ def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     right = [one.masked_fill(at, 0) for one, at in zip(right, same, strict=True)]
     size = math.hypot(*(norm(tensor) for tensor in right))
     off = math.hypot(*(distance(one.double(), other.double()) for one, other in zip(said, right, strict=True)))
+    if off == math.inf:
+        return off
     return off / size if size else 0.0
 
 

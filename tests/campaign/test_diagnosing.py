@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from small_runs import TINY
 
-from mptrain.campaign.diagnosing import diagnose_run
+from mptrain.campaign.diagnosing import diagnose_config, diagnose_run
 from mptrain.cli.main import main
+from mptrain.config.compose import compose
 from mptrain.errors import ConfigError, StorageError
 
 ENDED = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216", "train.patience=2")
@@ -131,3 +132,11 @@ def test_the_report_of_a_run_that_failed_has_the_hint_of_the_terminal(capsys):
     assert main(["report", "run"]) == 0
     page = next(Path("outputs/run").rglob("report.md")).read_text()
     assert f"To fix it: {state['hint'][:30]}" in page
+
+
+@pytest.mark.parametrize(("learner", "compared"), [("discriminator", True), ("generator", False)])
+def test_the_step_of_a_later_learner_is_compared_with_none_that_lacks_the_update_before_it(learner, compared):
+    words = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static", "scaler.scale=64")
+    found = diagnose_config(compose(words), learner=learner).found
+    assert found.cause == "none"
+    assert ("agree with those of FP32" in found.verdict) is compared

@@ -17,6 +17,7 @@ SMALL = ("dataset.train_samples=64", "train.batch_size=16")
 #: Faults of the table that one step cannot show: without harm on this batch, as FP32 has them, or outside of what is compared.
 UNSEEN = {
     "none": "there is none",
+    "close": "values are close to the end of the range and within it",
     "epsilon": "no variance of this batch is near zero",
     "mask_where": "-inf and -1e9 give the same softmax",
     "mask_buffer": "-inf and -1e9 give the same softmax",

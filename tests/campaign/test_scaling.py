@@ -246,3 +246,10 @@ def test_bf16_needs_no_scale():
 def test_a_precision_without_half_is_refused():
     with pytest.raises(ConfigError, match="precision=fp32 computes nothing in half precision"):
         check(*sound("mlp"), "precision=fp32")
+
+
+def test_outputs_close_to_the_largest_number_are_worth_knowing():
+    close, far = (planted(fault, "precision=fp16_dynamic") for fault in ("close", "none"))
+    [note] = [note for note in close.notes if "largest number of half" in note]
+    assert note.startswith("what odd.loud says reaches ")
+    assert (close.findings, far.findings, far.notes) == ([], [], ())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import random
 
 import pytest
@@ -12,6 +14,7 @@ from small_runs import TINY, Kept, loop_of
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
 from mptrain.engine.randomness import other_random_numbers
+from mptrain.errors import NumericsError
 from mptrain.records import EvalRecord, EventRecord
 from mptrain.runlog.storage import StorageError
 from mptrain.task import Pictures
@@ -114,3 +117,23 @@ def test_samples_and_loss_terms_are_counted_apart(tmp_path):
     assert once.samples == plain.samples == 200
     assert once.metrics["loss"] == pytest.approx(plain.metrics["loss"] / 3)
     assert isinstance(once, EvalRecord)
+
+
+@pytest.mark.parametrize(
+    ("precision", "loss", "said"),
+    [
+        ("fp16_dynamic", 1.0, "its last loss on val is inf, though its last training loss is finite"),
+        ("fp16_dynamic", math.nan, "the run diverged: its last loss on val is inf"),
+        ("fp32", 1.0, "the run diverged: its last loss on val is inf"),
+    ],
+)
+def test_an_evaluation_that_alone_is_not_finite_is_no_divergence(tmp_path, precision, loss, said):
+    loop = loop_of(tmp_path, *TINY, f"precision={precision}", "train.max_steps=1")
+    loop.run()
+    [account] = loop._ledger.accounts
+    account.updates, account.last = 1, dataclasses.replace(account.last, loss=loss)
+    loop.progress.last["val"] = {"loss": math.inf}
+    with pytest.raises(NumericsError) as stopped:
+        loop.require_success()
+    assert str(stopped.value) == said
+    assert ("precision.eval=fp32" in stopped.value.hint) == ("training loss" in said)

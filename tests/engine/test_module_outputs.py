@@ -115,3 +115,11 @@ def test_what_is_infinite_before_is_not_a_modules_own_error():
     assert replacement.own_error("0") == math.inf
     assert [replacement.own_error(name) for name in ("1", "2")] == [0.0, 0.0]
     assert not output.isfinite().any()
+
+
+def test_infinities_that_ought_to_be_there_do_not_hide_the_error_of_what_is_finite():
+    right = torch.tensor([-math.inf, 3.0, 4.0])
+    assert relative_error([right], [right]) == 0.0
+    assert relative_error([torch.tensor([-math.inf, 3.0, 9.0])], [right]) == 1.0
+    assert relative_error([torch.tensor([0.0, 3.0, 4.0])], [right]) == math.inf
+    assert relative_error([torch.tensor([math.inf, 3.0, 4.0])], [right]) == math.inf
