@@ -112,11 +112,14 @@ def _is_inside(name: str, outer: str) -> bool:
 
 
 def _keep(evidence: ScalingEvidence, module: str) -> tuple[str, ...]:
-    """Return what to keep in FP32 for a module's output to be right: it, or the one around it whose output fits the format."""
+    """Return what to keep in FP32 for a module's output to be right: it, or the one around it whose output fits the format.
+
+    What is kept already, and wrong all the same, is no remedy: then it is the one around it, and nothing where that is the whole model.
+    """
     name, largest = module, FORMATS[evidence.compute].max
-    while name and _largest(evidence, name) > largest:
+    while name and (_largest(evidence, name) > largest or name in evidence.keep_fp32):
         name = name.rpartition(".")[0]
-    return (name,)
+    return () if module in evidence.keep_fp32 and not name else (name,)
 
 
 def _largest(evidence: ScalingEvidence, name: str) -> float:

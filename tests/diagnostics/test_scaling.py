@@ -288,3 +288,10 @@ def test_a_cast_to_the_other_half_precision_is_named_with_what_it_loses():
         ("a",),
         "casts to FP16 in a network that computes in BF16, which loses what lies outside of FP16's range",
     )
+
+
+def test_a_module_that_is_kept_already_is_not_to_be_kept_again():
+    wrong = OutputErrors(half=0.9, explained=0.0, fp32=0.0, own=0.9)
+    for kept, words in (((), "[stem.wide]"), (("stem.wide",), "[stem.wide,stem]"), (("stem.wide", "stem"), None)):
+        [found] = findings(evidence(HEALTHY, outputs={"stem.wide": wrong}, keep_fp32=kept))
+        assert found.hint.endswith(f"precision.keep_fp32={words}") if words else "keep_fp32" not in found.hint
