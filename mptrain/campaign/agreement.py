@@ -134,7 +134,7 @@ def _what_it_is_made_of(config: Config) -> str:
 def _data_of(config: Config) -> str:
     """What decides which data set it is: its arguments, and what it wants to know about the run."""
     target = config.dataset
-    accepted, open_ended = parameters(target.resolve())
+    accepted, _ = parameters(target.resolve())
     facts = {"seed": config.seed, "batch_size": config.train.batch_size}
-    wanted = {name: value for name, value in facts.items() if name in accepted or open_ended}
+    wanted = {name: value for name, value in facts.items() if name in accepted}
     return f"{target.path} {dict(target.arguments)!r} {wanted!r}"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
     from mptrain.diagnostics.observer import Operation
     from mptrain.engine.job import Parts
+    from mptrain.engine.module_outputs import Outputs
     from mptrain.numerics.formats import Format
 
 #: The scales that are tried: 2^0 to this power of two; every second one where a pass takes longer than so many seconds.
@@ -128,19 +129,26 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     notes = (
         reference.notes if step == 1 else (*reference.notes, "every second scale was tried, since a step takes long")
     )
-    notes = (*notes, *_near_the_top(reference, form))
+    notes = (*notes, *_near_the_top(reference, inspection.outputs, form))
     return ScalingReport(evidence, findings(evidence), modules, reference.dtype, batch.samples, notes)
 
 
-def _near_the_top(reference: Reference, form: Format) -> tuple[str, ...]:
+def _near_the_top(reference: Reference, said: Outputs, form: Format) -> tuple[str, ...]:
     """Return a sentence about the output that is closest to the largest number of the format, where later steps may leave it."""
-    inside = [(errors.largest, name) for name, errors in reference.outputs.items() if errors.largest <= form.max]
+    half = {
+        name for name, tensors in said.items() if any(str(tensor.dtype) == f"torch.{form.name}" for tensor in tensors)
+    }
+    inside = [
+        (errors.largest, name)
+        for name, errors in reference.outputs.items()
+        if name in half and errors.largest <= form.max
+    ]
     largest, name = max(inside, default=(0.0, ""))
     if largest < CLOSE * form.max:
         return ()
     share = 100 * largest / form.max
     return (
-        f"what {name or 'the model'} says reaches {largest:.3g}, {share:.0f} % of the largest number of half: later steps may leave the range",
+        f"what {name or 'the model'} says reaches {largest:.3g}, {share:.0f} % of the largest number of {form.name}: later steps may leave the range",
     )
 
 

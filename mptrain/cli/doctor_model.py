@@ -132,7 +132,7 @@ def _compared(report: ScalingReport) -> str:
         f"one step of {report.samples} samples, the first, without an update. Errors of gradients, relative L2 norms: FP32 against "
         f"{reference}; forward: what {form} in the forward pass makes of them, against {reference}; backward: what the backward pass "
         f"adds at its best scale, right up to {_share(report.modules[0].tolerance)}. scales: where underflow takes no "
-        f"more than {_share(LOST)} of a gradient, or twice the forward error, and nothing overflows. Later gradients may be larger or "
+        f"more than {_share(LOST)} of a gradient, or twice the forward error up to half of it, and nothing overflows. Later gradients may be larger or "
         f"smaller"
     )
 

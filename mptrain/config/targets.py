@@ -71,6 +71,10 @@ FACTS: dict[str, tuple[str, ...]] = {
 }
 
 
+#: Facts of the data that are given to a callable of any keywords: torchvision's and timm's networks know this word.
+FACTS_FOR_ANY = frozenset({"num_classes"})
+
+
 @dataclass(frozen=True)
 class Parameter:
     """One keyword that a target accepts: its annotation (None when unknown) and whether it has no default."""
@@ -104,7 +108,9 @@ class Target:
         return resolve(self.path, self.allow)
 
     def build(self, **facts: Any) -> Any:
-        """Calls the target with its arguments and with those facts that it accepts and they do not give.
+        """Call the target with its arguments and with those facts that it has parameters for and they do not give.
+
+        One that takes any keywords (``**kwargs``) hands them on to something that may not, so it is given those of `FACTS_FOR_ANY` alone.
 
         Nothing is downloaded but by arguments in ``fetch``: a data set is told ``download=False``, and torchvision's networks have
         fresh weights.
@@ -118,7 +124,7 @@ class Target:
             name: value
             for name, value in facts.items()
             if name not in self.arguments
-            and (name in accepted or (open_ended and not dataclasses.is_dataclass(target)))
+            and (name in accepted or (open_ended and name in FACTS_FOR_ANY and not dataclasses.is_dataclass(target)))
         }
         try:
             with self._without_pretrained(accepted) as fresh:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,14 +72,20 @@ def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
         elif file.mode == "LAB":
             picture = file.convert("RGB")  # the only mode that Pillow makes of it
         picture = picture.convert("RGB" if channels == 3 else "L")
-        if bits > 8 and max(picture.convert("L").tobytes(), default=0) < _DARK:
+        if bits > 8 and _brightest(picture) < _DARK:
             remarks = (
                 *remarks,
-                f"dark (fewer than {_DARK} of 256 grey levels are left; scale its values up)",
+                f"dark (at most {_DARK} of 256 grey levels are left; scale its values up)",
             )
     if remarks:
         faults.remarks[path] = ", ".join(remarks)
     return picture
+
+
+def _brightest(picture: Image) -> int:
+    """Return the largest value of a picture in grey."""
+    _, largest = cast("tuple[int, int]", picture.convert("L").getextrema())  # of one band
+    return largest
 
 
 def picture_size(path: str) -> tuple[int, int]:

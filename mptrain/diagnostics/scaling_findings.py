@@ -114,12 +114,12 @@ def _is_inside(name: str, outer: str) -> bool:
 def _keep(evidence: ScalingEvidence, module: str) -> tuple[str, ...]:
     """Return what to keep in FP32 for a module's output to be right: it, or the one around it whose output fits the format.
 
-    What is kept already, and wrong all the same, is no remedy: then it is the one around it, and nothing where that is the whole model.
+    What is kept already, and wrong all the same, is no remedy: then it is the one around it.
     """
     name, largest = module, FORMATS[evidence.compute].max
     while name and (_largest(evidence, name) > largest or name in evidence.keep_fp32):
         name = name.rpartition(".")[0]
-    return () if module in evidence.keep_fp32 and not name else (name,)
+    return (name,)
 
 
 def _largest(evidence: ScalingEvidence, name: str) -> float:
@@ -331,7 +331,10 @@ def _outputs(evidence: ScalingEvidence, causes: Sequence[Finding]) -> Iterator[F
     for members in alike.values():
         where = tuple(dict.fromkeys(module for module, _, _ in members))
         _, errors, first = max(members, key=lambda one: one[1].half)
-        off = f"{_percent(errors.half)} off FP64, where rounding explains {_percent(errors.explained)}"
+        explained = (
+            errors.explained if math.isfinite(errors.explained) else EPSILONS * FORMATS[evidence.compute].epsilon
+        )
+        off = f"{_percent(errors.half)} off FP64, where rounding explains {_percent(explained)}"
         beyond = ""
         if first is not None:
             beyond = f": {first.operator} gives {first.kind} there, though all that goes into it is finite, up to {first.largest:.3g}"

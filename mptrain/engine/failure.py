@@ -116,9 +116,10 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
     else:
         cause = "backward" if last.loss - last.loss == 0 else "forward"
         count, tensors = found["gradients"]
+    keys = _scale_keys(learner.scaler)
     advice = _ADVICE[cause].format(
-        lower=f"lower the scale{_scale_keys(learner.scaler)}" if parts.policy.half else "lower optimizer.lr",
-        precision=_PRECISION.get(parts.policy.compute, ", or clip with train.clip_norm"),
+        lower=f"lower the scale{keys}" if keys else "lower optimizer.lr",
+        precision=_PRECISION.get(parts.policy.compute, ""),
     )
     if learner.name != "main":
         advice = advice.replace("scaler.", f"learners.{learner.name}.scaler.")

@@ -250,6 +250,6 @@ def test_a_precision_without_half_is_refused():
 
 def test_outputs_close_to_the_largest_number_are_worth_knowing():
     close, far = (planted(fault, "precision=fp16_dynamic") for fault in ("close", "none"))
-    [note] = [note for note in close.notes if "largest number of half" in note]
+    [note] = [note for note in close.notes if "largest number of float16" in note]
     assert note.startswith("what odd.loud says reaches ")
     assert (close.findings, far.findings, far.notes) == ([], [], ())

@@ -188,7 +188,10 @@ def test_build_passes_the_facts_that_are_accepted_and_not_given(extension):
     assert target.build(num_classes=10, image_size=8) == ("net", 4, 10, 0.0)
     given = Target("extension_parts.net", {"width": 4, "num_classes": 3}, extension)
     assert given.build(num_classes=10) == ("net", 4, 3, 0.0)
-    assert Target("extension_parts.open_ended", {"a": 1}, extension).build(b=2) == {"a": 1, "b": 2}
+    assert Target("extension_parts.open_ended", {"a": 1}, extension).build(b=2, num_classes=10) == {
+        "a": 1,
+        "num_classes": 10,
+    }
 
 
 def test_a_value_error_while_building_is_a_configuration_error(extension):

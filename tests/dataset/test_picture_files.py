@@ -226,6 +226,5 @@ def test_a_picture_of_16_bits_that_uses_few_of_them_is_remarked_upon(tmp_path):
     read_picture(str(tmp_path / "a.png"), 1, faults)
     [remark] = faults.remarks.values()
     assert (
-        remark
-        == "16-bit (the high byte is used), dark (fewer than 32 of 256 grey levels are left; scale its values up)"
+        remark == "16-bit (the high byte is used), dark (at most 32 of 256 grey levels are left; scale its values up)"
     )
