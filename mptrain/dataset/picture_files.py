@@ -45,8 +45,8 @@ _WITH_FRAMES = ("GIF", "PNG", "TIFF", "WEBP")
 _PLAIN = ("RGB", "L", "1")
 _OFTEN = (*_PLAIN, "RGBA", "LA")
 
-#: A picture of more than 8 bits whose brightest pixel is below this, of 255, has lost most of its values.
-_DARK = 32
+#: A picture of more than 8 bits whose brightest pixel is below this, of 255, has lost most of its values: 12 bits stored as 16 are.
+_DARK = 16
 
 _BITS_PER_SAMPLE = 258  # TIFF's tag
 

@@ -221,10 +221,10 @@ def test_checking_stops_at_nothing_and_tells_what_training_would_stop_at():
 
 
 def test_a_picture_of_16_bits_that_uses_few_of_them_is_remarked_upon(tmp_path):
-    png(tmp_path / "a.png", 0, torch.full_like(torch.as_tensor(DEEP), 4499).numpy())
+    png(tmp_path / "a.png", 0, torch.full_like(torch.as_tensor(DEEP), 4095).numpy())
     faults = Faults()
     read_picture(str(tmp_path / "a.png"), 1, faults)
     [remark] = faults.remarks.values()
     assert (
-        remark == "16-bit (the high byte is used), dark (at most 32 of 256 grey levels are left; scale its values up)"
+        remark == "16-bit (the high byte is used), dark (at most 16 of 256 grey levels are left; scale its values up)"
     )
