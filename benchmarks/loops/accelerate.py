@@ -19,7 +19,7 @@ class Accelerate(ByHand):
 
     Args:
         work: What to train.
-        mode: ``fp32``, ``tf32`` or ``amp``; on a CPU it refuses FP16.
+        mode: ``fp32``, ``tf32``, ``amp`` or ``bf16``; on a CPU it refuses FP16.
     """
 
     def __init__(self, work: Work, mode: Mode) -> None:
@@ -33,7 +33,7 @@ class Accelerate(ByHand):
             warnings.simplefilter("ignore")
             self.accelerator = Accelerator(
                 cpu=work.device == "cpu",
-                mixed_precision="fp16" if mode == "amp" else "no",
+                mixed_precision={"amp": "fp16", "bf16": "bf16"}.get(mode, "no"),
                 step_scheduler_with_optimizer=False,
             )
             if mode == "amp" and not self.accelerator.native_amp:

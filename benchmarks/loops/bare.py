@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.loops.base import ByHand, Mode, Work, cast_inputs, materials
+from benchmarks.loops.base import AUTOCAST, ByHand, Mode, Work, cast_inputs, materials
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch import Tensor
 
     from mptrain.dataset.batch import Batch
+
+
+def autocast(work: Work, mode: Mode) -> AbstractContextManager[object]:
+    """Autocast of a mode, to be entered once a step; a context that does nothing where the mode has none."""
+    return torch.autocast(work.device, dtype=AUTOCAST[mode]) if mode in AUTOCAST else contextlib.nullcontext()
 
 
 class Bare(ByHand):
@@ -19,7 +27,7 @@ class Bare(ByHand):
 
     Args:
         work: What to train.
-        mode: ``fp32``, ``tf32`` or ``amp``.
+        mode: ``fp32``, ``tf32``, ``amp`` or ``bf16``.
         best: With a fused optimizer, with which GradScaler does not wait for the host.
     """
 
@@ -28,18 +36,18 @@ class Bare(ByHand):
         self.batches, self.device = self.given.batches, work.device
         self.optimizer = self.given.optimizer(fused=True if best else None)
         self.scaler = torch.amp.GradScaler(work.device) if mode == "amp" else None
+        self.autocast = autocast(work, mode)
 
     def step(self, batch: Batch) -> Tensor:
         """Forward, backward, update."""
         given = self.given
         self.optimizer.zero_grad()
-        if self.scaler is None:
+        with self.autocast:
             loss = given.objective.loss(given.model, batch)
+        if self.scaler is None:
             loss.backward()
             self.optimizer.step()
             return loss
-        with torch.autocast(self.device, dtype=given.dtype):
-            loss = given.objective.loss(given.model, batch)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -68,12 +76,13 @@ class Passes(ByHand):
         else:
             self.model = self.given.model
         self.params = list(self.model.parameters())
+        self.autocast = autocast(work, mode)
 
     def step(self, batch: Batch) -> Tensor:
         """Forward, backward, and the gradients forgotten."""
         for parameter in self.params:
             parameter.grad = None
-        with torch.autocast(self.device, dtype=self.given.dtype, enabled=self.mode == "amp"):
+        with self.autocast:
             loss = self.given.objective.loss(self.model, batch)
         loss.backward()
         return loss

@@ -20,10 +20,13 @@ if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
     from mptrain.task.base import Objective
 
-#: FP32, autocast to FP16 with loss scaling, FP16 storage with FP32 master weights and loss scaling.
-Mode = Literal["fp32", "tf32", "amp", "half"]
+#: FP32, autocast to FP16 with loss scaling, autocast to BF16 without, FP16 storage with FP32 master weights and loss scaling.
+Mode = Literal["fp32", "tf32", "amp", "bf16", "half"]
 
-PRECISION = {"fp32": "fp32", "tf32": "tf32", "amp": "amp_dynamic", "half": "fp16_dynamic"}
+PRECISION = {"fp32": "fp32", "tf32": "tf32", "amp": "amp_dynamic", "bf16": "amp_bf16", "half": "fp16_dynamic"}
+
+#: What autocast computes in, by mode.
+AUTOCAST = {"amp": torch.float16, "bf16": torch.bfloat16}
 
 #: Steps for which there are learning rates.
 STEPS = 1_000_000
@@ -56,7 +59,7 @@ class Work:
         return (
             *self.words,
             f"precision={PRECISION[mode]}",
-            "scaler=dynamic",
+            f"scaler={'none' if mode == 'bf16' else 'dynamic'}",
             f"optimizer={self.optimizer}",
             f"optimizer.lr={self.lr}",
             "optimizer.weight_decay=0",
@@ -84,11 +87,6 @@ class Materials:
     objective: Objective
     batches: list[Batch]
     work: Work
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What autocast computes in."""
-        return torch.float16
 
     def optimizer(
         self, *, fused: bool | None = None, params: list[nn.Parameter] | None = None

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+#: What Lightning calls a mode; the others are ``32-true``.
+PRECISIONS = {"amp": "16-mixed", "bf16": "bf16-mixed"}
+
+
 def plain(batch: Batch) -> tuple[Any, ...]:
     """A batch as a tuple: frameworks take apart what they are given, and refuse a frozen dataclass."""
     return batch.inputs, batch.targets, batch.counts, dict(batch.more)
@@ -38,7 +42,7 @@ class Fabric(ByHand):
 
     Args:
         work: What to train.
-        mode: ``fp32``, ``tf32`` or ``amp``.
+        mode: ``fp32``, ``tf32``, ``amp`` or ``bf16``.
     """
 
     def __init__(self, work: Work, mode: Mode) -> None:
@@ -47,7 +51,7 @@ class Fabric(ByHand):
         logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
         given = materials(work, mode)
         self.batches, self.device = given.batches, work.device
-        kind = "16-mixed" if mode == "amp" else "32-true"
+        kind = PRECISIONS.get(mode, "32-true")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             plugins: list[Any] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.loops.base import Mode, Work, materials
-from benchmarks.loops.fabric import LossModule, plain
+from benchmarks.loops.fabric import PRECISIONS, LossModule, plain
 
 if TYPE_CHECKING:
     from mptrain.dataset.batch import Batch
@@ -55,7 +55,7 @@ class Lightning:
 
             self._options["plugins"] = [MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))]
         else:
-            self._options["precision"] = "16-mixed" if mode == "amp" else "32-true"
+            self._options["precision"] = PRECISIONS.get(mode, "32-true")
         self._trainer = lightning.Trainer
 
     def block(self, steps: int) -> float:

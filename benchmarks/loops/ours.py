@@ -41,6 +41,7 @@ class Ours(ByHand):
         self._writer = RecordWriter(run.paths)
         self.loop = Loop(parts, options, Storage(run.paths, self._writer, store, ""), [self._seen])
         parts.model.train()
+        self.loop._rehearse(self.batches[0])  # which a run does before its first step, and which chooses kernels
 
     def step(self, batch: Batch) -> Tensor:  # type: ignore[return]
         """One step; its loss is read from the record."""

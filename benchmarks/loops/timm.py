@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
+from benchmarks.loops.bare import autocast
 from benchmarks.loops.base import ByHand, Mode, Work, materials
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ class Timm(ByHand):
 
     Args:
         work: What to train.
-        mode: ``amp``; in FP32 the script has no scaler.
+        mode: ``fp32``, ``tf32``, ``amp`` or ``bf16``; only FP16 has a scaler.
     """
 
     def __init__(self, work: Work, mode: Mode) -> None:
@@ -29,11 +28,12 @@ class Timm(ByHand):
         self.batches, self.device = self.given.batches, work.device
         self.optimizer = self.given.optimizer()
         self.scaler = NativeScaler(device=work.device) if mode == "amp" else None
+        self.autocast = autocast(work, mode)
         self.parameters = list(self.given.model.parameters())
 
     def step(self, batch: Batch) -> Tensor:
         """Forward, backward, update."""
-        with torch.autocast(self.device, dtype=self.given.dtype, enabled=self.scaler is not None):
+        with self.autocast:
             loss = self.given.objective.loss(self.given.model, batch)
         if self.scaler is None:
             loss.backward()

@@ -65,10 +65,10 @@ class MemorySplit(IndependentSamples):
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """The batch of the samples with these indices; see `mptrain.dataset.source.Split.fetch`."""
         picked = torch.as_tensor(indices, dtype=torch.int64)
-        images = self.images[picked]
+        images = self.images.index_select(0, picked)  # a tenth of the time of indexing by a tensor
         if self._augmentation is not None:
             images = self._augmentation.apply(images, indices, epoch, seed)
-        return Batch(images, self.targets[picked])
+        return Batch(images, self.targets.index_select(0, picked))
 
 
 def unusable(name: str, images: Tensor, targets: Tensor, classes: int) -> dict[int, tuple[str, str]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from mptrain.dataset.batch import Batch
@@ -43,10 +44,12 @@ class Preparation:
         deviations; the latter is exact where the channels vary together.
         """
         batch = batch.to(device)
-        images = batch.inputs.float()
+        images = batch.inputs
+        if images.dtype != torch.uint8:
+            images = images.float()
         if images.shape[-2:] != (self.image_size, self.image_size):
             size = (self.image_size, self.image_size)
-            images = F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=False)
+            images = F.interpolate(images.float(), size=size, mode="bilinear", align_corners=False, antialias=False)
         images = self._normalised(images).contiguous(memory_format=memory_format)
         return replace(batch, inputs=images)
 
@@ -61,21 +64,25 @@ class Preparation:
         }
 
     def _normalised(self, images: Tensor) -> Tensor:
-        # The constants stay Python numbers: as tensors they would be copied to the device at every step.
         mean, std = self.mean, self.std
         if len(mean) == 3 and self.channels == 1:
-            red, green, blue = images.unbind(1)
+            red, green, blue = images.float().unbind(1)
             images = (red * LUMINANCE[0] + green * LUMINANCE[1] + blue * LUMINANCE[2]).unsqueeze(1)
             mean, std = (luminance_of(mean),), (luminance_of(std),)
-        scales = [1.0 / (self.full_range * deviation) for deviation in std]
-        shifts = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
-        if len(set(zip(scales, shifts, strict=True))) == 1:
-            images = images * scales[0] + shifts[0]
-        else:
-            images = images.clone()
-            for channel, (scale, shift) in enumerate(zip(scales, shifts, strict=True)):
-                images[:, channel].mul_(scale).add_(shift)
-        return images.expand(-1, self.channels, -1, -1)
+        scale, shift = _constants(mean, std, self.full_range, images.device)
+        # Bytes times FP32 is FP32: one kernel reads bytes and writes products.
+        return (images * scale).add_(shift).expand(-1, self.channels, -1, -1)
+
+
+@functools.lru_cache(maxsize=16)
+def _constants(
+    mean: tuple[float, ...], std: tuple[float, ...], full_range: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """What stored values are multiplied by and what is added then, float32 ``[1, C, 1, 1]``; copied to the device once."""
+    scales = [1.0 / (full_range * deviation) for deviation in std]
+    shifts = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
+    table = torch.tensor([scales, shifts], dtype=torch.float32, device=device)
+    return table[0].view(1, -1, 1, 1), table[1].view(1, -1, 1, 1)
 
 
 def luminance_of(values: tuple[float, ...]) -> float:

@@ -13,12 +13,11 @@ import torch
 
 from mptrain.diagnostics.trail import Trail
 from mptrain.numerics.formats import FORMATS
-from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in, in_front
-from mptrain.precision.widened import EagerMode
+from mptrain.precision.census import Observed, cast_of, current_pass, dtype_name, floating_in
+from mptrain.precision.widened import EagerMode, Products
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: Operators of which a number is an operand that the tensor's format has to hold.
 _WITH_CONSTANT = frozenset(
@@ -80,9 +79,9 @@ class HalfArithmetic(EagerMode):
         self.casts: Counter[tuple[str, str]] = Counter()
         self.narrow: Counter[tuple[str, str]] = Counter()
 
-    def inside(self, products: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
+    def inside(self, products: Products) -> Products:
         """A choice of kernels with this in front of it, so that it sees what is asked of them."""
-        return in_front(self, products)
+        return Observed(self, products)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

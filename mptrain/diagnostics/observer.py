@@ -16,12 +16,11 @@ from torch.autograd.function import BackwardCFunction
 
 from mptrain.diagnostics.trail import Trail
 from mptrain.numerics.bits import count_exponents, read_counts
-from mptrain.precision.census import cast_of, computes, current_pass, dtype_names, floating_in, in_front
-from mptrain.precision.widened import EagerMode
+from mptrain.precision.census import Observed, cast_of, computes, current_pass, dtype_names, floating_in
+from mptrain.precision.widened import EagerMode, Products
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
     from mptrain.precision.census import Pass
@@ -125,9 +124,9 @@ class Observer(EagerMode):
         self.refusal: Refusal | None = None
         self._explored = False
 
-    def inside(self, products: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
+    def inside(self, products: Products) -> Products:
         """A choice of kernels with this observer in front of it, so that it sees what is asked of them."""
-        return in_front(self, products)
+        return Observed(self, products)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -12,9 +12,10 @@ import torch
 from mptrain.engine.spread import Alone
 from mptrain.errors import ConfigError
 from mptrain.scaler.base import measure_of
+from mptrain.scaler.static import NoScaler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mptrain.numerics.verdict import Verdict
     from mptrain.optimizer.average import WeightAverage
     from mptrain.optimizer.weights import Weights
+    from mptrain.precision.widened import Products
     from mptrain.scaler.base import Scaler, ScalerState
     from mptrain.task.base import Objective
 
@@ -35,14 +37,14 @@ class Plan:
 
     Attributes:
         accumulate: Micro-batches of one update, on each rank.
-        products: Context of forward and backward: which kernels half-precision products run on.
+        products: Which kernels half-precision products run on: gives the context of forward and backward.
         autocast: Context of a forward pass and its loss, to be entered again and again.
         guard: Restores buffers after a refused step.
         asked: ``train.accumulate``: of one update, over all ranks.
     """
 
     accumulate: int
-    products: Callable[[], AbstractContextManager[Any]]
+    products: Products
     autocast: AbstractContextManager[Any]
     guard: BufferGuard
     asked: int = 1
@@ -70,6 +72,7 @@ class Learner:
         updates: int64, shape (1,): updates applied so far.
         average: The average of its weights, or None.
         spread: How its gradients come about.
+        scales: Whether its loss is ever multiplied by something else than 1.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Learner:
         self._others = tuple(others)
         self._measure = measure_of(scaler)
         self._refuses = scaler.on_overflow == "skip"
+        self.scales = not isinstance(scaler, NoScaler)
 
     @property
     def name(self) -> str:

@@ -282,6 +282,7 @@ class Loop:
         """Check the promises of the precision mode; put operators on record, and warn of what will not be trained."""
         found = rehearse(self.parts, batch)
         self._rehearsed = True
+        self.parts.plan.products.leave_out_idle(self.parts.model, found.in_half)
         self._sink.take(EventRecord("operators", self.progress.step, found.operators))
         if any(found.untrained.values()):
             self._sink.take(EventRecord("untrained", self.progress.step, found.untrained))

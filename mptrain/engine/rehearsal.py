@@ -33,10 +33,12 @@ class Rehearsal:
         untrained: Names of the parameters that will not be trained, by why: ``frozen``, ``no_learner``, ``no_gradient``;
             and of the buffers that no refused step can restore: ``unguarded``.
         operators: Which operators ran in which dtypes, and the casts: `OperatorCensus.table`.
+        in_half: The operators that ran with half-precision tensors.
     """
 
     untrained: dict[str, list[str]]
     operators: dict[str, list[dict[str, Any]]]
+    in_half: frozenset[Any]
 
 
 def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
@@ -71,7 +73,9 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     model = parts.model if parts.blank is None else parts.blank  # whose dtypes are those of a pass
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
-    return Rehearsal({**untrained(parts), "no_gradient": missing, "unguarded": unguarded}, census.table())
+    return Rehearsal(
+        {**untrained(parts), "no_gradient": missing, "unguarded": unguarded}, census.table(), frozenset(census.in_half)
+    )
 
 
 def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:

@@ -44,7 +44,7 @@ def train_step(
     verdict = learner.judge(total)
     lr, scale = learner.rate(), learner.scale  # the scale that multiplied this loss unscales these gradients
     watch.judged(learner.weights, verdict, scale)
-    learner.weights.update(verdict, lr, scale)  # unscale, clip, update, publish
+    learner.weights.update(verdict, lr, scale if learner.scales else None)  # unscale, clip, update, publish
     watch.updated(learner.weights)
     plan.guard.restore(verdict.skip)
     learner.advance(verdict)

@@ -39,16 +39,43 @@ class Verdict(NamedTuple):
     measured: Tensor | None = None
 
 
-def gradient_norms(grads: list[Tensor]) -> list[Tensor]:
+#: Elements of a piece: 256 KiB as FP64, which stay in a core's second cache between their conversion and their sum.
+_PIECE = 32768
+
+
+def gradient_norms(grads: list[Tensor]) -> Tensor:
     """The L2 norm of each gradient in FP64.
 
     Args:
         grads: P tensors of any float dtype and shape on one device.
 
     Returns:
-        P scalars, float64.
+        float64, shape (P,).
     """
-    return list(torch._foreach_norm(grads, 2, dtype=torch.float64)) if grads else []
+    if not grads:
+        return torch.zeros(0, dtype=torch.float64)
+    large = {index: pieces for index, grad in enumerate(grads) if (pieces := _pieces(grad))}
+    small = grads if not large else [grad for index, grad in enumerate(grads) if index not in large]
+    norms = iter(torch._foreach_norm(small, 2, dtype=torch.float64) if small else ())
+    return torch.stack([_norm_of(large[at]) if at in large else next(norms) for at in range(len(grads))])
+
+
+def _pieces(grad: Tensor) -> tuple[Tensor, ...]:
+    """A large gradient in a CPU's memory, cut into pieces of one dimension; nothing of any other.
+
+    There torch's own norm converts one element after the other on its way to FP64, and takes three times as long.
+    """
+    if grad.device.type != "cpu" or grad.dtype == torch.float64 or grad.numel() <= _PIECE:
+        return ()
+    if grad.is_contiguous(memory_format=torch.channels_last):
+        grad = grad.permute(0, 2, 3, 1)
+    return grad.view(-1).split(_PIECE) if grad.is_contiguous() else ()
+
+
+def _norm_of(pieces: tuple[Tensor, ...]) -> Tensor:
+    """The norm of what was cut into pieces, a float64 scalar; a square of an FP32 number fits FP64."""
+    wide = map(torch.Tensor.double, pieces)
+    return torch.stack([torch.dot(piece, piece) for piece in wide]).sum().sqrt()
 
 
 def judge(

@@ -48,13 +48,14 @@ class Stride(NamedTuple):
     Attributes:
         lr: Learning rate.
         step: Number of this update, from 1; unchanged if it is refused.
-        grad_scale: Divides every gradient: the loss scale, with the clip coefficient folded in.
+        grad_scale: Divides every gradient: the loss scale, with the clip coefficient folded in. None divides nothing,
+            which the kernels of `mptrain.optimizer.multi_tensor` do not know.
         skip: 1 refuses the update, 0 lets it happen.
     """
 
     lr: Tensor
     step: Tensor
-    grad_scale: Tensor
+    grad_scale: Tensor | None
     skip: Tensor
 
 
@@ -229,9 +230,9 @@ class Adagrad:
         return None
 
     def _unfused(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
-        lr, grad_scale, refused = stride.lr[0], stride.grad_scale[0], stride.skip[0] == 1
+        lr, refused = stride.lr[0], stride.skip[0] == 1
         for weight, grad, total in zip(group.weights, grads, group.state["sum"], strict=True):
-            step = grad / grad_scale
+            step = grad if stride.grad_scale is None else grad / stride.grad_scale[0]
             if group.weight_decay:
                 step = step + group.weight_decay * weight
             new_total = total + step * step

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from mptrain.precision.widened import PRODUCTS, EagerMode
+from mptrain.precision.widened import PRODUCTS, EagerMode, Products
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterable, Iterator, Sequence
 
 Pass = Literal["forward", "backward"]
 
@@ -61,12 +60,14 @@ class OperatorCensus(EagerMode):
         casts: How often tensors were copied into another dtype.
         products: Of products (of matrices, convolutions, attention, LSTM layers): operator name to operand dtype to
             number of calls.
+        in_half: The operators that were called with half-precision tensors.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: Counter[Operator] = Counter()
         self.casts: Counter[Cast] = Counter()
+        self.in_half: set[Any] = set()
         self.products: dict[str, dict[torch.dtype, int]] = defaultdict(lambda: defaultdict(int))
 
     def __torch_dispatch__(
@@ -81,15 +82,17 @@ class OperatorCensus(EagerMode):
         if (cast := cast_of(func, args, result)) is not None:
             self.casts[Cast(current_pass(), *cast)] += 1
         elif computes(func) and (inputs := dtype_names(floating_in((args, kwargs)))):
+            if "float16" in inputs or "bfloat16" in inputs:
+                self.in_half.add(func)
             outputs = dtype_names(floating_in(result))
             if outputs:
                 name = func.overloadpacket.__name__
                 self.operators[Operator(current_pass(), name, ", ".join(inputs), ", ".join(outputs))] += 1
         return result
 
-    def inside(self, products: Callable[[], AbstractContextManager[Any]]) -> Callable[[], AbstractContextManager[Any]]:
+    def inside(self, products: Products) -> Products:
         """A choice of kernels with this census in front of it, so that it sees what is asked of them."""
-        return in_front(self, products)
+        return Observed(self, products)
 
     def table(self) -> dict[str, list[dict[str, Any]]]:
         """``operators`` and ``casts`` as JSON values, the most frequent of each pass first."""
@@ -105,17 +108,23 @@ class OperatorCensus(EagerMode):
         }
 
 
-def in_front(
-    mode: EagerMode, products: Callable[[], AbstractContextManager[Any]]
-) -> Callable[[], AbstractContextManager[Any]]:
-    """A choice of kernels with a dispatch mode in front of it."""
+class Observed(Products):
+    """A choice of kernels with a dispatch mode in front of it.
+
+    Args:
+        mode: The mode; it sees what is asked of the kernels.
+        products: The choice.
+    """
+
+    def __init__(self, mode: EagerMode, products: Products) -> None:
+        super().__init__(products.operators)
+        self._mode, self._products = mode, products
 
     @contextlib.contextmanager
-    def observed() -> Iterator[None]:
-        with products(), mode:
+    def __call__(self) -> Iterator[None]:
+        """See `Products`."""
+        with self._products(), self._mode:
             yield
-
-    return observed
 
 
 def current_pass() -> Pass:

@@ -17,14 +17,14 @@ And no CPU trains convolutions or LSTM layers in FP16: oneDNN has primitives for
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from mptrain.precision.policy import Policy
@@ -113,6 +113,16 @@ class EagerMode(TorchDispatchMode):
         return False
 
 
+#: Modules that run a sum or an untrained product: in this step or, where a pass leaves modules out, in another.
+_RUN_BY: tuple[tuple[type[nn.Module], tuple[Any, ...]], ...] = (
+    (nn.LayerNorm, (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)),
+    (nn.Embedding, (aten.embedding_dense_backward.default,)),
+    (nn.EmbeddingBag, (aten._embedding_bag_backward.default,)),
+    (nn.modules.conv._ConvNd, (aten.convolution_backward.default,)),
+    (nn.RNNBase, (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)),
+)
+
+
 class Widened(EagerMode):
     """Runs half-precision products and sums through FP32 kernels, forward and backward.
 
@@ -153,6 +163,9 @@ def _is_float(value: Any) -> bool:
 
 _HALF = (torch.float16, torch.bfloat16)
 
+#: Their results and gradients have the dtype of their weights, under autocast too.
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+
 
 def has_native_half(dtype: str) -> bool:
     """Whether this CPU computes in ``float16`` or ``bfloat16`` (as oneDNN sees it, ONEDNN_MAX_CPU_ISA included)."""
@@ -169,10 +182,39 @@ def widens(policy: Policy, device: torch.device) -> bool:
     return policy.cpu_kernels == "widened" or not has_native_half(policy.compute)
 
 
-def products(
-    policy: Policy, device: torch.device, *, compiled: bool = False
-) -> Callable[[], AbstractContextManager[Any]]:
-    """What to enter around a forward and backward pass.
+class Products:
+    """The choice of kernels of a run's passes; called, it gives the context to enter around one.
+
+    Args:
+        operators: Those that run `Widened`; where there are none, the context does nothing.
+    """
+
+    def __init__(self, operators: frozenset[Any] = frozenset()) -> None:
+        self.operators = operators
+
+    def __call__(self) -> AbstractContextManager[Any]:
+        """The context of one pass."""
+        return Widened(self.operators) if self.operators else contextlib.nullcontext()
+
+    def leave_out_idle(self, model: nn.Module, in_half: Collection[Any]) -> None:
+        """Forget operators that a network never runs: a dispatch mode costs each of all operators some microseconds.
+
+        Args:
+            model: The network; what its modules may run in other steps is kept.
+            in_half: The operators that one forward and backward pass of it called with half-precision tensors.
+        """
+        may = {
+            operator
+            for module in model.modules()
+            for kind, operators in _RUN_BY
+            if isinstance(module, kind) and not (isinstance(module, _TABLES) and module.weight.dtype not in _HALF)
+            for operator in operators
+        }
+        self.operators &= may | set(in_half)
+
+
+def products(policy: Policy, device: torch.device, *, compiled: bool = False) -> Products:
+    """The kernels of a run.
 
     Args:
         policy: The mode.
@@ -180,11 +222,11 @@ def products(
         compiled: torch.compile makes the kernels: it does nothing for a model within a `Widened`, and sums in FP32.
 
     Returns:
-        Makes a `Widened` for everything where a run widens its products. On a CPU with arithmetic of its own it makes
-        one for `SUMS`, and in FP16 for `NOT_TRAINED_IN_FP16`, unless native kernels were asked for. Else it does nothing.
+        Everything `Widened` where a run widens its products. On a CPU with arithmetic of its own `SUMS` are, and in FP16
+        `NOT_TRAINED_IN_FP16`, unless native kernels were asked for. Else nothing is.
     """
     if widens(policy, device):
-        return Widened
+        return Products(PRODUCTS | SUMS)
     if device.type == "cpu" and policy.half and policy.cpu_kernels != "native" and not compiled:
-        return functools.partial(Widened, SUMS | NOT_TRAINED_IN_FP16 if policy.compute == "float16" else SUMS)
-    return contextlib.nullcontext
+        return Products(SUMS | NOT_TRAINED_IN_FP16 if policy.compute == "float16" else SUMS)
+    return Products()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 from torch import nn
 
+import mptrain.config.build
+import mptrain.precision.widened
 from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import EnvironmentRefused, FirstBatchError
+from mptrain.precision.widened import SUMS, Products
 from mptrain.records import EventRecord
 
 
@@ -124,3 +129,77 @@ def test_a_network_that_changes_its_inputs_in_place_trains_its_first_step_on_the
     before = batch.inputs.clone()
     rehearse(parts, batch)
     assert torch.equal(batch.inputs, before)
+
+
+class Rarely(nn.Module):
+    """Has a layer norm that only some passes go through."""
+
+    def __init__(self, num_classes, **facts):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(64, 16), nn.LayerNorm(16), nn.Linear(16, num_classes)
+        self.passes = 0
+
+    def forward(self, images):
+        self.passes += 1
+        hidden = self.first(images.flatten(1))
+        return self.last(self.norm(hidden) if self.passes % 3 == 0 else hidden)
+
+
+@pytest.fixture
+def native_half(monkeypatch):
+    """A CPU that has half-precision arithmetic, or says so."""
+    monkeypatch.setattr(mptrain.precision.widened, "has_native_half", lambda dtype: True)
+
+
+def operators_kept(tmp_path, *words):
+    loop = loop_of(tmp_path, *TINY, "train.max_steps=3", "train.epochs=1", *words)
+    loop.run()
+    return loop, loop.parts.plan.products.operators
+
+
+@pytest.mark.parametrize("precision", ["amp_bf16", "bf16"])
+def test_a_network_without_half_precision_sums_runs_without_a_dispatch_mode(tmp_path, native_half, precision):
+    loop, operators = operators_kept(tmp_path, f"precision={precision}")
+    assert operators == frozenset()
+    assert isinstance(loop.parts.plan.products(), contextlib.nullcontext)
+
+
+def test_it_trains_the_same_bits_as_within_one(tmp_path, native_half, monkeypatch):
+    words = ("model=cnn", "precision=amp_bf16")
+    without, operators = operators_kept(tmp_path / "without", *words)
+    assert operators == frozenset()
+    monkeypatch.setattr(Products, "leave_out_idle", lambda *_: None)
+    within, operators = operators_kept(tmp_path / "within", *words)
+    assert operators == SUMS
+    assert steps_of(without) == steps_of(within)
+    theirs = within.parts.full_precision()
+    assert all(torch.equal(value, theirs[name]) for name, value in without.parts.full_precision().items())
+
+
+def test_a_sum_that_only_some_steps_run_keeps_its_kernel(tmp_path, native_half, monkeypatch):
+    monkeypatch.setattr(mptrain.config.build, "build_model", lambda config, dataset: Rarely(**dataset.facts()))
+    _, operators = operators_kept(tmp_path, "precision=amp_bf16")
+    assert operators == {torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_layer_norm_backward.default}
+
+
+def test_a_sum_that_no_module_stands_for_keeps_its_kernel_where_it_ran(tmp_path, native_half, monkeypatch):
+    class Functional(Rarely):
+        def forward(self, images):
+            return self.last(nn.functional.layer_norm(self.first(images.flatten(1)), (16,)))
+
+    def build(config, dataset):
+        model = Functional(**dataset.facts())
+        del model.norm
+        return model
+
+    monkeypatch.setattr(mptrain.config.build, "build_model", build)
+    _, operators = operators_kept(tmp_path, "precision=amp_bf16")
+    assert torch.ops.aten.native_layer_norm.default in operators
+
+
+def test_embeddings_keep_their_kernel_only_where_their_weights_are_half(tmp_path, native_half):
+    words = ("model=char_lstm", "dataset=python_docs", "task=language", "train.max_steps=2")
+    for precision, kept in (("amp_bf16", False), ("bf16", True)):
+        parts, _ = parts_of(*words, f"precision={precision}")
+        parts.plan.products.leave_out_idle(parts.model, ())
+        assert (torch.ops.aten.embedding_dense_backward.default in parts.plan.products.operators) == kept

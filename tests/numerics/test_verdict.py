@@ -11,7 +11,7 @@ ONE = torch.ones(1)
 
 
 def verdict_of(*grads, scale=1.0, refuses=True):
-    return judge(torch.stack(gradient_norms(list(grads))), torch.tensor([scale]), refuses=refuses)
+    return judge(gradient_norms(list(grads)), torch.tensor([scale]), refuses=refuses)
 
 
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
@@ -88,7 +88,52 @@ def test_trap_14_a_parameter_without_a_gradient_neither_counts_nor_hides_another
 
 
 def test_trap_14_no_gradient_at_all_is_no_crash():
-    assert gradient_norms([]) == []
+    assert gradient_norms([]).shape == (0,)
+
+
+LARGE = [(32768,), (32769,), (100_003,), (64, 64, 5, 5), (300, 400)]
+
+
+def laid_out(values, layout):
+    """The same numbers in another order of memory, or with gaps."""
+    if layout == "channels_last":
+        return values.to(memory_format=torch.channels_last) if values.ndim == 4 else values.clone()
+    if layout == "transposed":
+        return values.t().contiguous().t() if values.ndim == 2 else values.clone()
+    if layout == "gaps":
+        return torch.stack([values, values], dim=-1)[..., 0]
+    return values.clone()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "gaps"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+def test_the_norm_of_a_large_gradient_is_the_root_of_the_sum_of_its_squares_in_fp64(shape, dtype, layout):
+    values = laid_out(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype), layout)
+    small = torch.ones(3)
+    assert gradient_norms([small, values, small])[1].item() == pytest.approx(
+        math.sqrt(math.fsum(x * x for x in values.flatten().tolist())), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("shape", LARGE[1:], ids=str)
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_one_bad_element_of_a_large_gradient_is_found_wherever_it_is(shape, value):
+    for place in (0, 32767, 32768, -1):
+        values = torch.ones(shape)
+        values.view(-1)[place] = value
+        for layout in ("contiguous", "channels_last", "transposed"):
+            norms = verdict_of(torch.ones(1), laid_out(values, layout)).norms
+            assert norms.isfinite().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("exponent", [-149, -140, -126, -76, -75, -63, 63, 64, 127])
+def test_trap_12_no_square_leaves_the_range_in_a_large_gradient(exponent):
+    norm = gradient_norms([torch.full((65536,), 2.0**exponent)])
+    assert norm.item() == 2.0 ** (exponent + 8)
+    judged = judge(norm, ONE, refuses=True)
+    assert not judged.overflow
+    assert judged.grad_norm.item() == 2.0 ** (exponent + 8)
 
 
 def test_an_empty_tensor_has_norm_zero():

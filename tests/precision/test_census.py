@@ -9,7 +9,7 @@ from torch import nn
 
 from mptrain.precision.apply import autocast
 from mptrain.precision.census import Cast, Operator, OperatorCensus
-from mptrain.precision.widened import Widened
+from mptrain.precision.widened import PRODUCTS, SUMS, Products
 
 CPU = torch.device("cpu")
 
@@ -18,7 +18,7 @@ def test_operators_are_counted_by_dtypes_and_pass():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).half()
     given = torch.randn(3, 4).half()
     census = OperatorCensus()
-    with census.inside(Widened)():
+    with census.inside(Products(PRODUCTS | SUMS))():
         torch.softmax(model(given), 1).float().log().sum().backward()
     assert census.operators[Operator("forward", "addmm", "float16", "float16")] == 2
     assert census.operators[Operator("forward", "_softmax", "float16", "float16")] == 1

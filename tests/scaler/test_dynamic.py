@@ -18,7 +18,7 @@ FLT_MAX = torch.finfo(torch.float32).max
 
 def verdict_of(value: float):
     """The verdict on a gradient that holds this value."""
-    return judge(torch.stack(gradient_norms([torch.tensor([1.0, value])])), torch.ones(1), refuses=True)
+    return judge(gradient_norms([torch.tensor([1.0, value])]), torch.ones(1), refuses=True)
 
 
 CLEAN, BAD = verdict_of(1.0), verdict_of(math.inf)

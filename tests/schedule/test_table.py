@@ -32,7 +32,7 @@ def learner_with(schedule, scaler=None, planned=30):
 
 
 def verdict_of(value, *, refuses=True):
-    return judge(torch.stack(gradient_norms([torch.tensor([value])])), torch.ones(1), refuses=refuses)
+    return judge(gradient_norms([torch.tensor([value])]), torch.ones(1), refuses=refuses)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
