@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +35,7 @@ class Preparation:
     image_size: int
     channels: int
     full_range: float = 255.0
+    _tables: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def apply(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """The batch on the device: inputs ``(stored / full_range - mean) / std``, resized, in float32.
@@ -69,20 +69,18 @@ class Preparation:
             red, green, blue = images.float().unbind(1)
             images = (red * LUMINANCE[0] + green * LUMINANCE[1] + blue * LUMINANCE[2]).unsqueeze(1)
             mean, std = (luminance_of(mean),), (luminance_of(std),)
-        scale, shift = _constants(mean, std, self.full_range, images.device)
+        scale, shift = self._constants(mean, std, images.device).unbind()
         # Bytes times FP32 is FP32: one kernel reads bytes and writes products.
         return (images * scale).add_(shift).expand(-1, self.channels, -1, -1)
 
-
-@functools.lru_cache(maxsize=16)
-def _constants(
-    mean: tuple[float, ...], std: tuple[float, ...], full_range: float, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """What stored values are multiplied by and what is added then, float32 ``[1, C, 1, 1]``; copied to the device once."""
-    scales = [1.0 / (full_range * deviation) for deviation in std]
-    shifts = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
-    table = torch.tensor([scales, shifts], dtype=torch.float32, device=device)
-    return table[0].view(1, -1, 1, 1), table[1].view(1, -1, 1, 1)
+    def _constants(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
+        """What stored values are multiplied by and what is added then, float32 ``[2, 1, C, 1, 1]``; copied to a device once."""
+        if device not in self._tables:
+            scales = [1.0 / (self.full_range * deviation) for deviation in std]
+            shifts = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
+            table = torch.tensor([scales, shifts], dtype=torch.float32, device=device)
+            self._tables[device] = table.view(2, 1, -1, 1, 1)
+        return self._tables[device]
 
 
 def luminance_of(values: tuple[float, ...]) -> float:
