@@ -26,6 +26,7 @@ READING_FUNCTIONS = {
     ("ring.py", "arrived"): "asks whether a list is empty",
     ("restart.py", "take_up"): "once, after a restart",
     ("static.py", "_constant"): "once, after a restart",
+    ("verdict.py", "is_finite"): "asked of what is in a CPU's memory",
     ("bits.py", "read_counts"): "its numbers are on the host already",
 }
 #: Files that hold plain numbers alone.

@@ -159,11 +159,11 @@ class Injection:
             learner = next(learner for learner in self._learners if self._name in learner.weights.names)
             judge = learner.judge
 
-            def poison_and_judge(loss: Tensor | None = None) -> Verdict:
+            def poison_and_judge(loss: Tensor | None = None, *, offenders_only: bool = False) -> Verdict:
                 gradient = learner.weights.gradients_in_place().get(self._name)
                 if gradient is not None and gradient.numel():
                     gradient.copy_(self._poisoned(gradient))
-                return judge(loss)
+                return judge(loss, offenders_only=offenders_only)
 
             learner.judge = poison_and_judge  # type: ignore[method-assign]
             hooks.callback(lambda: delattr(learner, "judge"))

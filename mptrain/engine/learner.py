@@ -143,16 +143,19 @@ class Learner:
         """The learning rate of the next update, float32 of shape (1,): a lookup, no host read."""
         return self.rates.index_select(0, self.updates)
 
-    def judge(self, loss: Tensor | None = None) -> Verdict:
+    def judge(self, loss: Tensor | None = None, *, offenders_only: bool = False) -> Verdict:
         """Whether the gathered gradients may move the weights; all ranks ask, and get the same answer.
 
         Args:
             loss: This rank's share of it, float32 scalar; becomes the whole, in place.
+            offenders_only: See `Weights.judge`.
         """
         across = None
         if self.spread.ranks.count > 1:
             across = (functools.partial(self.spread.agreed_norms, loss=loss), self.spread.agreed_measure)
-        return self.weights.judge(self.scale, refuses=self._refuses, measure=self._measure, across=across)
+        return self.weights.judge(
+            self.scale, refuses=self._refuses, measure=self._measure, across=across, offenders_only=offenders_only
+        )
 
     def advance(self, verdict: Verdict) -> None:
         """Count the update if it was applied, let the average follow, then move the scale; after `Weights.update`."""

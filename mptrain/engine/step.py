@@ -41,7 +41,7 @@ def train_step(
         total = accumulate_gradients(learner, model, batch, plan)
 
     learner.spread.align(plan.guard)
-    verdict = learner.judge(total)
+    verdict = learner.judge(total, offenders_only=True)
     lr, scale = learner.rate(), learner.scale  # the scale that multiplied this loss unscales these gradients
     watch.judged(learner.weights, verdict, scale)
     learner.weights.update(verdict, lr, scale if learner.scales else None)  # unscale, clip, update, publish

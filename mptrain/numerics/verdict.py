@@ -7,11 +7,14 @@ would call [1e30, 1e30] an overflow although both elements are finite.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
@@ -26,7 +29,7 @@ class Verdict(NamedTuple):
             optimizers compare with 1.
         grad_norm: float64, shape (1,): L2 norm of the unscaled gradients before clipping; non-finite on overflow.
         norms: float64, shape (P,): L2 norm of each parameter's gradient, still scaled; inf or NaN names an offender,
-            -1 a parameter without a gradient.
+            -1 a parameter without a gradient. All 0 where only offenders were asked for and there is none.
         measured: float64, shape (1,): what the scaler asked to know of the gradients (`mptrain.numerics.measures`);
             None where it asks for nothing.
     """
@@ -60,26 +63,59 @@ def gradient_norms(grads: list[Tensor]) -> Tensor:
     return torch.stack([_norm_of(large[at]) if at in large else next(norms) for at in range(len(grads))])
 
 
-def _pieces(grad: Tensor) -> tuple[Tensor, ...]:
+def total_norm(grads: list[Tensor]) -> Tensor:
+    """The L2 norm of all gradients together in FP64, with fewer operators than one for each of them.
+
+    Args:
+        grads: At least one tensor of any float dtypes and shapes, in a CPU's memory.
+
+    Returns:
+        float64, shape (1,).
+    """
+    flat = [_flat(grad) for grad in grads]
+    small = [grad for grad in flat if grad.numel() <= _PIECE]
+    pieces = [torch.cat(small)] if small else []
+    for grad in flat:
+        pieces += grad.split(_PIECE) if grad.numel() > _PIECE else ()
+    return _norm_of(pieces).view(1)
+
+
+def is_finite(total: Tensor) -> bool:
+    """Whether a norm in a CPU's memory, float64 of shape (1,), is finite; the host reads it."""
+    return math.isfinite(total.item())
+
+
+def _pieces(grad: Tensor) -> Sequence[Tensor]:
     """A large gradient in a CPU's memory, cut into pieces of one dimension; nothing of any other.
 
-    There torch's own norm converts one element after the other on its way to FP64, and takes three times as long.
+    There torch's own norm makes an FP64 copy of the whole, and takes three times as long.
     """
     if grad.device.type != "cpu" or grad.dtype == torch.float64 or grad.numel() <= _PIECE:
         return ()
-    if grad.is_contiguous(memory_format=torch.channels_last):
-        grad = grad.permute(0, 2, 3, 1)
-    return grad.view(-1).split(_PIECE) if grad.is_contiguous() else ()
+    return _flat(grad).split(_PIECE)
 
 
-def _norm_of(pieces: tuple[Tensor, ...]) -> Tensor:
+def _flat(grad: Tensor) -> Tensor:
+    """The elements of a tensor in some order, in one dimension; a copy only where they have gaps or a rare order."""
+    if grad.ndim == 4 and not grad.is_contiguous():
+        grad = grad.permute(0, 2, 3, 1)  # the order of channels_last
+    return grad.reshape(-1)
+
+
+def _norm_of(pieces: Sequence[Tensor]) -> Tensor:
     """The norm of what was cut into pieces, a float64 scalar; a square of an FP32 number fits FP64."""
-    wide = map(torch.Tensor.double, pieces)
-    return torch.stack([torch.dot(piece, piece) for piece in wide]).sum().sqrt()
+    squares = [torch.dot(piece, piece) for piece in map(torch.Tensor.double, pieces)]  # one by one, for the cache
+    return (squares[0] if len(squares) == 1 else torch.stack(squares).sum()).sqrt()
 
 
 def judge(
-    norms: Tensor, scale: Tensor, *, refuses: bool, complete: bool = False, measured: Tensor | None = None
+    norms: Tensor,
+    scale: Tensor,
+    *,
+    refuses: bool,
+    complete: bool = False,
+    measured: Tensor | None = None,
+    total: Tensor | None = None,
 ) -> Verdict:
     """Turn per-parameter norms into a verdict.
 
@@ -89,9 +125,12 @@ def judge(
         refuses: Whether an overflow refuses the update; else it is applied all the same.
         complete: Every parameter had a gradient.
         measured: What the scaler asked to know.
+        total: float64, shape (1,): the norm of all scaled gradients together, where it is known already.
     """
-    present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
-    grad_norm = torch.linalg.vector_norm(present, keepdim=True) / scale
+    if total is None:
+        present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
+        total = torch.linalg.vector_norm(present, keepdim=True)
+    grad_norm = total / scale
     # NaN for inf and NaN, else 0. A scale that has fallen to 0 is found as well: nothing can be unscaled by it.
     rest = grad_norm - grad_norm
     overflow = torch.ne(rest, rest)

@@ -25,7 +25,7 @@ from torch.autograd.graph import increment_version
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
-from mptrain.numerics.verdict import Verdict, clip_coefficient, gradient_norms, judge
+from mptrain.numerics.verdict import Verdict, clip_coefficient, gradient_norms, is_finite, judge, total_norm
 from mptrain.optimizer.gradient_table import is_capturing, upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.rules import Group, Stride
@@ -106,6 +106,7 @@ class Weights:
         self._state = [rule.state(w) for w in self._work]
         self._step = torch.zeros(1, dtype=torch.float32, device=self._work[0].device)
         self._one = torch.ones_like(self._step)
+        self._unnamed = torch.zeros(len(self._params), dtype=torch.float64, device=self._step.device)
         self._no_gradient = torch.full((), -1.0, dtype=torch.float64, device=self._step.device)
         self._groups: dict[tuple[bool, ...], list[tuple[list[int], Group]]] = {}
         # Fixed for good, since every step needs them: what is rounded to what, and what may not become infinite.
@@ -218,6 +219,7 @@ class Weights:
         refuses: bool,
         measure: Measure | None = None,
         across: tuple[AcrossNorms, AcrossMeasure] | None = None,
+        offenders_only: bool = False,
     ) -> Verdict:
         """Whether the gathered gradients are finite, their norms, and what a scaler asks to know of them.
 
@@ -226,14 +228,25 @@ class Weights:
             refuses: Whether an overflow refuses the update.
             measure: What the scaler asks for.
             across: What makes norms, and a measure, of this rank's gradients those of all ranks; None on one rank.
+            offenders_only: Norms of single gradients are needed only where one is not finite. The host reads a CPU's memory
+                for nothing, so there it looks at the norm of all of them first.
         """
         grads = self._grads()
         present = [grad for grad in grads if grad is not None]
         complete = len(present) == len(grads)
+        total = None
         if self.one_pass and present:
             norms = self._kernels_for(grads).norms(present, len(grads))
+        elif (
+            offenders_only
+            and present
+            and across is None
+            and self._step.device.type == "cpu"
+            and is_finite(total := total_norm(present))
+        ):
+            norms = self._unnamed
         else:
-            norms = gradient_norms(present)
+            norms, total = gradient_norms(present), None
             if not complete:
                 found = iter(norms)
                 norms = torch.stack([self._no_gradient if grad is None else next(found) for grad in grads])
@@ -243,7 +256,7 @@ class Weights:
             measured = measure(found_grads) if across is None else across[1](measure, found_grads)
         if across is not None:
             norms = across[0](norms)
-        return judge(norms, scale, refuses=refuses, complete=complete, measured=measured)
+        return judge(norms, scale, refuses=refuses, complete=complete, measured=measured, total=total)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor | None) -> None:
         """Unscale, clip, update and publish, in this order; a refused update changes nothing.

@@ -31,9 +31,9 @@ def looked_at(*overrides, step=1):
     gradients = {}
     judge = learner.judge
 
-    def keep(loss=None):
+    def keep(loss=None, **wanted):
         gradients.update({name: value.clone() for name, value in learner.weights.gradients().items()})
-        return judge(loss)
+        return judge(loss, **wanted)
 
     learner.judge = keep
     with torch.no_grad():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mptrain.numerics.verdict import clip_coefficient, gradient_norms, judge
+from mptrain.numerics.verdict import clip_coefficient, gradient_norms, is_finite, judge, total_norm
 
 ONE = torch.ones(1)
 
@@ -184,3 +184,26 @@ def test_trap_1_gradients_of_a_scale_that_fell_to_zero_are_refused(norm):
     verdict = judge(torch.tensor([norm, -1.0], dtype=torch.float64), torch.zeros(1), refuses=True)
     assert verdict.overflow
     assert verdict.skip == 1
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "gaps"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_norm_of_all_is_the_norm_of_their_norms(dtype, layout):
+    draw = torch.Generator().manual_seed(0)
+    grads = [
+        laid_out(torch.randn(shape, generator=draw).to(dtype), layout) for shape in (*LARGE, (3,), (0,), (8, 3, 3, 3))
+    ]
+    expected = torch.linalg.vector_norm(gradient_norms(grads))
+    assert total_norm(grads).shape == (1,)
+    assert total_norm(grads).item() == pytest.approx(expected.item(), rel=1e-12)
+    assert total_norm([*grads, torch.ones(5)]).item() == pytest.approx(math.hypot(expected.item(), 5**0.5), rel=1e-12)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("size", [1, 5, 40_000, 70_000])
+def test_the_norm_of_all_is_finite_where_all_are(size, value):
+    for place in {0, size // 2, size - 1}:
+        grads = [torch.full((9,), 3e38), torch.full((50_000,), -3e38), torch.ones(size)]
+        assert is_finite(total_norm(grads))
+        grads[2][place] = value
+        assert not is_finite(total_norm(grads))

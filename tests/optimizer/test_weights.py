@@ -106,6 +106,32 @@ def test_trap_14_a_step_in_which_nothing_has_a_gradient_is_no_crash(kind):
         assert key == "step" or torch.equal(value, before[key])
 
 
+@pytest.mark.parametrize("value", [1.0, math.inf, math.nan])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("missing", [(), ("bias",)])
+def test_a_verdict_that_names_offenders_only_is_otherwise_the_same(kind, value, missing):
+    model, weights = make(kind, SGD())
+    weights.clear()
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        if name not in missing:
+            parameter.grad = torch.full_like(parameter, number + 1.0)
+    last = [p for name, p in model.named_parameters() if name not in missing][-1]
+    last.grad.view(-1)[-1] = value
+    weights.gather()
+    scale = torch.tensor([8.0])
+    all_of_them = weights.judge(scale, refuses=True)
+    offenders = weights.judge(scale, refuses=True, offenders_only=True)
+    assert torch.equal(all_of_them.skip, offenders.skip)
+    assert torch.equal(all_of_them.applied, offenders.applied)
+    torch.testing.assert_close(all_of_them.grad_norm, offenders.grad_norm, rtol=1e-14, atol=0, equal_nan=True)
+    if math.isfinite(value):
+        assert not weights.one_pass
+        assert offenders.norms.tolist() == [0.0] * len(SHAPES)
+        assert all_of_them.norms.abs().min() > 0
+    else:
+        assert torch.equal(all_of_them.norms.nan_to_num(1e9, 2e9), offenders.norms.nan_to_num(1e9, 2e9))
+
+
 def test_trap_14_frozen_parameters_are_left_out_and_all_frozen_is_an_error():
     model = nn.Linear(2, 2)
     model.bias.requires_grad_(False)
