@@ -80,14 +80,19 @@ def _ask(device: torch.device) -> Capabilities:
     return Capabilities()
 
 
-def wide(device: torch.device) -> torch.dtype:
+def widest(device: torch.device) -> torch.dtype:
     """Return the widest float that a device computes in: float64, or float32."""
     return torch.float64 if capabilities(device).fp64 else torch.float32
 
 
-def widened(tensor: Tensor) -> Tensor:
+def in_widest(tensor: Tensor) -> Tensor:
     """Return a tensor in the widest float of its device."""
-    return tensor.to(wide(tensor.device))
+    return tensor.to(widest(tensor.device))
+
+
+def beside_fp64(tensor: Tensor) -> Tensor:
+    """Return a tensor where FP64 can be computed: on its own device, or in host memory, which is waited for."""
+    return tensor if capabilities(tensor.device).fp64 else tensor.cpu()
 
 
 def count_of(kind: str) -> int:

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 from mptrain.distributed.ranks import ALONE, Group, RankLost, Ranks, how_one_ended, is_loss
 from mptrain.distributed.torchrun import begun_by_torchrun, meet, restarts, store_of_torchrun
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
+from mptrain.machine import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -155,7 +156,7 @@ def _prepare_environment(count: int) -> None:
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count))
+        torch.set_num_threads(max(1, usable_cores() // count))
 
 
 def _be_forked() -> None:

@@ -2,21 +2,29 @@
 
 The norm of each gradient is taken in FP64. No FP32 gradient can overflow there, so a non-finite norm means a
 non-finite element, and one pass serves the verdict, the clipping norm and the names of the offenders. An FP32 norm
-would call [1e30, 1e30] an overflow although both elements are finite.
+would call [1e30, 1e30] an overflow although both elements are finite. So a device without FP64 divides by the largest magnitude
+first (`float32_norm`).
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from mptrain.device import capabilities
+from mptrain.numerics.formats import FLOAT32
+
 if TYPE_CHECKING:
     from torch import Tensor
 
+#: Elements whose squares `float32_norm` adds in one sum.
+_ROW = 4096
+
 
 class Verdict(NamedTuple):
-    """What one step's gradients turned out to be. All tensors live on the training device.
+    """What one step's gradients turned out to be. All tensors live on the training device; float64 is float32 where it has no FP64.
 
     Attributes:
         overflow: bool, shape (1,): some gradient holds inf or NaN, or the scale is 0; exactly where ``grad_norm`` is
@@ -46,9 +54,34 @@ def gradient_norms(grads: list[Tensor]) -> list[Tensor]:
         grads: P tensors of any float dtype and shape on one device.
 
     Returns:
-        P scalars, float64.
+        P scalars, float64; float32 on a device without FP64.
     """
-    return list(torch._foreach_norm(grads, 2, dtype=torch.float64)) if grads else []
+    if not grads:
+        return []
+    if not capabilities(grads[0].device).fp64:
+        return [float32_norm(grad) for grad in grads]
+    return list(torch._foreach_norm(grads, 2, dtype=torch.float64))
+
+
+def float32_norm(tensor: Tensor) -> Tensor:
+    """Return the L2 norm of a tensor in FP32, for devices without FP64; non-finite exactly where an element is.
+
+    Elements are divided by the largest magnitude before they are squared: none overflows, and those that vanish are below 2^-63 of
+    the largest. Squares are added in rows: in whatever order a row is added, the norm is off by less than 2^-11 of itself for
+    up to 2^36 elements; 2^-22 was measured for up to 50 million on a CPU, where one sum over all of them was off by 2^-8. A
+    norm beyond FP32 is the largest number of FP32; one below its normal numbers may be 0.
+    """
+    flat = tensor.detach().float().flatten()
+    if not flat.numel():
+        return flat.new_zeros(())
+    largest = torch.linalg.vector_norm(flat, math.inf)
+    part = flat / torch.where(largest > 0, largest, 1.0)
+    while part.numel() > _ROW:
+        whole = part.numel() // _ROW * _ROW
+        rows, rest = part[:whole].view(-1, _ROW), part[whole:]
+        part = torch.cat([torch.linalg.vector_norm(rows, dim=1), torch.linalg.vector_norm(rest).view(1)])
+    norm = largest * torch.linalg.vector_norm(part)
+    return torch.where(largest.isfinite(), norm.clamp(max=FLOAT32.max), largest)
 
 
 def judge(
@@ -64,7 +97,11 @@ def judge(
         measured: What the scaler asked to know.
     """
     present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
-    grad_norm = torch.linalg.vector_norm(present, keepdim=True) / scale
+    grad_norm = (
+        torch.linalg.vector_norm(present, keepdim=True) / scale
+        if present.dtype == torch.float64
+        else _float32_total(present, scale)
+    )
     # NaN for inf and NaN, else 0. A scale that has fallen to 0 is found as well: nothing can be unscaled by it.
     rest = grad_norm - grad_norm
     overflow = torch.ne(rest, rest)
@@ -75,6 +112,13 @@ def judge(
     if measured is not None:
         measured = measured.to(norms.device)  # it is elsewhere only where there was no gradient to measure
     return Verdict(overflow, applied, skip, grad_norm, norms, measured)
+
+
+def _float32_total(norms: Tensor, scale: Tensor) -> Tensor:
+    """Return the norm of FP32 norms over a scale as FP32 of shape (1,); beyond FP32 it is the largest number, as in `float32_norm`."""
+    largest = norms.amax().view(1)
+    total = largest / scale * float32_norm(norms / torch.where(largest > 0, largest, 1.0))
+    return torch.where(largest.isfinite() & (scale > 0), total.clamp(max=FLOAT32.max), largest / scale)
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.autograd.graph import increment_version
 
+from mptrain.device import is_capturing, widest
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
 from mptrain.numerics.verdict import Verdict, clip_coefficient, gradient_norms, judge
-from mptrain.optimizer.gradient_table import is_capturing, upload
+from mptrain.optimizer.gradient_table import upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.rules import Group, Stride
 
@@ -105,7 +106,7 @@ class Weights:
         self._filled = [False] * len(self._params)
         self._state = [rule.state(w) for w in self._work]
         self._step = torch.zeros(1, dtype=torch.float32, device=self._work[0].device)
-        self._no_gradient = torch.full((), -1.0, dtype=torch.float64, device=self._step.device)
+        self._no_gradient = torch.full((), -1.0, dtype=widest(self._step.device), device=self._step.device)
         self._groups: dict[tuple[bool, ...], list[tuple[list[int], Group]]] = {}
         # Fixed for good, since every step needs them: what is rounded to what, and what may not become infinite.
         rounded = [(p, w) for p, w, same in zip(self._parts, self._work, self._in_place, strict=True) if not same]
