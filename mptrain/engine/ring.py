@@ -113,7 +113,7 @@ class Ring:
         block, rows = _packed(self._kept), len(self._kept)
         self._kept = []
         if self._host is None:
-            self._read += _rows(block.cpu(), rows)
+            self._read += _rows(block, rows)
             return
         self._host[: len(block)].copy_(block, non_blocking=True)
         self._in_flight = (rows, len(block), event_now(block.device))
@@ -155,7 +155,8 @@ def _packed(kept: list[tuple[Tensor, ...]]) -> Tensor:
 
 
 def _rows(block: Tensor, count: int) -> list[Row]:
-    """The rows of a block in host memory, so that no device is waited for."""
+    """The rows of a block; it is in host memory already where the device has page-locked memory, else this waits for it."""
+    block = block.cpu()
     numbers = block[: _SCALARS * count].tolist()
     losses, scales, rates, next_scales, totals = (numbers[at * count : (at + 1) * count] for at in range(_SCALARS))
     norms = block[_SCALARS * count :].view(count, -1)

@@ -6,7 +6,9 @@ A measure is a value that is called with the gradients. It adds its own operator
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -72,7 +74,9 @@ class ShareAbove:
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
         """See `Measure`."""
-        elements = sum(grad.numel() for grad in grads)  # of their shapes, which the host knows
+        elements = functools.reduce(
+            operator.add, (grad.numel() for grad in grads), 0
+        )  # of their shapes, which the host knows
         if not elements:
             return _nothing(grads)
         within = torch.stack([torch.count_nonzero(grad.abs() <= self.edge) for grad in grads]).sum()

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from mptrain.device import in_widest
+from mptrain.device import capabilities, in_widest
 from mptrain.errors import ConfigError, Problem
 from mptrain.fields import AboveOne, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT32, scale_in_words
@@ -129,7 +129,7 @@ class DynamicScaler:
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """The next state by the rule in this module's docstring."""
-        if self._is_plain:
+        if self._is_plain and capabilities(state["scale"].device).fused:
             return self._after_plainly(state, verdict)
         scale, overflow = state["scale"], verdict.overflow
         clean = state["clean"] + 1

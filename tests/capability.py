@@ -1,0 +1,51 @@
+"""A CPU without some of its capabilities, for tests of what other devices lack."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import replace
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mptrain import device as devices
+
+CPU = torch.device("cpu")
+
+
+@contextlib.contextmanager
+def without(**others):
+    """Give the CPU other capabilities than it has."""
+    changed = replace(devices.capabilities(CPU), **others)
+    with mock.patch.dict(devices._known, {CPU: changed}):
+        yield
+
+
+class NoFP64(TorchDispatchMode):
+    """Raises where an operator makes a tensor of FP64, as a device without it does.
+
+    Args:
+        host: Files whose tensors are on the host on any device: nearest frame of mptrain that is in one of them.
+    """
+
+    def __init__(self, host=()):
+        super().__init__()
+        self.host = host
+        self.seen = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.seen += 1
+        wide = any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float64 for leaf in tree_leaves(result))
+        if wide and not self._is_on_host():
+            raise TypeError(f"{func}: this device has no float64")
+        return result
+
+    def _is_on_host(self):
+        frame = sys._getframe(2)
+        while frame is not None and "/mptrain/" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        return frame is None or any(part in frame.f_code.co_filename for part in self.host)
