@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: What accelerators are called by those who make or sell them.
-NAMES = {"cuda": "CUDA", "xpu": "XPU (Intel)", "mps": "MPS (Apple)"}
+NAMES = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}
 
 
 @dataclass(frozen=True)
@@ -206,6 +206,13 @@ def name_of(device: torch.device) -> str:
 def properties_of(device: torch.device) -> Any:
     """Return the properties of a CUDA or XPU device as torch tells them."""
     return torch.get_device_module(device).get_device_properties(device)
+
+
+def total_memory(device: torch.device) -> int:
+    """Return the bytes of memory that an accelerator has, or on MPS those that Metal advises to use."""
+    module = torch.get_device_module(device)
+    size: int = module.recommended_max_memory() if device.type == "mps" else properties_of(device).total_memory
+    return size
 
 
 def is_rocm() -> bool:

@@ -48,7 +48,8 @@ def describe(
 def versions_now() -> dict[str, str]:
     """Name to version of what computes."""
     versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
-    return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+    toolkits = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    return versions | {name: version for name, version in toolkits.items() if version}
 
 
 def _device_in_words(device: torch.device) -> str:

@@ -198,7 +198,7 @@ class _Pool:
         self._free.remove(slot)
         began = time.monotonic()
         try:
-            cuda = _on_cuda(task.config)
+            cuda = _on_accelerator(task.config)
             process, pipe = self._process(task, slot, cuda=cuda)
         except (OSError, EOFError, pickle.PicklingError, TypeError, AttributeError) as error:
             self._free.append(slot)  # no process to be had, or an argument of the user's that cannot be sent to one
@@ -307,7 +307,7 @@ class _Nobody:
     def tick(self) -> None: ...
 
 
-def _on_cuda(config: Config) -> bool:
+def _on_accelerator(config: Config) -> bool:
     from mptrain.precision.support import resolve_device
 
-    return resolve_device(config.device).type == "cuda"
+    return resolve_device(config.device).type != "cpu"

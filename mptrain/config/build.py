@@ -22,7 +22,7 @@ from mptrain.config.spreading import (
 )
 from mptrain.config.together import build_dataset, build_task, require_facts
 from mptrain.dataset.loader import Loader
-from mptrain.device import capabilities, use
+from mptrain.device import capabilities, untried, use
 from mptrain.distributed.ranks import ALONE, Ranks
 from mptrain.distributed.sync_batchnorm import synchronised
 from mptrain.engine.evaluate import complete
@@ -88,6 +88,8 @@ def build(
         model = synchronised(model, ranks, device)
     clamped = clamp_to_range(model, policy)
     warnings = warnings_about_spread(config, ranks.count)
+    if unproven := untried(device):
+        warnings = (*warnings, unproven)
     if clamped and weights:  # else others take their place
         warnings = (*warnings, about_clamped(clamped, input_dtype(policy)))
     initial = _drawn(model) if policy.parameters != "float32" else {}
