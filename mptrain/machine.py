@@ -1,4 +1,4 @@
-"""Cores and memory of this process, on Linux and on systems without ``/proc``, such as macOS.
+"""Cores, memory and relations of this process, on Linux and on systems without ``/proc``, such as macOS.
 
 Only the standard library is used: psutil would be one more dependency for the present memory of a process on macOS, which
 is shown beside a run and decides nothing.
@@ -7,14 +7,21 @@ is shown beside a run and decides nothing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import re
 import resource
+import signal
 import sys
+import threading
+import time
 from pathlib import Path
 
 _PROC = Path("/proc")
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+#: The network interface that a machine reaches itself by.
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 
 
 def usable_cores() -> int:
@@ -68,6 +75,21 @@ def is_running(pid: int) -> bool:
     except PermissionError:
         pass  # it is somebody else's
     return True
+
+
+def ends_with_parent(number: signal.Signals) -> None:
+    """Have this process sent a signal when its parent ends: by the kernel on Linux, elsewhere by a thread that looks every second."""
+    library = ctypes.CDLL(None, use_errno=True)
+    if hasattr(library, "prctl"):
+        library.prctl(_PR_SET_PDEATHSIG, number)
+    else:
+        threading.Thread(target=_end_after, args=(os.getppid(), number), daemon=True).start()
+
+
+def _end_after(parent: int, number: signal.Signals) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), number)
 
 
 def path_of_descriptor(descriptor: int) -> Path | None:

@@ -233,6 +233,9 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 
 
 def _leave_when_the_parent_says() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
+    if hasattr(signal, "sigwaitinfo"):
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            pass
+    else:  # macOS does not say who sent it
+        signal.sigwait({signal.SIGTERM})
     os._exit(0)
