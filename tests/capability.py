@@ -28,7 +28,7 @@ class NoFP64(TorchDispatchMode):
     """Raises where an operator makes a tensor of FP64, as a device without it does.
 
     Args:
-        host: Files whose tensors are on the host on any device: nearest frame of mptrain that is in one of them.
+        host: Files whose tensors are in host memory on any device, where they are not called to prepare a batch.
     """
 
     def __init__(self, host=()):
@@ -45,7 +45,10 @@ class NoFP64(TorchDispatchMode):
         return result
 
     def _is_on_host(self):
-        frame = sys._getframe(2)
-        while frame is not None and "/mptrain/" not in frame.f_code.co_filename:
+        frame, ours = sys._getframe(2), []
+        while frame is not None:
+            if "/mptrain/" in frame.f_code.co_filename and not frame.f_code.co_filename.endswith("widened.py"):
+                ours.append(frame.f_code)
             frame = frame.f_back
-        return frame is None or any(part in frame.f_code.co_filename for part in self.host)
+        in_prepare = any(code.co_name == "prepare" for code in ours)  # a batch that is on the device
+        return not ours or (not in_prepare and any(part in ours[0].co_filename for part in self.host))
