@@ -90,7 +90,8 @@ def _print_broken(broken: list[Problem]) -> None:
 
 
 def _versions() -> list[tuple[str, str]]:
-    rows = [("mptrain", __version__), ("python", f"{platform.python_version()} ({sys.executable})")]
+    untried = "; untried" if sys.version_info >= (3, 14) else ""
+    rows = [("mptrain", __version__), ("python", f"{platform.python_version()} ({sys.executable}){untried}")]
     return rows + [(name, _version(name)) for name in NEEDED]
 
 
@@ -105,7 +106,7 @@ def _machine() -> list[tuple[str, str]]:
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     outputs = Path("outputs")
     return [
-        ("system", platform.platform()),
+        ("system", platform.platform() + ("" if sys.platform == "linux" else "; untried")),
         ("memory", readable_bytes(pages * size)),
         ("disk", f"{readable_bytes(free_bytes(outputs))} free for {outputs.absolute()}"),
     ]
