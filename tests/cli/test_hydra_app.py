@@ -1,6 +1,5 @@
 """Hydra's own abilities keep working, and its errors come out as ours."""
 
-import argparse
 import os
 import sys
 
@@ -8,24 +7,6 @@ import pytest
 import yaml
 
 from mptrain.cli.doctor import doctor
-
-
-@pytest.fixture
-def python_3_14(monkeypatch):
-    """Have argparse check help texts when arguments are added, as Python 3.14 does (`ArgumentParser._check_help`)."""
-    add = argparse._ActionsContainer.add_argument
-
-    def add_and_check(self, *names, **options):
-        action = add(self, *names, **options)
-        if action.help and hasattr(self, "_get_formatter"):
-            try:
-                if "%" in action.help:
-                    self._get_formatter()._expand_help(action)
-            except (ValueError, TypeError, KeyError) as error:
-                raise ValueError("badly formed help string") from error
-        return action
-
-    monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_and_check)
 
 
 def test_the_composed_configuration_is_shown(terminal, tmp_path):
