@@ -21,7 +21,7 @@ SOURCES = [
 ]
 #: Functions that may read, and why: by file and name.
 READING_FUNCTIONS = {
-    ("ring.py", "_rows"): "its block is in host memory already",
+    ("ring.py", "_rows"): "its block is in host memory already, or the device lets nobody copy beside it",
     ("spread.py", "agreed_measure"): "counts elements, which shapes say",
     ("ring.py", "arrived"): "asks whether a list is empty",
     ("restart.py", "take_up"): "once, after a restart",
@@ -84,7 +84,8 @@ def test_every_function_that_may_read_does_so_and_none_of_them_runs_in_a_step():
     reading = {(path.name, function) for path in SOURCES for function, _, _ in host_reads(path.read_text())}
     assert set(READING_FUNCTIONS) <= reading
     in_a_step = {"train_step", "judge", "update", "publish", "gather", "clear", "after", "apply", "rate", "advance"}
-    in_a_step |= {"snapshot", "restore", "record", "loss", "gradient_norms", "clip_coefficient", "_unfused", "_grads"}
+    in_a_step |= {"snapshot", "restore", "record", "loss", "gradient_norms", "clip_coefficient", "_grads"}
+    in_a_step |= {"float32_norm", "_float32_total", "_tensor_by_tensor", "_moved"}
     assert not in_a_step & {function for _, function in READING_FUNCTIONS}
 
 

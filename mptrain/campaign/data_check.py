@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mptrain.config.together import build_dataset
 from mptrain.dataset.faults import checking
+from mptrain.machine import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
     """
     remarks: dict[str, str] = {}
     read = files = 0
-    with checking() as check, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+    with checking() as check, ThreadPoolExecutor(usable_cores()) as threads:
         dataset = build_dataset(config)
         for part in ("train", "val", "test"):
             split = getattr(dataset, part)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain import __version__
+from mptrain.device import name_of
 from mptrain.runlog import RunDirectory, RunState
 
 if TYPE_CHECKING:
@@ -47,12 +48,13 @@ def describe(
 def versions_now() -> dict[str, str]:
     """Name to version of what computes."""
     versions = {"mptrain": __version__, "python": platform.python_version(), "torch": str(torch.__version__)}
-    return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {})
+    toolkits = {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    return versions | {name: version for name, version in toolkits.items() if version}
 
 
 def _device_in_words(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
+    if device.type != "cpu":
+        return f"{device} ({name_of(device)})"
     return f"cpu ({torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()})"
 
 

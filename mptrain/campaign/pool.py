@@ -19,6 +19,7 @@ from mptrain.campaign.processes import cause, forked, is_alive, send, send_to, s
 from mptrain.campaign.worker import Assignment, Ended, Program, Progress, one_line, work
 from mptrain.engine.interrupt import Interrupts
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_PREEMPTED
+from mptrain.machine import usable_cores
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -107,10 +108,10 @@ class Slots:
     @classmethod
     def of_this_machine(cls, count: int) -> Slots:
         """This process's CPU cores and GPUs, divided by the number of jobs at a time."""
-        import torch
+        from mptrain.device import count_of
 
-        threads = max(1, len(os.sched_getaffinity(0)) // count) if count > 1 else None
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        threads = max(1, usable_cores() // count) if count > 1 else None
+        found = count_of("cuda")
         visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         return cls(count, threads, tuple(visible[:found]) or tuple(map(str, range(found))))
 
@@ -197,7 +198,7 @@ class _Pool:
         self._free.remove(slot)
         began = time.monotonic()
         try:
-            cuda = _on_cuda(task.config)
+            cuda = _on_accelerator(task.config)
             process, pipe = self._process(task, slot, cuda=cuda)
         except (OSError, EOFError, pickle.PicklingError, TypeError, AttributeError) as error:
             self._free.append(slot)  # no process to be had, or an argument of the user's that cannot be sent to one
@@ -306,7 +307,7 @@ class _Nobody:
     def tick(self) -> None: ...
 
 
-def _on_cuda(config: Config) -> bool:
+def _on_accelerator(config: Config) -> bool:
     from mptrain.precision.support import resolve_device
 
-    return resolve_device(config.device).type == "cuda"
+    return resolve_device(config.device).type != "cpu"

@@ -14,12 +14,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mptrain.campaign.worker import ENDING_SIGNALS, OF_THE_SERVER, Program, answer
 from mptrain.errors import EnvironmentRefused
 from mptrain.interpreter import guard_multiprocessing
+from mptrain.machine import is_running
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerProcess, SpawnProcess
@@ -128,10 +128,7 @@ def send_to(pid: int | None, number: signal.Signals) -> None:
 
 def is_alive(pid: int | None) -> bool:
     """Whether a process that is not our child still runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
+    return pid is not None and is_running(pid)
 
 
 @contextlib.contextmanager

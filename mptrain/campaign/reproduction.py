@@ -258,9 +258,9 @@ def write_verdict(reproduction: Reproduction, verdict: Verdict, numbers: Numbers
 def _require_gpu(recipe: Recipe, *, smoke: bool) -> None:
     if recipe.needs.gpu == "optional" or smoke:
         return
-    import torch
+    from mptrain.device import count_of
 
-    if not torch.cuda.is_available():
+    if not count_of("cuda"):
         raise EnvironmentRefused(
             f"{recipe.name} needs a GPU, and torch sees no CUDA device",
             "the same command with --smoke shows that everything runs, here too",

@@ -13,6 +13,7 @@ import torch
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.trust import fetches
+from mptrain.device import widest
 from mptrain.diagnostics.remarkable import small_gradients
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.numerics.exponents import lost_share
@@ -256,7 +257,7 @@ def _by_itself(case: Case, goal: float) -> float | None:
     if case.ended or learner.scaler.on_overflow == "apply":
         return None
     device = case.parts.device
-    infinite = torch.full((1,), math.inf, dtype=torch.float64, device=device)
+    infinite = torch.full((1,), math.inf, dtype=widest(device), device=device)
     yes = torch.ones(1, dtype=torch.bool, device=device)
     refused = Verdict(yes, ~yes, torch.ones(1, device=device), *[infinite] * 3)
     in_a_row = int(case.moment.state["accounts"][learner.name]["history"]["consecutive"])

@@ -6,7 +6,6 @@ Must import neither torch nor anything that does: which GPU a process sees is de
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import multiprocessing
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, Preempted
 from mptrain.files import open_in_place
+from mptrain.machine import ends_with_parent
 from mptrain.masking import MaskedText
 from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, StepRecord
 from mptrain.runlog.storage import kept_in_place, storing
@@ -42,8 +42,6 @@ _LONGEST_REASON = 600
 
 #: Variable that holds the names of those that were set for the fork server alone.
 OF_THE_SERVER = "MPTRAIN_OF_THE_SERVER"
-
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 @dataclass(frozen=True)
@@ -169,8 +167,8 @@ def leave_the_terminal() -> None:
 
 
 def die_with_parent(number: signal.Signals) -> None:
-    """Let the kernel send a signal to this process when the one that started it ends, whatever ended it."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+    """Have this process sent a signal when the one that started it ends, whatever ended it."""
+    ends_with_parent(number)
     sweep = multiprocessing.parent_process()
     if sweep is not None and not sweep.is_alive():  # it was over before that
         os._exit(EXIT_BUG)

@@ -31,7 +31,7 @@ _HIDDEN = re.compile(r"(^|\.)_target_$|^model\.defaults\.|^chosen\.")
 _PATHS = ("path", "root", "file", "folder", "weights")
 
 #: Values of keys whose annotations are patterns.
-_KNOWN = {"device": ("auto", "cpu", "cuda")}
+_KNOWN = {"device": ("auto", "cpu", "cuda", "mps", "xpu")}
 
 
 class Overrides:

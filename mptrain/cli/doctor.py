@@ -15,11 +15,13 @@ from mptrain.cli.rows import print_rows
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.errors import EXIT_ENVIRONMENT, EXIT_OK, Problem
+from mptrain.machine import usable_cores
 from mptrain.runlog.storage import free_bytes, readable_bytes
 
 if TYPE_CHECKING:
     import torch
 
+    from mptrain.device import Capabilities
     from mptrain.precision.policy import Policy
     from mptrain.precision.support import Support
 
@@ -88,7 +90,8 @@ def _print_broken(broken: list[Problem]) -> None:
 
 
 def _versions() -> list[tuple[str, str]]:
-    rows = [("mptrain", __version__), ("python", f"{platform.python_version()} ({sys.executable})")]
+    untried = "; untried" if sys.version_info >= (3, 14) else ""
+    rows = [("mptrain", __version__), ("python", f"{platform.python_version()} ({sys.executable}){untried}")]
     return rows + [(name, _version(name)) for name in NEEDED]
 
 
@@ -103,7 +106,7 @@ def _machine() -> list[tuple[str, str]]:
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     outputs = Path("outputs")
     return [
-        ("system", platform.platform()),
+        ("system", platform.platform() + ("" if sys.platform == "linux" else "; untried")),
         ("memory", readable_bytes(pages * size)),
         ("disk", f"{readable_bytes(free_bytes(outputs))} free for {outputs.absolute()}"),
     ]
@@ -113,27 +116,43 @@ def _devices() -> list[tuple[str, str, torch.device]]:
     """Name, description and torch device of everything that can train here."""
     import torch
 
+    from mptrain import device as devices
     from mptrain.precision.widened import has_native_half
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     halves = ", ".join(f"{name} {_has(has_native_half(dtype))}" for name, dtype in _HALVES)
     capability = torch.backends.cpu.get_cpu_capability()
-    text = f"{_cpu_name()}, {cores} cores, {torch.get_num_threads()} threads, {capability}; arithmetic: {halves}"
+    text = (
+        f"{_cpu_name()}, {usable_cores()} cores, {torch.get_num_threads()} threads, {capability}; arithmetic: {halves}"
+    )
     found = [("cpu", text, torch.device("cpu"))]
-    if not torch.cuda.is_available():
-        return found
-    for index in range(torch.cuda.device_count()):
-        properties: Any = torch.cuda.get_device_properties(index)
-        level = (properties.major, properties.minor)
-        units = ", ".join(f"{name} {_has(level >= least)}" for name, least in _TENSOR_CORES)
-        memory = readable_bytes(properties.total_memory)
-        text = f"{properties.name}, compute capability {level[0]}.{level[1]}, {memory}; tensor cores: {units}"
-        found.append((f"cuda:{index}", text, torch.device("cuda", index)))
-    return found
+    kind = "cuda" if devices.count_of("cuda") else devices.other_accelerator()
+    count = devices.count_of(kind) if kind else 0
+    return found + [
+        (f"{kind}:{index}", _accelerator(device), device)
+        for index in range(count)
+        for device in [torch.device(f"{kind}:{index}")]
+    ]
+
+
+def _accelerator(device: torch.device) -> str:
+    """Return what is known of an accelerator, in a line."""
+    from mptrain import device as devices
+
+    has = devices.capabilities(device)
+    memory = f", {readable_bytes(size)}" if (size := devices.total_memory(device)) else ""
+    if device.type == "cuda" and not devices.is_rocm():
+        level = devices.compute_capability(device)
+        units = ", ".join(f"{name} {_has(there)}" for name, there in _units(has))
+        return f"{devices.name_of(device)}, compute capability {level[0]}.{level[1]}{memory}; tensor cores: {units}"
+    units = ", ".join(f"{name} {_has(there)}" for name, there in (*_units(has), ("FP64", has.fp64)))
+    return f"{devices.name_of(device)}{memory}; arithmetic: {units}; {devices.untried(device)}"
+
+
+def _units(has: Capabilities) -> tuple[tuple[str, bool], ...]:
+    return ("FP16", has.fp16), ("BF16", has.bf16), ("TF32", has.tf32)
 
 
 _HALVES = (("FP16", "float16"), ("BF16", "bfloat16"))
-_TENSOR_CORES = (("FP16", (7, 0)), ("BF16", (8, 0)), ("TF32", (8, 0)))
 
 
 def _has(present: bool) -> str:

@@ -1,6 +1,6 @@
 """Sorts the words after ``mptrain`` or ``mptrain train`` into flags and overrides.
 
-Hydra's own flags keep their names. Those that ask Hydra to show something are handed over as they are
+Hydra's own flags keep their names. Those that ask Hydra to show something are answered by it
 (`mptrain.cli.hydra_app`); the others are understood here, because training does not go through Hydra's main.
 """
 
@@ -112,7 +112,7 @@ def read_flags(words: Sequence[str]) -> Flags:
                 raise UsageError(f"{flag} {value}: there is no such configuration", f"it shows {', '.join(_CFG)}")
         elif flag in _SHOWING_ALONE:
             show = True
-            if flag in ("--info", "-i") and rest and rest[0] in _INFO:
+            if flag in ("--info", "-i") and rest and rest[0] in INFO:
                 rest.pop(0)
         elif word not in _COMPLETION:
             after = rest.pop(0) if not equals and rest and "=" not in rest[0] and not rest[0].startswith("-") else ""
@@ -164,7 +164,7 @@ def read_jobs(text: str) -> int:
 
 #: What ``--cfg`` and ``--info`` can be asked for.
 _CFG = ("job", "hydra", "all")
-_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
 def _value(flag: str, rest: list[str]) -> str:

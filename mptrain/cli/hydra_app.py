@@ -1,6 +1,7 @@
-"""Hands a command line to Hydra where Hydra is asked to show something: ``--cfg``, ``--info``.
+"""Lets Hydra show something: ``--cfg``, ``--info``, ``--hydra-help``.
 
-Training never goes through here. Hydra's errors come out as ours.
+Training never goes through here. Hydra is asked by its own functions, not by ``hydra.main``: the argument parser of every released
+Hydra 1.3 has a help text that is no string, which Python 3.14 refuses. Hydra's errors come out as ours.
 """
 
 from __future__ import annotations
@@ -8,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
-import sys
+from argparse import Namespace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import hydra
+from hydra.core.global_hydra import GlobalHydra
 
-from mptrain.config import location
+from mptrain.cli.flags import INFO
 from mptrain.config.compose import COMPOSITION_ERRORS, Composer
 from mptrain.config.overrides import read
 from mptrain.config.ranges import first_line
 from mptrain.errors import EXIT_OK, ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mptrain.cli.flags import Flags
 
 #: We alone make run directories and log files.
@@ -33,48 +36,101 @@ _QUIET = (
 )
 
 
+@dataclass
+class _Asked:
+    """The flags by which Hydra is asked.
+
+    Attributes:
+        cfg: Which configuration to show; empty for none.
+        package: The part of it to show.
+        resolve: With its interpolations resolved.
+        info: What to tell of how it is composed; empty for nothing.
+        help: Hydra's own help.
+    """
+
+    cfg: str = ""
+    package: str | None = None
+    resolve: bool = False
+    info: str = ""
+    help: bool = False
+
+
 def show(flags: Flags) -> int:
-    """Lets Hydra answer.
+    """Let Hydra answer.
 
     Args:
         flags: The words of the command line, sorted.
 
     Raises:
         ConfigError: The overrides are wrong, or the files are.
-        UsageError: Hydra does not understand its own flags so.
+        UsageError: The flags do not go together.
     """
-    if len(flags.config_dirs) > 1:
-        raise UsageError("--cfg and --info take one --config-dir only")
+    asked = _asked(flags)
     composer = Composer(flags.config_dirs, flags.config_name)
-    if not flags.multirun:
-        problems = read(flags.overrides, composer.catalogue).problems
-        if problems:
-            raise ConfigError(problems)
-    before, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    if problems := read(flags.overrides, composer.catalogue).problems:
+        raise ConfigError(problems)
     handlers, level = logging.root.handlers[:], logging.root.level
-    # Overrides stand together, before the flags: Hydra's parser takes one stretch of them only.
-    sys.argv = ["mptrain", *_QUIET, *flags.overrides, *flags.given]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing and leaving
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            hydra.main(version_base="1.3", config_path=str(location.configs()), config_name="train")(_nothing)()
+        with contextlib.redirect_stderr(said), composer.opened() as search:
+            _answer(asked, composer.name, [*_QUIET, *flags.overrides, *search])
     except COMPOSITION_ERRORS as error:
         if isinstance(error, BrokenPipeError):
             raise
         raise ConfigError(first_line(error)) from error
-    except SystemExit as leaving:
-        if leaving.code not in (None, 0):
-            last = said.getvalue().strip().rpartition("\n")[2]
-            raise UsageError(last or "Hydra does not understand these words") from leaving
+    except SystemExit as leaving:  # of show_cfg, where there is no such package
+        raise UsageError(said.getvalue().strip().rpartition("\n")[2]) from leaving
     finally:
-        sys.argv = before
         logging.root.handlers[:] = handlers
         logging.root.setLevel(level)
-        if full_error is None:
-            del os.environ["HYDRA_FULL_ERROR"]
     return EXIT_OK
 
 
-def _nothing(_: Any) -> None:
-    """Hydra wants something to run; with these flags it does not run it."""
+def _answer(asked: _Asked, name: str, words: Sequence[str]) -> None:
+    hydra: Any = GlobalHydra.instance().hydra
+    if asked.cfg:
+        hydra.show_cfg(name, list(words), asked.cfg, asked.package, asked.resolve)
+    elif asked.info:
+        hydra.show_info(asked.info, config_name=name, overrides=list(words))
+    else:
+        hydra.hydra_help(name, args_parser=_parser_of_hydra(), args=Namespace(overrides=list(words)))
+
+
+def _parser_of_hydra() -> Any:
+    from hydra._internal.utils import get_args_parser
+
+    try:
+        return get_args_parser()
+    except ValueError as error:
+        raise UsageError(
+            "--hydra-help: this release of Hydra cannot describe its flags on Python 3.14 and later",
+            "mptrain --help lists those that work here",
+        ) from error
+
+
+def _asked(flags: Flags) -> _Asked:
+    """Return what the flags ask.
+
+    Raises:
+        UsageError: They do not go together.
+    """
+    asked, rest = _Asked(), list(flags.given)
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag in ("--cfg", "-c"):
+            asked.cfg = value if equals else rest.pop(0)
+        elif flag in ("--package", "-p"):
+            asked.package = value if equals else rest.pop(0)
+        elif flag in ("--info", "-i"):
+            asked.info = value if equals else rest.pop(0) if rest and rest[0] in INFO else "all"
+        elif flag == "--resolve":
+            asked.resolve = True
+        elif flag == "--hydra-help":
+            asked.help = True
+    if asked.info and asked.info not in INFO:
+        raise UsageError(f"--info {asked.info}: there is no such information", f"it shows {', '.join(INFO)}")
+    if (asked.resolve or asked.package) and not (asked.cfg or asked.info or asked.help):
+        raise UsageError("--resolve and --package are about --cfg", "add --cfg job")
+    if flags.multirun or sum([bool(asked.cfg), bool(asked.info), asked.help]) != 1:
+        raise UsageError("only one of --multirun, --cfg, --info and --hydra-help can be asked for", "ask one by one")
+    return asked

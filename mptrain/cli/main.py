@@ -96,7 +96,7 @@ def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: Non
         if isinstance(error, Preempted):
             at_end()
         return report(error)
-    except SystemExit as leaving:  # argparse inside Hydra
+    except SystemExit as leaving:  # of what a sweeper calls, for one
         return EXIT_OK if leaving.code in (None, 0) else EXIT_CONFIG
     except Exception as error:
         if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:

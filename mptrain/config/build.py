@@ -22,6 +22,7 @@ from mptrain.config.spreading import (
 )
 from mptrain.config.together import build_dataset, build_task, require_facts
 from mptrain.dataset.loader import Loader
+from mptrain.device import capabilities, untried, use
 from mptrain.distributed.ranks import ALONE, Ranks
 from mptrain.distributed.sync_batchnorm import synchronised
 from mptrain.engine.evaluate import complete
@@ -87,6 +88,8 @@ def build(
         model = synchronised(model, ranks, device)
     clamped = clamp_to_range(model, policy)
     warnings = warnings_about_spread(config, ranks.count)
+    if unproven := untried(device):
+        warnings = (*warnings, unproven)
     if clamped and weights:  # else others take their place
         warnings = (*warnings, about_clamped(clamped, input_dtype(policy)))
     initial = _drawn(model) if policy.parameters != "float32" else {}
@@ -155,9 +158,8 @@ def _ready(config: Config, ranks: Ranks) -> torch.device:
             "that compute in FP32 and round once cannot be compiled",
             "write train.compile=false, choose precision=fp32, or add precision.cpu_kernels=native",
         )
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # page-locked memory, streams and compiled kernels belong to the current one
-    else:
+    use(device)
+    if device.type == "cpu":
         keep_freed_memory()
     set_products(policy)
     return device
@@ -211,7 +213,7 @@ def build_loaders(config: Config, dataset: Dataset, device: torch.device, ranks:
         batch_size=config.train.batch_size,
         seed=config.seed,
         workers=dataset.workers,
-        pin=device.type == "cuda",
+        pin=capabilities(device).pinned,
         rank=ranks.rank,
         ranks=ranks.count,
         here=ranks.here,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 Device = Annotated[
     str,
-    StringConstraints(pattern=r"^(auto|cpu|cuda(:(0|[1-9][0-9]{0,2}))?)$"),
-    Says("auto, cpu, cuda or cuda:N"),
+    StringConstraints(pattern=r"^(auto|cpu|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,2}))?)$"),
+    Says("auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"),
 ]
 #: torch takes seeds of 64 bits and counts those above half of them as negative.
 Seed = Annotated[int, Ge(0), Le(2**63 - 1), Says("a whole number from 0 to 2^63-1 (9223372036854775807)")]
@@ -83,7 +83,7 @@ class GeneralOptions:
 
     Attributes:
         seed: Of initial weights, data order, augmentation and dropout.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``xpu``, ``xpu:N`` or ``mps``.
         threads: CPU threads of torch; None leaves torch's own choice.
     """
 
@@ -120,7 +120,7 @@ class Config:
         model: The network; its ``defaults`` are in `model_defaults`.
         precision: Which dtype everything has.
         seed: Of initial weights, data order, augmentation and dropout.
-        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``xpu``, ``xpu:N`` or ``mps``.
         threads: CPU threads of torch; None leaves torch's own choice.
         train: How long to train and what one update is.
         checkpoint: When to save and how much to keep.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.device import count_of, use
 from mptrain.distributed.sharding import shard
 from mptrain.engine.evaluate import blank_of
 from mptrain.engine.spread import LossOf, spread_over
@@ -26,7 +27,7 @@ def device_of(name: str, ranks: Ranks) -> torch.device:
 
     Raises:
         EnvironmentRefused: There is none.
-        ConfigError: One device is named for several ranks.
+        ConfigError: One device is named for several ranks, or one of a kind that exchanges nothing.
     """
     if ranks.count == 1:
         return resolve_device(name)
@@ -34,10 +35,15 @@ def device_of(name: str, ranks: Ranks) -> torch.device:
         raise ConfigError(
             f"device={name} for {ranks.count} ranks", "write device=cuda: each rank takes the device of its number"
         )
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(
+            f"device={name} for {ranks.count} ranks: they exchange gradients on CUDA devices and CPUs only",
+            "write device=cpu, or distributed.procs=1",
+        )
+    if name == "cpu" or (name == "auto" and not count_of("cuda")):
         return torch.device("cpu")
     device = resolve_device(f"cuda:{ranks.local}")
-    torch.cuda.set_device(device)
+    use(device)
     return device
 
 

@@ -102,7 +102,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
 _WITHOUT = {"precision": "precision=fp32", "logger": "logger=none"}
 
 #: For each key, the values that others write, with ours.
-_VALUES = {"device": {"gpu": "cuda"}}
+_VALUES = {"device": {"gpu": "cuda", "hip": "cuda", "metal": "mps", "rocm": "cuda"}}
 
 #: For each command, the names that others give it.
 _COMMANDS = {

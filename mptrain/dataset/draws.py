@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.device import in_widest
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -83,8 +85,8 @@ def normals(words: Tensor, count: int) -> Tensor:
     """
     places = torch.arange(1, count // 2 + 2, device=words.device)
     drawn = _mixed(words[:, None] + places * _signed(_GAMMA))
-    radius = (-2.0 * (((_shifted(drawn, 32)).double() + 0.5) * 2.0**-32).log()).sqrt()
-    angle = (drawn & 0xFFFFFFFF).double() * (2.0**-31 * math.pi)
+    radius = (-2.0 * ((in_widest(_shifted(drawn, 32)) + 0.5) * 2.0**-32).log()).sqrt()
+    angle = in_widest(drawn & 0xFFFFFFFF) * (2.0**-31 * math.pi)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count].float()
 
 

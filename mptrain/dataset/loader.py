@@ -18,6 +18,7 @@ import torch
 from mptrain.dataset.batch import Batch
 from mptrain.dataset.faults import Faults
 from mptrain.errors import DataError
+from mptrain.machine import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,7 +74,7 @@ class Loader:
         self.seed = seed
         self.shuffle = shuffle
         self.rank, self.ranks = rank, ranks
-        cores = max(1, len(os.sched_getaffinity(0)) // here)
+        cores = max(1, usable_cores() // here)
         self.workers = 0 if split.in_memory else min(workers, cores)
         self.pin = pin
         self.one_batch = one_batch
@@ -232,6 +233,9 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 
 
 def _leave_when_the_parent_says() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
+    if hasattr(signal, "sigwaitinfo"):
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+            pass
+    else:  # macOS does not say who sent it
+        signal.sigwait({signal.SIGTERM})
     os._exit(0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._pytree import tree_leaves
 
+from mptrain.device import beside_fp64
 from mptrain.diagnostics.trail import LOSS
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def breaks_proportion(
     right: dict[str, bool] = {}
     suspects = set(wrong)
     for place, gradient in one.kept.items():
-        differs = _differs(gradient.double() / one.scale, other.kept.get(place), other.scale, tolerance)
+        differs = _differs(beside_fp64(gradient).double() / one.scale, other.kept.get(place), other.scale, tolerance)
         if place.side == "output":
             right[place.module] = right.get(place.module, True) and not differs
         if differs:
@@ -124,5 +125,5 @@ def _is_inside(name: str, outer: str) -> bool:
 def _differs(right: Tensor, scaled: Tensor | None, scale: float, tolerance: float) -> bool:
     if scaled is None:
         return True
-    distance = torch.linalg.vector_norm(scaled.double() / scale - right).item()
+    distance = torch.linalg.vector_norm(beside_fp64(scaled).double() / scale - right).item()
     return not distance <= tolerance * torch.linalg.vector_norm(right).item()

@@ -7,7 +7,6 @@ checked already. The process that was started is the first rank, so its end is t
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from typing import IO, TYPE_CHECKING
 from mptrain.distributed.ranks import ALONE, Group, RankLost, Ranks, how_one_ended, is_loss
 from mptrain.distributed.torchrun import begun_by_torchrun, meet, restarts, store_of_torchrun
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, ConfigError, EnvironmentRefused, MptrainError
+from mptrain.machine import LOOPBACK, ends_with_parent, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from mptrain.distributed.options import DistributedOptions
 
-_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 #: Seconds that other ranks have to end after the first one has; after an error, for which they may wait in an exchange.
 GRACE, GRACE_AFTER_ERROR = 10.0, 1.0
@@ -151,16 +150,16 @@ def _come(store: Store, rank: int, timeout: float) -> None:
 
 def _prepare_environment(count: int) -> None:
     """Let ranks of one machine share its cores, and find each other without the network."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK)
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // count))
+        torch.set_num_threads(max(1, usable_cores() // count))
 
 
 def _be_forked() -> None:
     """What a forked rank changes about itself: it is silent, and dies with the one that began it."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    ends_with_parent(signal.SIGKILL)
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.close(quiet)

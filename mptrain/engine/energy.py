@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from mptrain.device import properties_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -79,11 +81,13 @@ def energy_meter(device: torch.device, rapl: Path = _RAPL) -> EnergyMeter:
     """The meter of a device.
 
     Args:
-        device: A CUDA device or the CPU.
+        device: The training device.
         rapl: Where the CPU's counters are.
     """
     if device.type == "cuda":
         return _nvml_meter(device)
+    if device.type != "cpu":
+        return NoMeter()
     packages = sorted(rapl.glob("intel-rapl:?")) + sorted(rapl.glob("intel-rapl:??"))  # sub-zones have two colons
     with contextlib.suppress(OSError, ValueError):
         if packages:
@@ -96,7 +100,7 @@ def _nvml_meter(device: torch.device) -> EnergyMeter:
         import pynvml
 
         pynvml.nvmlInit()
-        uuid = torch.cuda.get_device_properties(device).uuid
+        uuid = properties_of(device).uuid
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         meter = NvmlMeter(lambda: int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)))
     except Exception:  # the package is missing, or the driver, or the device does not count

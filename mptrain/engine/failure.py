@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.device import beside_fp64
 from mptrain.diagnostics.overflow import offenders
 from mptrain.errors import NumericsError
 from mptrain.numerics.formats import scale_in_words
@@ -244,5 +245,5 @@ def _non_finite(tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[tuple[str,
     names = list(tensors)
     if not names:
         return 0, ()
-    norms = [torch.linalg.vector_norm(part(tensors[name].detach()), dtype=torch.float64) for name in names]
+    norms = [torch.linalg.vector_norm(beside_fp64(part(tensors[name].detach())), dtype=torch.float64) for name in names]
     return offenders(names, torch.stack(norms).tolist())

@@ -196,7 +196,7 @@ class Gathered:
     def _on_host(self) -> dict[str, Tensor]:
         """float64, one value for each sample, or for each batch where a task gave only those."""
         return {
-            name: torch.cat([part.double().reshape(-1) for part in parts]).cpu() for name, parts in self._sums.items()
+            name: torch.cat([part.reshape(-1) for part in parts]).cpu().double() for name, parts in self._sums.items()
         }
 
 

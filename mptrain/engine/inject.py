@@ -200,7 +200,7 @@ class Injection:
         """A tensor with another first element; a value that its dtype cannot hold becomes infinite."""
         place = torch.zeros(tensor.numel(), dtype=torch.bool, device=tensor.device)
         place[:1] = True
-        value = torch.full((), float(self._options.value), dtype=torch.float64, device=tensor.device).to(tensor.dtype)
+        value = torch.tensor(float(self._options.value), dtype=torch.float64).to(tensor.dtype).to(tensor.device)
         return torch.where(place.view(tensor.shape), value, tensor)
 
     def _require_tensor(self) -> None:

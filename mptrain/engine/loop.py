@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.dataset.faults import in_words
+from mptrain.device import capabilities
 from mptrain.distributed.ranks import is_loss
 from mptrain.engine.carried import Carried
 from mptrain.engine.clock import Clock
@@ -288,13 +289,13 @@ class Loop:
             self._sink.take(EventRecord("untrained", self.progress.step, found.untrained))
         for sentence in (*warnings_about(found.untrained), *self.parts.fault.check(batch, self.planned)):
             self._warn(sentence)
-        if self.parts.device.type == "cuda" and not multi_tensor.available(self.parts.device):
+        if self.parts.device.type != "cpu" and not multi_tensor.available(self.parts.device):
             self._warn("Triton cannot be used here: norms and update are torch's, with more passes over memory")
         if self.options.train.compile:
             self.parts.compile()
         if self._ranks.count > 1 and self.options.train.engine == "graph":
             self._warn("train.engine=graph: a step of several ranks is launched operator by operator")
-        elif self.options.train.engine == "graph" and self.parts.device.type != "cuda":
+        elif self.options.train.engine == "graph" and not capabilities(self.parts.device).graphs:
             self._warn("train.engine=graph: only CUDA devices have graphs; the step is launched operator by operator")
 
     def _warn(self, message: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
-import resource
-from pathlib import Path
 
 import torch
+
+from mptrain import device as devices
+from mptrain import machine
 
 #: Options of glibc's mallopt(3), and what a training on a CPU sets them to.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -32,30 +32,23 @@ def keep_freed_memory() -> None:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Bytes in use at this moment: allocated on a CUDA device, resident set of the process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+    """Return the bytes in use at this moment: allocated on an accelerator, resident set of the process on a CPU."""
+    return machine.resident_memory() if device.type == "cpu" else devices.memory_in_use(device)
 
 
 def memory_now(device: torch.device) -> int:
-    """Bytes to show while a run goes on: the peak on a CUDA device, what is in use on a CPU."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else memory_in_use(device)
+    """Return the bytes to show while a run goes on: the peak on an accelerator, what is in use on a CPU."""
+    return memory_in_use(device) if device.type == "cpu" else devices.memory_peak(device)
 
 
 def forget_peak(device: torch.device) -> None:
     """Begin `memory_peak` anew: what was in use before, importing torch included, must not count."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if device.type == "cpu":
+        machine.forget_peak()
     else:
-        with contextlib.suppress(OSError):  # an old kernel, or a sandbox: then it counts from the process's beginning
-            Path("/proc/self/clear_refs").write_text("5")
+        devices.forget_peak(device)
 
 
 def memory_peak(device: torch.device) -> int:
-    """Largest number of bytes in use since `forget_peak`: allocated on a CUDA device, resident set on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return the largest number of bytes in use since `forget_peak`: allocated on an accelerator, resident set on a CPU."""
+    return machine.resident_peak() if device.type == "cpu" else devices.memory_peak(device)

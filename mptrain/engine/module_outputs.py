@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map
 
+from mptrain.device import beside_fp64
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -136,7 +138,12 @@ def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
     said = [one.masked_fill(at, 0) for one, at in zip(said, same, strict=True)]
     right = [one.masked_fill(at, 0) for one, at in zip(right, same, strict=True)]
     size = math.hypot(*(norm(tensor) for tensor in right))
-    off = math.hypot(*(distance(one.double(), other.double()) for one, other in zip(said, right, strict=True)))
+    off = math.hypot(
+        *(
+            distance(beside_fp64(one).double(), beside_fp64(other).double())
+            for one, other in zip(said, right, strict=True)
+        )
+    )
     if off == math.inf:
         return off
     return off / size if size else 0.0
@@ -144,7 +151,7 @@ def relative_error(said: Sequence[Tensor], right: Sequence[Tensor]) -> float:
 
 def norm(tensor: Tensor) -> float:
     """L2 norm, added up in FP64."""
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    return float(torch.linalg.vector_norm(beside_fp64(tensor), dtype=torch.float64))
 
 
 def distance(one: Tensor, other: Tensor) -> float:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain import device as devices
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -25,8 +27,8 @@ def random_state(device: torch.device) -> dict[str, Any]:
         "python": {"version": version, "internal": list(internal), "gauss": gauss},
         "torch": torch.get_rng_state(),
     }
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
+    if device.type != "cpu":
+        states[device.type] = devices.random_state(device)
     return states
 
 
@@ -35,8 +37,8 @@ def set_random_state(states: Mapping[str, Any], device: torch.device) -> None:
     python = states["python"]
     random.setstate((python["version"], tuple(python["internal"]), python["gauss"]))
     torch.set_rng_state(states["torch"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
+    if device.type != "cpu" and device.type in states:
+        devices.set_random_state(states[device.type], device)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Records of recent steps on the device, read by the host in batches.
 
 Recording a step keeps references to its device values, and launches nothing. So many steps at a time they become one
-block of float64, which holds exactly what FP32 values were, and which is on its way to the host while the next steps are
+block of float64 (of float32 on a device without FP64), which holds exactly what FP32 values were, and which is on its way to the host while the next steps are
 recorded; only a reader that cannot go on without the values waits for them.
 """
 
@@ -11,6 +11,8 @@ import math
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
+
+from mptrain.device import capabilities, event_now, widest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,10 +62,10 @@ class Ring:
 
     def __init__(self, capacity: int, parameters: int, device: torch.device) -> None:
         self._capacity = capacity
-        size = capacity * (_SCALARS + parameters)
-        self._host = torch.zeros(size, dtype=torch.float64, pin_memory=True) if device.type == "cuda" else None
+        size, has = capacity * (_SCALARS + parameters), capabilities(device)
+        self._host = torch.zeros(size, dtype=widest(device), pin_memory=True) if has.pinned and has.streams else None
         self._kept: list[tuple[Tensor, ...]] = []
-        self._in_flight: tuple[int, int, torch.cuda.Event] | None = None
+        self._in_flight: tuple[int, int, torch.Event] | None = None
         self._read: list[Row] = []
 
     @property
@@ -89,8 +91,8 @@ class Ring:
         Args:
             loss: float32 scalar: the unscaled loss.
             scale: float32, shape (1,): the scale in force.
-            grad_norm: float64, shape (1,): of the unscaled gradients.
-            norms: float64, shape (P,): of each parameter's gradient (`Verdict.norms`).
+            grad_norm: as the verdict has it, shape (1,): of the unscaled gradients.
+            norms: as the verdict has them, shape (P,): of each parameter's gradient (`Verdict.norms`).
             lr: float32, shape (1,): the learning rate.
             next_scale: float32, shape (1,): the scale of the next step.
 
@@ -114,9 +116,7 @@ class Ring:
             self._read += _rows(block, rows)
             return
         self._host[: len(block)].copy_(block, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(block.device))  # which need not be the current device
-        self._in_flight = (rows, len(block), event)
+        self._in_flight = (rows, len(block), event_now(block.device))
 
     def take(self, *, wait: bool) -> list[Row]:
         """Rows in the order of their recording that have reached the host.
@@ -148,14 +148,15 @@ class Ring:
 
 
 def _packed(kept: list[tuple[Tensor, ...]]) -> Tensor:
-    """N recorded steps as one device tensor of float64: N losses, scales, rates, next scales, norms, and N times P norms."""
+    """N recorded steps as one device tensor of the norms' dtype: N losses, scales, rates, next scales, norms, and N times P norms."""
     losses, scales, totals, norms, rates, next_scales = zip(*kept, strict=True)
     singles = torch.cat([torch.stack(losses), *scales, *rates, *next_scales])  # all of one dtype: one kernel
-    return torch.cat([singles.double(), *totals, *norms])
+    return torch.cat([singles.to(totals[0].dtype), *totals, *norms])
 
 
 def _rows(block: Tensor, count: int) -> list[Row]:
-    """The rows of a block in host memory, so that no device is waited for."""
+    """The rows of a block; it is in host memory already where the device has page-locked memory, else this waits for it."""
+    block = block.cpu()
     numbers = block[: _SCALARS * count].tolist()
     losses, scales, rates, next_scales, totals = (numbers[at * count : (at + 1) * count] for at in range(_SCALARS))
     norms = block[_SCALARS * count :].view(count, -1)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.device import beside_fp64, capabilities
 from mptrain.diagnostics.gradient_path import GradientPath, breaks_proportion
 from mptrain.diagnostics.observer import Observer
 from mptrain.diagnostics.scaling import EPSILONS, LOST, Distances, OutputErrors
@@ -199,7 +200,9 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
                 learner.scale_state = learner.scaler.initial(parts.device)
                 learner.weights.clear()
                 accumulate_gradients(learner, parts.model, batch, parts.plan)
-                found |= {name: grad.double() / scale for name, grad in learner.weights.gradients().items()}
+                found |= {
+                    name: beside_fp64(grad).double() / scale for name, grad in learner.weights.gradients().items()
+                }
                 learner.weights.clear()
     finally:
         guard.recapture()
@@ -291,8 +294,8 @@ def find_backward_faults(
 def _holds(right: GradientPath, module: str, scale: float, half: torch.dtype) -> str:
     """The module, or the one around it, whose inputs' gradients a half-precision format holds at a loss scale."""
     while module and not all(
-        distance((gradient.double() * scale).to(half).double() / scale, gradient.double()) <= LOST * norm(gradient)
-        for place, gradient in right.kept.items()
+        distance((gradient * scale).to(half).double() / scale, gradient) <= LOST * norm(gradient)
+        for place, gradient in ((place, beside_fp64(kept).double()) for place, kept in right.kept.items())
         if place.module == module and place.side == "input"
     ):
         module = module.rpartition(".")[0]
@@ -320,6 +323,9 @@ def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
     """Whether the model and its task do; the model is left in FP64 where they do, else in FP32."""
     for learner in parts.learners:
         learner.objective = _with_float32_loss(learner)
+    if not capabilities(parts.device).fp64:
+        parts.model.float()
+        return False
     parts.model.double()
     try:
         gradients(parts, batch.cast(torch.float64), 1.0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from mptrain.device import beside_fp64
 from mptrain.diagnostics.half_arithmetic import HalfArithmetic
 from mptrain.diagnostics.trail import Trail
 from mptrain.engine.module_outputs import Outputs, each_output, keep_in
@@ -107,7 +108,7 @@ def largest_values(model: nn.Module) -> dict[str, float]:
     """The largest magnitude in each parameter and floating-point buffer; inf where one is not finite."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
-        name: tensor.detach().double().abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
+        name: beside_fp64(tensor.detach()).double().abs().nan_to_num(nan=float("inf"), posinf=float("inf")).max().item()
         for name, tensor in tensors.items()
         if tensor.is_floating_point() and tensor.numel()
     }

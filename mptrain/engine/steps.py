@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from mptrain.device import capabilities
 from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine.step import train_step
 
@@ -48,7 +49,7 @@ LOOKED_AT = 64
 
 def capture_on(device: torch.device) -> Capture | None:
     """How steps are captured on a device; None where they cannot be."""
-    return cuda_graph if device.type == "cuda" else None
+    return cuda_graph if capabilities(device).graphs else None
 
 
 def cuda_graph(body: Callable[[], None]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Brings batches to a CUDA device beside the training that is under way there."""
+"""Brings batches to a device with streams beside the training that is under way there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
+
+from mptrain.device import capabilities, current_stream, event_now, new_stream, on_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,31 +25,30 @@ class Transfer:
     own the next batch's copy need not queue up behind it.
 
     Args:
-        device: Where batches go; on a CPU nothing is special.
+        device: Where batches go; one without streams has them one after another.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._before: deque[torch.cuda.Event] = deque()
+        self._stream = new_stream(device) if capabilities(device).streams else None
+        self._device = device
+        self._before: deque[torch.Event] = deque()
 
     def __call__(self, make: Callable[[], Batch]) -> Batch:
         """What ``make`` gives, ready for the stream that is current here."""
         if self._stream is None:
             return make()
-        current = torch.cuda.current_stream(self._stream.device)
-        self._wait_for_space(current)
-        with torch.cuda.stream(self._stream):
+        current = current_stream(self._device)
+        self._wait_for_space()
+        with on_stream(self._device, self._stream):
             batch = make()
         current.wait_stream(self._stream)
         for tensor in batch.tensors().values():
-            if tensor.is_cuda:
+            if tensor.device.type == self._device.type:
                 tensor.record_stream(current)  # its memory is that stream's until training is done with it
         return batch
 
-    def _wait_for_space(self, current: torch.cuda.Stream) -> None:
+    def _wait_for_space(self) -> None:
         """Have at most `AHEAD` batches on the device that training has not come to; who waits sleeps."""
-        event = torch.cuda.Event(blocking=True)
-        event.record(current)
-        self._before.append(event)
+        self._before.append(event_now(self._device, sleeping=True))
         if len(self._before) > AHEAD:
             self._before.popleft().synchronize()

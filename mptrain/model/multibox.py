@@ -13,6 +13,8 @@ import torch
 from torch.nn import functional as F
 from torchvision.ops import batched_nms, box_iou
 
+from mptrain.device import beside_fp64
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -158,6 +160,8 @@ def detections(logits: Tensor, offsets: Tensor, anchors: Tensor, side: int) -> l
     found = []
     for own_box, own_label, own_score in zip(box.split(each), label.split(each), score.split(each), strict=True):
         # In FP64, because classes are told apart by shifting their boxes far from each other, where FP32 has few decimals.
-        kept = batched_nms(own_box.double(), own_score.double(), own_label, OVERLAP)[:MOST]
+        kept = batched_nms(
+            *(beside_fp64(tensor).double() for tensor in (own_box, own_score)), beside_fp64(own_label), OVERLAP
+        )[:MOST]
         found.append({"boxes": own_box[kept], "labels": own_label[kept], "scores": own_score[kept]})
     return found

@@ -34,7 +34,7 @@ def count_exponents(tensor: Tensor) -> Tensor:
     if not bits.numel():
         return found
     exponents = bits.bitwise_right_shift(_MANTISSA).flatten()
-    if bits.is_cuda:  # bincount asks the device for its largest value, and waits
+    if bits.device.type != "cpu":  # bincount asks a device for its largest value, and waits
         one = torch.ones((), dtype=torch.int64, device=bits.device)
         found[:_BINS].scatter_add_(0, exponents.long(), one.expand(exponents.shape))
     else:

@@ -6,11 +6,15 @@ A measure is a value that is called with the gradients. It adds its own operator
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+from mptrain.device import in_widest, widest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +31,7 @@ class Measure(Protocol):
                 over the micro-batches, carrying the loss scale, perhaps not finite.
 
         Returns:
-            float64, shape (1,); 0 where there is no element, in host memory where there is no tensor either.
+            float64, or float32 on a device without FP64, shape (1,); 0 where there is no element, in host memory where there is no tensor either.
         """
 
     def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
@@ -51,7 +55,7 @@ class LargestMagnitude:
         filled = [grad for grad in grads if grad.numel()]  # an empty tensor has no maximum
         if not filled:
             return _nothing(grads)
-        return torch.stack(torch._foreach_norm(filled, math.inf, dtype=torch.float64)).amax().view(1)
+        return torch.stack(torch._foreach_norm(filled, math.inf, dtype=widest(filled[0].device))).amax().view(1)
 
     def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
         """See `Measure`."""
@@ -70,11 +74,13 @@ class ShareAbove:
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
         """See `Measure`."""
-        elements = math.fsum(grad.numel() for grad in grads)  # of their shapes, which the host knows
+        elements = functools.reduce(
+            operator.add, (grad.numel() for grad in grads), 0
+        )  # of their shapes, which the host knows
         if not elements:
             return _nothing(grads)
         within = torch.stack([torch.count_nonzero(grad.abs() <= self.edge) for grad in grads]).sum()
-        return ((elements - within.double()) / elements).view(1)
+        return (in_widest(elements - within) / elements).view(1)
 
     def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
         """See `Measure`."""
@@ -82,4 +88,5 @@ class ShareAbove:
 
 
 def _nothing(grads: list[Tensor]) -> Tensor:
-    return torch.zeros(1, dtype=torch.float64, device=grads[0].device if grads else None)
+    device = grads[0].device if grads else torch.device("cpu")
+    return torch.zeros(1, dtype=widest(device), device=device)

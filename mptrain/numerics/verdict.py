@@ -2,7 +2,8 @@
 
 The norm of each gradient is taken in FP64. No FP32 gradient can overflow there, so a non-finite norm means a
 non-finite element, and one pass serves the verdict, the clipping norm and the names of the offenders. An FP32 norm
-would call [1e30, 1e30] an overflow although both elements are finite.
+would call [1e30, 1e30] an overflow although both elements are finite. So a device without FP64 divides by the largest magnitude
+first (`float32_norm`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from mptrain.device import capabilities
+from mptrain.numerics.formats import FLOAT32
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+#: Elements whose squares `float32_norm` adds in one sum.
+_ROW = 4096
+
 
 class Verdict(NamedTuple):
-    """What one step's gradients turned out to be. All tensors live on the training device.
+    """What one step's gradients turned out to be. All tensors live on the training device; float64 is float32 where it has no FP64.
 
     Attributes:
         overflow: bool, shape (1,): some gradient holds inf or NaN, or the scale is 0; exactly where ``grad_norm`` is
@@ -53,10 +60,12 @@ def gradient_norms(grads: list[Tensor]) -> Tensor:
         grads: P tensors of any float dtype and shape on one device.
 
     Returns:
-        float64, shape (P,).
+        float64, shape (P,); float32 on a device without FP64.
     """
     if not grads:
         return torch.zeros(0, dtype=torch.float64)
+    if not capabilities(grads[0].device).fp64:
+        return torch.stack([float32_norm(grad) for grad in grads])
     large = {index: pieces for index, grad in enumerate(grads) if (pieces := _pieces(grad))}
     small = grads if not large else [grad for index, grad in enumerate(grads) if index not in large]
     norms = iter(torch._foreach_norm(small, 2, dtype=torch.float64) if small else ())
@@ -90,9 +99,10 @@ def _pieces(grad: Tensor) -> Sequence[Tensor]:
 
     There torch's own norm makes an FP64 copy of the whole, and takes three times as long.
     """
-    if grad.device.type != "cpu" or grad.dtype == torch.float64 or grad.numel() <= _PIECE:
+    if not capabilities(grad.device).host or grad.dtype == torch.float64 or grad.numel() <= _PIECE:
         return ()
-    return _flat(grad).split(_PIECE)
+    pieces: Sequence[Tensor] = _flat(grad).split(_PIECE)
+    return pieces
 
 
 def _flat(grad: Tensor) -> Tensor:
@@ -106,6 +116,27 @@ def _norm_of(pieces: Sequence[Tensor]) -> Tensor:
     """The norm of what was cut into pieces, a float64 scalar; a square of an FP32 number fits FP64."""
     squares = [torch.dot(piece, piece) for piece in map(torch.Tensor.double, pieces)]  # one by one, for the cache
     return (squares[0] if len(squares) == 1 else torch.stack(squares).sum()).sqrt()
+
+
+def float32_norm(tensor: Tensor) -> Tensor:
+    """Return the L2 norm of a tensor in FP32, for devices without FP64; non-finite exactly where an element is.
+
+    Elements are divided by the largest magnitude before they are squared: none overflows, and those that vanish are below 2^-63 of
+    the largest. Squares are added in rows: in whatever order a row is added, the norm is off by less than 2^-11 of itself for
+    up to 2^36 elements; 2^-22 was measured for up to 50 million on a CPU, where one sum over all of them was off by 2^-8. A
+    norm beyond FP32 is the largest number of FP32; one below its normal numbers may be 0.
+    """
+    flat = tensor.detach().float().flatten()
+    if not flat.numel():
+        return flat.new_zeros(())
+    largest = torch.linalg.vector_norm(flat, math.inf)
+    part = flat / torch.where(largest > 0, largest, 1.0)
+    while part.numel() > _ROW:
+        whole = part.numel() // _ROW * _ROW
+        rows, rest = part[:whole].view(-1, _ROW), part[whole:]
+        part = torch.cat([torch.linalg.vector_norm(rows, dim=1), torch.linalg.vector_norm(rest).view(1)])
+    norm = largest * torch.linalg.vector_norm(part)
+    return torch.where(largest.isfinite(), norm.clamp(max=FLOAT32.max), largest)
 
 
 def judge(
@@ -127,10 +158,15 @@ def judge(
         measured: What the scaler asked to know.
         total: float64, shape (1,): the norm of all scaled gradients together, where it is known already.
     """
-    if total is None:
+    if total is not None:
+        grad_norm = total / scale
+    else:
         present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
-        total = torch.linalg.vector_norm(present, keepdim=True)
-    grad_norm = total / scale
+        grad_norm = (
+            torch.linalg.vector_norm(present, keepdim=True) / scale
+            if present.dtype == torch.float64
+            else _float32_total(present, scale)
+        )
     # NaN for inf and NaN, else 0. A scale that has fallen to 0 is found as well: nothing can be unscaled by it.
     rest = grad_norm - grad_norm
     overflow = torch.ne(rest, rest)
@@ -141,6 +177,13 @@ def judge(
     if measured is not None:
         measured = measured.to(norms.device)  # it is elsewhere only where there was no gradient to measure
     return Verdict(overflow, applied, skip, grad_norm, norms, measured)
+
+
+def _float32_total(norms: Tensor, scale: Tensor) -> Tensor:
+    """Return the norm of FP32 norms over a scale as FP32 of shape (1,); beyond FP32 it is the largest number, as in `float32_norm`."""
+    largest = norms.amax().view(1)
+    total = largest / scale * float32_norm(norms / torch.where(largest > 0, largest, 1.0))
+    return torch.where(largest.isfinite() & (scale > 0), total.clamp(max=FLOAT32.max), largest / scale)
 
 
 def clip_coefficient(grad_norm: Tensor, max_norm: float) -> Tensor:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.device import in_widest
 from mptrain.numerics.shards import as_part_of, part, part_for
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class WeightAverage:
             updates: int64, shape (1,): updates applied so far, this one included.
             verdict: Whether this step's was applied.
         """
-        count = updates.double()
+        count = in_widest(updates)
         kept = ((1.0 + count) / (10.0 + count)).clamp_(max=self._decay)
         weight = ((1.0 - kept) * verdict.applied).float()
         own = list(self._values.values())

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.device import capabilities, is_capturing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -94,13 +96,8 @@ class AddressTable:
         return self._tables[-1]
 
 
-def is_capturing(device: torch.device) -> bool:
-    """Whether what is launched there now goes into a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+    return tensor.pin_memory() if capabilities(device).pinned else tensor
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:

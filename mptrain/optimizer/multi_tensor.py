@@ -15,17 +15,16 @@ import importlib
 import importlib.util
 import math
 import os
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.device import capabilities, on
 from mptrain.optimizer.gradient_table import DTYPE_CODES, AddressTable, GradientTable, same_order, upload
 from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from torch import Tensor
@@ -52,7 +51,7 @@ def available(device: torch.device) -> bool:
         return False
     if device.type == "cpu":
         return True
-    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (7, 0):
+    if not capabilities(device).triton:
         return False
     try:
         probe = torch.tensor([3.0, 4.0], device=device)
@@ -92,7 +91,7 @@ class MultiTensorNorms:
         kernels = _kernels()
         out = torch.empty(self._count, dtype=torch.float64, device=self._partials.device)
         table, _alive = self._table.locate(grads)
-        with _on(out.device):
+        with on(out.device):
             if len(self._blocks):
                 kernels.partial_squares[(len(self._blocks),)](
                     self._blocks,
@@ -169,7 +168,7 @@ class MultiTensorUpdate:
         addresses = list(map(torch.Tensor.data_ptr, self._parameters))  # a module can give a parameter new memory
         tensors = self._places.current(addresses, self._rows)
         if len(self._blocks):
-            with _on(self._decays.device):
+            with on(self._decays.device):
                 _kernels().update[(len(self._blocks),)](
                     self._blocks,
                     tensors,
@@ -236,11 +235,6 @@ def _blocks(numels: Tensor, size: int) -> tuple[Tensor, Tensor]:
     tensors = torch.repeat_interleave(torch.arange(len(counts)), counts)
     numbers = torch.arange(len(tensors)) - first[tensors]
     return torch.stack([tensors, numbers], dim=1).to(torch.int32).contiguous(), first
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _kernels() -> ModuleType:

@@ -1,5 +1,7 @@
 """Update rules as constants and one call: torch's fused kernels, which unscale and refuse on the device by themselves.
 
+Where a device has no such kernel, the same formulae are computed tensor by tensor in FP32.
+
 The kernels are called directly. An optimizer object of torch.optim would bring its own state handling (which casts
 FP32 moments to FP16 on load), wait for the host in `GradScaler.step`, and import the compiler at start-up.
 
@@ -11,17 +13,24 @@ having written it when its very first step is refused, so the buffers start at z
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Lt
 
+from mptrain.device import capabilities
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
+
+    #: Makes a new weight and new state of a weight, its unscaled gradient, its state, its decay and the stride.
+    Moved = Callable[[Tensor, Tensor, dict[str, Tensor], float, "Stride"], tuple[Tensor, dict[str, Tensor]]]
 
 Epsilon = Annotated[float, Gt(0), Lt(1)]
 Beta = Annotated[float, Ge(0), Lt(1)]
@@ -108,7 +117,9 @@ class SGD:
         return {"momentum_buffer": torch.zeros_like(weight)} if self.momentum else {}
 
     def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
-        """One fused call."""
+        """One fused call where torch has the kernel."""
+        if not capabilities(group.weights[0].device).fused:
+            return _tensor_by_tensor(self._moved, group, grads, stride)
         torch._fused_sgd_(
             group.weights,
             grads,
@@ -123,6 +134,17 @@ class SGD:
             grad_scale=stride.grad_scale,
             found_inf=stride.skip,
         )
+        return None
+
+    def _moved(
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        grad = grad + decay * weight
+        if not self.momentum:
+            return weight - stride.lr * grad, {}
+        buffer = self.momentum * state["momentum_buffer"] + grad
+        step = grad + self.momentum * buffer if self.nesterov else buffer
+        return weight - stride.lr * step, {"momentum_buffer": buffer}
 
 
 @dataclass(frozen=True)
@@ -146,6 +168,17 @@ class _AdamConstants:
     def state(self, weight: Tensor) -> dict[str, Tensor]:
         """Zeroed first and second moments."""
         return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+
+    def _moved(
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return what Adam makes of a weight and its state; its gradient has the weight decay in it already."""
+        first, second = self.betas
+        mean = torch.lerp(state["exp_avg"], grad, 1 - first)
+        square = torch.lerp(state["exp_avg_sq"], grad * grad, 1 - second)
+        seen1, seen2 = (-torch.expm1(stride.step * math.log(beta)) if beta else 1.0 for beta in (first, second))
+        denominator = (square / seen2).sqrt() + self.eps
+        return weight - stride.lr / seen1 * mean / denominator, {"exp_avg": mean, "exp_avg_sq": square}
 
 
 def _adam_call(rule: _AdamConstants, kernel: object, group: Group, grads: list[Tensor], stride: Stride) -> None:
@@ -173,8 +206,15 @@ class Adam(_AdamConstants):
     """Adam (Kingma and Ba 2015; `torch.optim.Adam`); weight decay is added to the gradient."""
 
     def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
-        """One fused call."""
-        _adam_call(self, torch._fused_adam_, group, grads, stride)
+        """One fused call where torch has the kernel."""
+        if not capabilities(group.weights[0].device).fused:
+            return _tensor_by_tensor(self._moved, group, grads, stride)
+        return _adam_call(self, torch._fused_adam_, group, grads, stride)
+
+    def _moved(
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return super()._moved(weight, grad + decay * weight, state, decay, stride)
 
 
 @dataclass(frozen=True)
@@ -184,8 +224,15 @@ class AdamW(_AdamConstants):
     weight_decay: NonNegativeFloat = 0.01
 
     def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
-        """One fused call."""
-        _adam_call(self, torch._fused_adamw_, group, grads, stride)
+        """One fused call where torch has the kernel."""
+        if not capabilities(group.weights[0].device).fused:
+            return _tensor_by_tensor(self._moved, group, grads, stride)
+        return _adam_call(self, torch._fused_adamw_, group, grads, stride)
+
+    def _moved(
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return super()._moved(weight * (1 - stride.lr * decay), grad, state, decay, stride)
 
 
 @dataclass(frozen=True)
@@ -211,9 +258,10 @@ class Adagrad:
         return {"sum": torch.full_like(weight, self.initial_accumulator)}
 
     def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
-        """One fused call where torch has the kernel, else the same arithmetic tensor by tensor."""
-        if group.weights[0].is_cuda and not _CUDA_ADAGRAD:
-            return self._unfused(group, grads, stride)
+        """One fused call where torch has the kernel."""
+        device = group.weights[0].device
+        if not capabilities(device).fused or (device.type == "cuda" and not _CUDA_ADAGRAD):
+            return _tensor_by_tensor(self._moved, group, grads, stride)
         torch._fused_adagrad_(
             group.weights,
             grads,
@@ -229,16 +277,28 @@ class Adagrad:
         )
         return None
 
-    def _unfused(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
-        lr, refused = stride.lr[0], stride.skip[0] == 1
-        for weight, grad, total in zip(group.weights, grads, group.state["sum"], strict=True):
-            step = grad if stride.grad_scale is None else grad / stride.grad_scale[0]
-            if group.weight_decay:
-                step = step + group.weight_decay * weight
-            new_total = total + step * step
-            new_weight = weight - lr * step / (new_total.sqrt() + self.eps)
-            torch.where(refused, total, new_total, out=total)
-            torch.where(refused, weight, new_weight, out=weight)
+    def _moved(
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        grad = grad + decay * weight
+        total = state["sum"] + grad * grad
+        return weight - stride.lr * grad / (total.sqrt() + self.eps), {"sum": total}
+
+
+def _tensor_by_tensor(moved: Moved, group: Group, grads: list[Tensor], stride: Stride) -> None:
+    """Update a group by a formula, computed in FP32 and rounded to what the tensors are."""
+    # Without dimensions, as a weight may be.
+    grad_scale = None if stride.grad_scale is None else stride.grad_scale[0]
+    stride = Stride(lr=stride.lr[0], step=stride.step[0], grad_scale=None, skip=stride.skip[0])
+    refused = stride.skip == 1
+    for place, (weight, grad) in enumerate(zip(group.weights, grads, strict=True)):
+        state = {name: tensors[place] for name, tensors in group.state.items()}
+        wide = {name: tensor.float() for name, tensor in state.items()}
+        unscaled = grad.float() if grad_scale is None else grad.float() / grad_scale
+        new, following = moved(weight.float(), unscaled, wide, group.weight_decay, stride)
+        weight.copy_(torch.where(refused, weight, new))
+        for name, value in following.items():
+            state[name].copy_(torch.where(refused, state[name], value))
 
 
 _CUDA_ADAGRAD = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_adagrad_", "CUDA")

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.autograd.graph import increment_version
 
+from mptrain.device import capabilities, is_capturing, widest
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
 from mptrain.numerics.verdict import Verdict, clip_coefficient, gradient_norms, is_finite, judge, total_norm
-from mptrain.optimizer.gradient_table import is_capturing, upload
+from mptrain.optimizer.gradient_table import upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.rules import Group, Stride
 
@@ -106,8 +107,10 @@ class Weights:
         self._state = [rule.state(w) for w in self._work]
         self._step = torch.zeros(1, dtype=torch.float32, device=self._work[0].device)
         self._one = torch.ones_like(self._step)
-        self._unnamed = torch.zeros(len(self._params), dtype=torch.float64, device=self._step.device)
-        self._no_gradient = torch.full((), -1.0, dtype=torch.float64, device=self._step.device)
+        device = self._step.device
+        self._host = capabilities(device).host and capabilities(device).fp64
+        self._unnamed = torch.zeros(len(self._params), dtype=widest(device), device=device)
+        self._no_gradient = torch.full((), -1.0, dtype=widest(self._step.device), device=self._step.device)
         self._groups: dict[tuple[bool, ...], list[tuple[list[int], Group]]] = {}
         # Fixed for good, since every step needs them: what is rounded to what, and what may not become infinite.
         rounded = [(p, w) for p, w, same in zip(self._parts, self._work, self._in_place, strict=True) if not same]
@@ -237,13 +240,7 @@ class Weights:
         total = None
         if self.one_pass and present:
             norms = self._kernels_for(grads).norms(present, len(grads))
-        elif (
-            offenders_only
-            and present
-            and across is None
-            and self._step.device.type == "cpu"
-            and is_finite(total := total_norm(present))
-        ):
+        elif offenders_only and present and across is None and self._host and is_finite(total := total_norm(present)):
             norms = self._unnamed
         else:
             norms, total = gradient_norms(present), None

@@ -1,7 +1,8 @@
 """What a device can do, and which precision suits it.
 
 Facts: NVIDIA tensor cores take FP16 from compute capability 7.0 (Volta), BF16 and TF32 from 8.0 (Ampere). torch's own
-`is_bf16_supported` counts emulation and says yes on a T4, so it is not asked.
+`is_bf16_supported` counts emulation and says yes on a T4, so it is not asked. These are not asked of AMD's GPUs, which torch calls
+``cuda`` as well, and whose numbers mean something else.
 """
 
 from __future__ import annotations
@@ -11,6 +12,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.device import (
+    NAMES,
+    Capabilities,
+    built_for,
+    capabilities,
+    compute_capability,
+    count_of,
+    current,
+    has_kernels,
+    is_rocm,
+    other_accelerator,
+)
 from mptrain.errors import EnvironmentRefused
 from mptrain.precision.widened import has_native_half, widens
 
@@ -26,40 +39,60 @@ class Support:
         ok: It can be run without ``precision.force``.
         reason: What the device has or lacks.
         advice: What to choose instead, or what to expect; empty when there is nothing to say.
+        forcible: Whether ``precision.force`` can make it run.
     """
 
     ok: bool
     reason: str
     advice: str = ""
+    forcible: bool = True
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` stands for.
+    """Return the device that ``auto``, ``cpu``, ``cuda``, ``xpu``, ``mps`` or one of them with a number stands for.
+
+    ``auto`` takes a CUDA device or the CPU. XPU and MPS are taken only where they are asked for: nobody has trained on them here,
+    and on MPS norms and scalers round differently, for want of FP64.
 
     Raises:
-        EnvironmentRefused: CUDA was asked for and is not there, or has fewer devices.
+        EnvironmentRefused: An accelerator was asked for and is not there, or has fewer devices.
     """
     if name == "auto":
-        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        return current("cuda") if count_of("cuda") else torch.device("cpu")
     device = torch.device(name)
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if count == 0:
-            raise EnvironmentRefused(
-                f"device={name}: torch sees no CUDA device", "use device=cpu or run: mptrain doctor"
-            )
-        if (device.index or 0) >= count:
-            raise EnvironmentRefused(
-                f"device={name}: there are {count} CUDA devices", f"use cuda:0 to cuda:{count - 1}"
-            )
-        return torch.device("cuda", device.index or 0)
-    return device
+    if device.type == "cpu":
+        return device
+    kind, count = NAMES[device.type], count_of(device.type)
+    if count == 0:
+        raise EnvironmentRefused(f"device={name}: torch sees no {kind} device", _instead_of(device.type))
+    if (device.index or 0) >= count:
+        there = f"are {count} {kind} devices" if count > 1 else f"is one {kind} device"
+        raise EnvironmentRefused(
+            f"device={name}: there {there}",
+            f"use {device.type}:0 to {device.type}:{count - 1}" if count > 1 else f"use {device.type}",
+        )
+    return torch.device(device.type, device.index or 0)
+
+
+def _instead_of(kind: str) -> str:
+    """Return what to do without a device of a kind."""
+    here = other_accelerator()
+    if kind == "cuda" and here is not None:
+        return f"this machine has {here}, which is untried: device={here}; or use device=cpu"
+    needs = {
+        "cuda": "use device=cpu or run: mptrain doctor",
+        "xpu": "XPU needs an Intel GPU, its driver and torch's build for it; else use device=cpu, or run: mptrain doctor",
+        "mps": "MPS needs macOS on Apple silicon and torch's build for it; else use device=cpu, or run: mptrain doctor",
+    }
+    return needs[kind]
 
 
 def supports(policy: Policy, device: torch.device) -> Support:
     """Whether a device can run a policy, why, and what to choose instead."""
-    if device.type == "cuda":
-        return cuda_support(policy, torch.cuda.get_device_capability(device))
+    if device.type == "cuda" and not is_rocm():
+        return cuda_support(policy, compute_capability(device), built_for())
+    if device.type != "cpu":
+        return _untried_support(policy, "ROCm" if device.type == "cuda" else NAMES[device.type], capabilities(device))
     if policy.tf32:
         return Support(False, "a CPU has no TF32", "use precision=fp32")
     if not policy.half:
@@ -88,9 +121,22 @@ def supports(policy: Policy, device: torch.device) -> Support:
     return Support(True, f"{policy.compute} is native")
 
 
-def cuda_support(policy: Policy, capability: tuple[int, int]) -> Support:
-    """As `supports`, for a CUDA device of a given compute capability."""
+def cuda_support(policy: Policy, capability: tuple[int, int], built: tuple[str, ...] = ()) -> Support:
+    """As `supports`, for an NVIDIA device.
+
+    Args:
+        policy: The mode.
+        capability: Compute capability of the device.
+        built: What this torch has kernels for (`mptrain.device.built_for`); nothing is said of that where it is empty.
+    """
     sm = f"compute capability {capability[0]}.{capability[1]}"
+    if built and not has_kernels(capability, built):
+        return Support(
+            False,
+            f"this torch has no kernels for {sm}; it has those for {', '.join(built)}",
+            "install a build of torch for it (https://pytorch.org/get-started/locally), or use device=cpu",
+            forcible=False,
+        )
     if policy.compute == "bfloat16" and capability < (8, 0):
         instead = "precision=amp_dynamic" if capability >= (7, 0) else "precision=fp32"
         return Support(False, f"{sm} has no BF16 arithmetic (8.0 and later have)", f"use {instead}")
@@ -103,6 +149,17 @@ def cuda_support(policy: Policy, capability: tuple[int, int]) -> Support:
     return Support(True, f"{sm} has {policy.compute} tensor cores")
 
 
+def _untried_support(policy: Policy, name: str, has: Capabilities) -> Support:
+    """Return the support of an accelerator that was only read about, by what it says of itself."""
+    if policy.tf32 and not has.tf32:
+        return Support(False, f"{name} has no TF32 that torch switches", "use precision=fp32")
+    if not policy.half:
+        return Support(True, f"{name} has FP32; untried")
+    if not (has.fp16 if policy.compute == "float16" else has.bf16):
+        return Support(False, f"{name} has no {policy.compute} here", "use precision=fp32")
+    return Support(True, f"{name} has {policy.compute}; untried")
+
+
 def require_support(policy: Policy, device: torch.device) -> Support:
     """The support of a mode on a device; a mode is never replaced by another.
 
@@ -110,6 +167,8 @@ def require_support(policy: Policy, device: torch.device) -> Support:
         EnvironmentRefused: The device cannot run the mode well and ``precision.force`` is not set.
     """
     support = supports(policy, device)
+    if not support.ok and not support.forcible:
+        raise EnvironmentRefused(f"device={device}: {support.reason}", support.advice)
     if not support.ok and not policy.force:
         raise EnvironmentRefused(
             f"precision={policy.name} on {device}: {support.reason}",

@@ -96,7 +96,7 @@ class HashedFile:
     def _write(self, piece: memoryview) -> None:
         self._file.write(piece)
         self.count += len(piece)
-        if self.count - self._advised >= _PIECE:
+        if self.count - self._advised >= _PIECE and hasattr(os, "posix_fadvise"):  # macOS has none
             self._file.flush()
             self._advised = self.count
             with contextlib.suppress(OSError):  # advice that a file system does not take

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mptrain.device import capabilities, event_now
 from mptrain.runlog.plain_state import check_plain
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class HostCopy:
     def __init__(self, *, everything: bool) -> None:
         self._everything = everything
         self._buffers: dict[_Key, Tensor] = {}
-        self._arrivals: list[torch.cuda.Event] = []
+        self._arrivals: list[torch.Event] = []
 
     def take(self, state: dict[str, Any]) -> dict[str, Any]:
         """A copy of a state on the CPU, as `torch.save` sees it: what shares memory in the state does so in the copy.
 
-        What comes from a CUDA device is there after `wait`. Nothing waits for the device; what it is given from here on
+        What comes from a device with page-locked memory is there after `wait`. Nothing waits for that device; what it is given from here on
         finds the copying done.
 
         Args:
@@ -51,8 +52,14 @@ class HostCopy:
             for storage, buffer in zip(copied.values(), buffers, strict=True)
         ]
         if buffers:
-            torch._foreach_copy_(buffers, sources, non_blocking=True)
-        self._arrivals = [_arrival(device) for device in {s.device for s in copied.values() if s.device.type == "cuda"}]
+            torch._foreach_copy_(
+                buffers, sources, non_blocking=all(capabilities(storage.device).pinned for storage in copied.values())
+            )
+        self._arrivals = [
+            event_now(device, sleeping=True)
+            for device in {storage.device for storage in copied.values()}
+            if capabilities(device).streams
+        ]
         hosts = {key: buffer.untyped_storage() for key, buffer in zip(copied, buffers, strict=True)}
         taken: dict[str, Any] = _rebuilt(state, hosts, {})
         return taken
@@ -64,7 +71,9 @@ class HostCopy:
 
     def _buffers_for(self, storages: list[UntypedStorage]) -> list[Tensor]:
         """A buffer for each; those of the last copy where they fit."""
-        keys = [(index, storage.nbytes(), storage.device.type == "cuda") for index, storage in enumerate(storages)]
+        keys = [
+            (index, storage.nbytes(), capabilities(storage.device).pinned) for index, storage in enumerate(storages)
+        ]
         self._buffers = {key: self._buffers[key] for key in keys if key in self._buffers}  # the others are let go first
         for key in keys:
             if key not in self._buffers:
@@ -76,13 +85,6 @@ class HostCopy:
                     self._buffers = {}
                     raise MemoryError(f"no memory for a copy of {size} bytes") from error
         return [self._buffers[key] for key in keys]
-
-
-def _arrival(device: torch.device) -> torch.cuda.Event:
-    """An event after everything that the device has been given so far; who waits for it sleeps."""
-    event = torch.cuda.Event(blocking=True)
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 def _rebuilt(value: Any, hosts: dict[int, UntypedStorage], seen: dict[int, Any]) -> Any:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.errors import StorageError
+from mptrain.machine import path_of_descriptor
 from mptrain.masking import masked
 
 if TYPE_CHECKING:
@@ -109,10 +110,7 @@ def require_in_place(path: Path) -> None:
     """
     for folder, descriptor in list(_in_place.items()) if _in_place else ():
         if path.absolute().is_relative_to(folder) and not _is_open_as(folder, descriptor):
-            try:
-                now = Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
-            except OSError:
-                now = folder
+            now = path_of_descriptor(descriptor) or folder
             if now != folder and _is_open_as(now, descriptor):
                 what, hint = (
                     f"it was moved to {now}",

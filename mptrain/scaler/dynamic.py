@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from mptrain.device import capabilities, in_widest
 from mptrain.errors import ConfigError, Problem
 from mptrain.fields import AboveOne, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT32, scale_in_words
@@ -128,7 +129,7 @@ class DynamicScaler:
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """The next state by the rule in this module's docstring."""
-        if self._is_plain:
+        if self._is_plain and capabilities(state["scale"].device).fused:
             return self._after_plainly(state, verdict)
         scale, overflow = state["scale"], verdict.overflow
         clean = state["clean"] + 1
@@ -166,11 +167,11 @@ class DynamicScaler:
         return self.min_scale is not None or self.max_scale is not None
 
     def _lower(self, scale: Tensor) -> Tensor:
-        exact = scale.double() * self.backoff_factor  # FP64: an FP32 product would round the factor as well
+        exact = in_widest(scale) * self.backoff_factor  # FP64: an FP32 product would round the factor as well
         return exact.clamp(min=self.floor).to(scale.dtype)
 
     def _higher(self, scale: Tensor) -> Tensor:
-        exact = scale.double() * self.growth_factor
+        exact = in_widest(scale) * self.growth_factor
         if self.max_scale is not None:
             return exact.clamp_(max=self.max_scale).to(scale.dtype)  # before FP32 makes it inf
         rounded = exact.to(scale.dtype)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.device import in_widest
 from mptrain.errors import ConfigError
 from mptrain.fields import AboveOne, Fraction, PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT32, scale_in_words
@@ -86,8 +87,8 @@ class FairseqScaler:
         attempts, overflows = state["attempts"] + 1, state["overflows"] + overflow.int()
         clean = state["clean"] + 1
         grows = (clean == self.growth_interval).logical_and_(~overflow)
-        backs_off = (overflows.double() / attempts >= self.tolerance).logical_and_(overflow)
-        lower, higher = scale.double() / self.growth_factor, (scale.double() * self.growth_factor).to(scale.dtype)
+        backs_off = (in_widest(overflows) / attempts >= self.tolerance).logical_and_(overflow)
+        lower, higher = in_widest(scale) / self.growth_factor, (in_widest(scale) * self.growth_factor).to(scale.dtype)
         falls, rises = backs_off & (lower > self.min_loss_scale), grows & higher.isfinite()
         return {
             "scale": torch.where(falls, lower.to(scale.dtype), torch.where(rises, higher, scale)),

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.device import in_widest, widest
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveFloat
 from mptrain.numerics.formats import FLOAT32, scale_in_words
@@ -85,8 +86,8 @@ class LogMaxScaler:
         return LargestMagnitude()
 
     def initial(self, device: torch.device) -> ScalerState:
-        """``scale`` float32; the moments ``fast``, ``slow`` and ``square`` float64; ``count`` int64; each of shape (1,)."""
-        moments = {name: torch.zeros(1, dtype=torch.float64, device=device) for name in ("fast", "slow", "square")}
+        """``scale`` float32; the moments ``fast``, ``slow`` and ``square`` float64 (float32 on a device without it); ``count`` int64; each of shape (1,)."""
+        moments = {name: torch.zeros(1, dtype=widest(device), device=device) for name in ("fast", "slow", "square")}
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
             **moments,
@@ -106,7 +107,7 @@ class LogMaxScaler:
         slow = self.beta2 * state["slow"] + (1 - self.beta2) * x
         square = self.beta2 * state["square"] + (1 - self.beta2) * x * x
         count = state["count"] + 1
-        seen1, seen2 = (1 - torch.pow(beta, count.double()) for beta in (self.beta1, self.beta2))
+        seen1, seen2 = (1 - torch.pow(beta, in_widest(count)) for beta in (self.beta1, self.beta2))
         variance = (square / seen2 - (slow / seen2).square()).clamp_(min=0)
         proposed = torch.exp2(self.log2_max - fast / seen1 - self.deviations * variance.sqrt())
         scale = proposed.clamp_(self.min_scale, self.max_scale).to(torch.float32)

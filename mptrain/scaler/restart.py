@@ -36,7 +36,7 @@ def take_up(
     if own.keys() != saved.keys():
         scale = float(own["scale"])
         return own, [f"the checkpoint's scaler was another one: the loss scale starts afresh at {scale:g}"]
-    state = {key: saved[key].to(device, own[key].dtype) for key in own}
+    state = {key: saved[key].to(own[key].dtype).to(device) for key in own}
     for key, (low, high) in limits.items():
         if low is not None:
             state[key] = state[key].clamp(min=low)

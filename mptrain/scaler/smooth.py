@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.device import widest
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
@@ -61,10 +62,10 @@ class SmoothScaler:
         return self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """``scale`` float32, ``exact`` float64 and ``overflowed`` bool (whether any step has), each of shape (1,)."""
+        """``scale`` float32, ``exact`` float64 (float32 on a device without it) and ``overflowed`` bool (whether any step has), each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
-            "exact": torch.tensor([self.init_scale], dtype=torch.float64, device=device),
+            "exact": torch.tensor([self.init_scale], dtype=widest(device), device=device),
             "overflowed": torch.zeros(1, dtype=torch.bool, device=device),
         }
 

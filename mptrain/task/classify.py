@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from mptrain.device import in_widest, widest
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveInt
 from mptrain.task.base import Objective, Task
 
@@ -73,11 +74,11 @@ class Classify(Task):
         logits = (output[0] if isinstance(output, tuple) else output).float()
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices == batch.targets.unsqueeze(1)
         measured = {
-            "loss": F.cross_entropy(logits, batch.targets, reduction="none").double(),
-            "top1": best[:, 0].double(),
+            "loss": in_widest(F.cross_entropy(logits, batch.targets, reduction="none")),
+            "top1": in_widest(best[:, 0]),
         }
         if self.num_classes > 5:
-            measured["top5"] = best.sum(dim=1, dtype=torch.float64)
+            measured["top5"] = best.sum(dim=1, dtype=widest(best.device))
         return measured
 
     def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from mptrain.dataset.boxed import CROWD, NOTHING, OBJECT
+from mptrain.device import in_widest
 from mptrain.extras import load_extra, require_extra
 from mptrain.fields import Fraction, PositiveInt
 from mptrain.task.base import Objective, Task
@@ -82,7 +83,7 @@ class Detect(Task):
 
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Each of the network's losses and their sum, of each image."""
-        losses = {name: values.double() for name, values in _losses(model, batch).items()}
+        losses = {name: in_widest(values) for name, values in _losses(model, batch).items()}
         return {"loss": torch.stack(list(losses.values())).sum(0), **losses}
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 import torch.nn.functional as F
 
+from mptrain.device import in_widest
 from mptrain.errors import ConfigError
 from mptrain.extras import require_extra
 from mptrain.fields import NonNegativeInt, PositiveInt
@@ -76,7 +77,7 @@ class Enhance(Task):
         restored, target = self._measured(output), self._measured(batch.targets)
         reached = psnr(restored, target)
         return {
-            "loss": self._errors(output, batch.targets).double().mean((1, 2, 3)),
+            "loss": in_widest(self._errors(output, batch.targets)).mean((1, 2, 3)),
             "psnr": reached,
             "psnr_gain": reached - psnr(self._measured(self._before(batch)), target),
             "ssim": ssim(restored, target),

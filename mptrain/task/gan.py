@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mptrain.device import in_widest
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero
 from mptrain.task.base import Objective, Task
@@ -104,10 +105,10 @@ class Gan(Task):
         real, drawn = discriminator(batch.inputs), discriminator(images)
         discriminator.train(model.training)
         return {
-            "discriminator_loss": (_cross_entropy(real, 1.0) + _cross_entropy(drawn, 0.0)).double(),
-            "generator_loss": _cross_entropy(drawn, 1.0).double(),
-            "real_accuracy": (real > 0).double(),
-            "fake_accuracy": (drawn < 0).double(),
+            "discriminator_loss": in_widest(_cross_entropy(real, 1.0) + _cross_entropy(drawn, 0.0)),
+            "generator_loss": in_widest(_cross_entropy(drawn, 1.0)),
+            "real_accuracy": in_widest(real > 0),
+            "fake_accuracy": in_widest(drawn < 0),
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:

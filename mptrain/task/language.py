@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 import torch.nn.functional as F
 
+from mptrain.device import widest
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.task.base import Objective, Task
@@ -88,8 +89,8 @@ class Language(Task):
             losses = F.cross_entropy(logits, targets, reduction="none").view_as(batch.targets)
             best = logits.argmax(1).view_as(batch.targets)
         return {
-            "loss": losses.sum(1, dtype=torch.float64),
-            "top1": (best == batch.targets).sum(1, dtype=torch.float64),
+            "loss": losses.sum(1, dtype=widest(losses.device)),
+            "top1": (best == batch.targets).sum(1, dtype=widest(losses.device)),
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:

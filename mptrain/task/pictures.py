@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mptrain.device import in_widest
 from mptrain.extras import load_extra
 
 #: The smallest mean squared error that counts, which is a PSNR of 100 dB: equal pictures have an infinite one.
@@ -33,7 +34,7 @@ def luminance(pictures: Tensor) -> Tensor:
 
 def psnr(one: Tensor, other: Tensor) -> Tensor:
     """Peak signal-to-noise ratio of pictures of 0 to 1, in dB, float64 ``[N]``; at most 100."""
-    error = (one.double() - other.double()).square().mean((1, 2, 3))
+    error = (in_widest(one) - in_widest(other)).square().mean((1, 2, 3))
     return -10 * error.clamp_min(LEAST_ERROR).log10()
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from mptrain.dataset import mu_law
+from mptrain.device import widest
 from mptrain.fields import NonNegativeFloat, PositiveInt
 from mptrain.task.base import Objective, Task
 from mptrain.task.exhibits import Exhibit, Sounds
@@ -67,8 +68,8 @@ class RawAudio(Task):
         """Of each window the summed loss, and the count of levels that were the best guess; float64 ``[N]``."""
         losses, best = _losses(model, batch)
         return {
-            "loss": losses.sum(1, dtype=torch.float64),
-            "top1": (best == batch.targets).sum(1, dtype=torch.float64),
+            "loss": losses.sum(1, dtype=widest(losses.device)),
+            "top1": (best == batch.targets).sum(1, dtype=widest(losses.device)),
         }
 
     def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:

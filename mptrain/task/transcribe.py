@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from mptrain.device import in_widest
 from mptrain.extras import load_extra, require_extra
 from mptrain.fields import PositiveInt
 from mptrain.task.base import Objective, Task
@@ -77,8 +78,8 @@ class Transcribe(Task):
             "words": [len(said.split()) for said, _ in pairs],
         }
         return {
-            "loss": losses.double(),
-            "unspellable": (~_spellable(batch, lengths)).double(),
+            "loss": in_widest(losses),
+            "unspellable": in_widest(~_spellable(batch, lengths)),
             **{name: torch.tensor(values, dtype=torch.float64) for name, values in counted.items()},
         }
 

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from mptrain.dataset.subwords import BEGIN, PAD
+from mptrain.device import widest
 from mptrain.extras import load_extra, require_extra
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.task.base import Objective, Task
@@ -93,7 +94,10 @@ class Translate(Task):
     def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Of each sample: the summed loss; whether its translation is the reference; what BLEU counts in it."""
         losses = self._cross_entropy(model, batch, reduction="none").view(batch.targets.shape)
-        sums = {"loss": losses.sum(1, dtype=torch.float64), "sentences": torch.ones(batch.samples, dtype=torch.float64)}
+        sums = {
+            "loss": losses.sum(1, dtype=widest(losses.device)),
+            "sentences": torch.ones(batch.samples, dtype=torch.float64),
+        }
         if not self.beam:
             return sums
         pairs = list(zip(self.translations(model, batch), map(self.decode, batch.targets.tolist()), strict=True))

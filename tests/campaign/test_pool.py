@@ -135,8 +135,8 @@ def test_the_fork_server_has_one_thread_and_torch_ready(tmp_path):
     assert "out of memory first 500\n" in log(tmp_path)
 
 
-def test_jobs_on_cuda_are_fresh_processes_that_see_one_gpu_before_torch_is_imported(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "_on_cuda", lambda config: True)
+def test_jobs_on_accelerator_are_fresh_processes_that_see_one_gpu_before_torch_is_imported(tmp_path, monkeypatch):
+    monkeypatch.setattr(pool, "_on_accelerator", lambda config: True)
     heard, _ = run(
         tmp_path, *[jobs.DONE] * 3, slots=Slots(2, None, ("7", "GPU-8")), program=jobs.program(jobs.describe)
     )

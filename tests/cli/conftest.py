@@ -1,5 +1,7 @@
 """A command line run in this process, with training replaced by a note of what it was asked for."""
 
+import argparse
+
 import pytest
 
 from mptrain.cli.main import main
@@ -43,3 +45,21 @@ def terminal(capsys, monkeypatch, tmp_path):
         lambda run, words, which, average: found.evaluated.append((run, words, which, average)) or 0,
     )
     return found
+
+
+@pytest.fixture
+def python_3_14(monkeypatch):
+    """Have argparse check help texts when arguments are added, as Python 3.14 does (`ArgumentParser._check_help`)."""
+    add = argparse._ActionsContainer.add_argument
+
+    def add_and_check(self, *names, **options):
+        action = add(self, *names, **options)
+        if action.help and hasattr(self, "_get_formatter"):
+            try:
+                if "%" in action.help:
+                    self._get_formatter()._expand_help(action)
+            except (ValueError, TypeError, KeyError) as error:
+                raise ValueError("badly formed help string") from error
+        return action
+
+    monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_and_check)

@@ -3,7 +3,10 @@
 import os
 import sys
 
+import pytest
 import yaml
+
+from mptrain.cli.doctor import doctor
 
 
 def test_the_composed_configuration_is_shown(terminal, tmp_path):
@@ -52,3 +55,71 @@ def test_the_process_is_left_as_it_was(terminal):
     before = list(sys.argv), os.environ.get("HYDRA_FULL_ERROR")
     terminal("--cfg", "job")
     assert (list(sys.argv), os.environ.get("HYDRA_FULL_ERROR")) == before
+
+
+INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+
+@pytest.mark.usefixtures("python_3_14")
+def test_the_check_of_python_3_14_breaks_hydras_parser_as_it_does_there():
+    """So that the tests below cannot pass by accident."""
+    from hydra._internal.utils import get_args_parser
+
+    with pytest.raises(ValueError, match="badly formed help string"):
+        get_args_parser()
+
+
+@pytest.mark.usefixtures("python_3_14")
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("--cfg", kind) for kind in ("job", "hydra", "all")),
+        ("-c", "job", "--resolve", "-p", "optimizer"),
+        *(("--info", kind) for kind in INFO),
+        ("--info",),
+        ("-i", "model=plain16"),
+        ("--info=plugins",),
+    ],
+)
+def test_python_3_14_shows_what_hydra_composes(terminal, words):
+    assert terminal(*words) == 0
+    assert terminal.out.strip()
+    assert not terminal.trained
+
+
+@pytest.mark.usefixtures("python_3_14")
+def test_python_3_14_trains_and_sweeps_without_hydras_parser(terminal):
+    assert terminal("model=mlp") == 0
+    assert terminal.trained
+
+
+def test_hydras_own_help_is_shown_or_refused_in_a_sentence(terminal, request):
+    assert terminal("--hydra-help") == 0
+    assert "== Flags ==" in terminal.out
+    request.getfixturevalue("python_3_14")
+    assert terminal("--hydra-help") == 2
+    assert terminal.err.startswith(
+        "error: --hydra-help: this release of Hydra cannot describe its flags on Python 3.14"
+    )
+    assert "Traceback" not in terminal.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--info", "--cfg", "job"), "only one of"),
+        (("-m", "--cfg", "job", "seed=0,1"), "only one of"),
+        (("--package", "optimizer"), "about --cfg"),
+        (("--resolve",), "about --cfg"),
+        (("--info=everything",), "--info everything: there is no such information"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(terminal, words, said):
+    assert terminal(*words) == 2
+    assert said in terminal.err
+
+
+def test_doctor_says_that_python_3_14_is_untried(terminal, monkeypatch, capsys):
+    monkeypatch.setattr("mptrain.cli.doctor.sys.version_info", (3, 14, 0))
+    doctor()
+    assert f"({sys.executable}); untried" in capsys.readouterr().out

@@ -40,6 +40,13 @@ def test_every_batch_is_checked_and_shown_and_the_table_at_the_end_has_them_all(
     assert names() == ["000-seed=0", "001-seed=9", "002-precision=fp32"]
 
 
+@pytest.mark.usefixtures("python_3_14")
+def test_a_sweeper_is_asked_without_hydras_parser(searching, asking):
+    asking.batches = ([["seed=0"]],)
+    assert searching(*WORDS, "seed=0") == 0, searching.err
+    assert len(names()) == 1
+
+
 def test_the_direction_of_the_metric_is_said_once(searching, asking, monkeypatch):
     summary = {"metric": 0.5, "metric_name": "top1", "metric_split": "test", "higher_is_better": True}
     monkeypatch.setattr("mptrain.cli.search.summary_of", lambda run: summary)

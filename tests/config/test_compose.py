@@ -150,7 +150,7 @@ KEYS = {
     "train.clip_norm": "a number above 0, or null",
     "train.channels_last": "true or false",
     "seed": "a whole number from 0 to 2^63-1 (9223372036854775807)",
-    "device": "auto, cpu, cuda or cuda:N",
+    "device": "auto, cpu, cuda, cuda:N, xpu, xpu:N or mps",
     "threads": "a whole number, at least 1, or null",
     "checkpoint.keep": "a whole number, at least 1",
     "log.lines": "a number, at least 0",

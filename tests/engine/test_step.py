@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from capability import without
 from small_runs import TINY, Kept, loop_of, parts_of, steps_of
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
@@ -259,7 +260,8 @@ def valueless():
 
 def fake_steps(objective=None, overrides=()):
     """Two steps whose tensors have shapes and dtypes but no values."""
-    parts, _ = parts_of(*TINY, *overrides)
+    with without(host=False):
+        parts, _ = parts_of(*TINY, *overrides)
     learner = parts.learners[0]
     if objective is not None:
         learner.objective = Objective("main", ("",), objective)

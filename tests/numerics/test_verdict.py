@@ -4,10 +4,20 @@ import math
 
 import pytest
 import torch
+from capability import CPU, NoFP64, without
 
-from mptrain.numerics.verdict import clip_coefficient, gradient_norms, is_finite, judge, total_norm
+from mptrain.device import widest
+from mptrain.numerics.formats import FLOAT32
+from mptrain.numerics.verdict import clip_coefficient, float32_norm, gradient_norms, is_finite, judge, total_norm
 
 ONE = torch.ones(1)
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["fp64", "no_fp64"])
+def fp64(request):
+    """Everything here holds on a device without FP64 too."""
+    with without(fp64=request.param):
+        yield request.param
 
 
 def verdict_of(*grads, scale=1.0, refuses=True):
@@ -79,11 +89,11 @@ def test_trap_15_an_overflow_is_seen_also_where_it_is_to_be_applied():
 
 
 def test_trap_14_a_parameter_without_a_gradient_neither_counts_nor_hides_another():
-    norms = torch.tensor([-1.0, 3.0, -1.0, 4.0], dtype=torch.float64)
+    norms = torch.tensor([-1.0, 3.0, -1.0, 4.0], dtype=widest(CPU))
     assert judge(norms, ONE, refuses=True).grad_norm == 5.0
     assert not judge(norms, ONE, refuses=True).overflow
     for bad in (math.inf, math.nan):
-        with_bad = torch.tensor([-1.0, bad, 4.0], dtype=torch.float64)
+        with_bad = torch.tensor([-1.0, bad, 4.0], dtype=widest(CPU))
         assert judge(with_bad, ONE, refuses=True).skip == 1
 
 
@@ -108,11 +118,11 @@ def laid_out(values, layout):
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "gaps"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", LARGE, ids=str)
-def test_the_norm_of_a_large_gradient_is_the_root_of_the_sum_of_its_squares_in_fp64(shape, dtype, layout):
+def test_the_norm_of_a_large_gradient_is_the_root_of_the_sum_of_its_squares(shape, dtype, layout, fp64):
     values = laid_out(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype), layout)
     small = torch.ones(3)
     assert gradient_norms([small, values, small])[1].item() == pytest.approx(
-        math.sqrt(math.fsum(x * x for x in values.flatten().tolist())), rel=1e-12
+        math.sqrt(math.fsum(x * x for x in values.flatten().tolist())), rel=1e-12 if fp64 else 2.0**-22
     )
 
 
@@ -128,7 +138,9 @@ def test_one_bad_element_of_a_large_gradient_is_found_wherever_it_is(shape, valu
 
 
 @pytest.mark.parametrize("exponent", [-149, -140, -126, -76, -75, -63, 63, 64, 127])
-def test_trap_12_no_square_leaves_the_range_in_a_large_gradient(exponent):
+def test_trap_12_no_square_leaves_the_range_in_a_large_gradient(exponent, fp64):
+    if not fp64 and not -126 <= exponent <= 119:
+        pytest.skip("norms are FP32")
     norm = gradient_norms([torch.full((65536,), 2.0**exponent)])
     assert norm.item() == 2.0 ** (exponent + 8)
     judged = judge(norm, ONE, refuses=True)
@@ -142,61 +154,62 @@ def test_an_empty_tensor_has_norm_zero():
 
 
 @pytest.mark.parametrize("exponent", [0, 1, 16, 24, 60])
-def test_the_norm_is_that_of_unscaled_gradients_and_exactly_so_for_powers_of_two(exponent):
+def test_the_norm_is_that_of_unscaled_gradients_and_exactly_so_for_powers_of_two(exponent, fp64):
     grad = torch.randn(1000)
     plain = verdict_of(grad).grad_norm
     scaled = verdict_of(grad * 2.0**exponent, scale=2.0**exponent).grad_norm
     assert torch.equal(plain, scaled)
-    assert plain.item() == pytest.approx(grad.double().norm().item(), rel=1e-12)
+    assert plain.item() == pytest.approx(grad.double().norm().item(), rel=1e-12 if fp64 else 2.0**-22)
 
 
 def test_shapes_and_dtypes_are_as_documented():
     verdict = verdict_of(torch.ones(3), torch.ones(2, 2))
     assert (verdict.overflow.dtype, verdict.overflow.shape) == (torch.bool, (1,))
-    assert (verdict.grad_norm.dtype, verdict.grad_norm.shape) == (torch.float64, (1,))
-    assert (verdict.norms.dtype, verdict.norms.shape) == (torch.float64, (2,))
+    assert (verdict.grad_norm.dtype, verdict.grad_norm.shape) == (widest(CPU), (1,))
+    assert (verdict.norms.dtype, verdict.norms.shape) == (widest(CPU), (2,))
 
 
 def test_the_arguments_are_left_as_they_were():
-    norms, scale = torch.tensor([-1.0, math.nan], dtype=torch.float64), torch.tensor([2.0])
+    norms, scale = torch.tensor([-1.0, math.nan], dtype=widest(CPU)), torch.tensor([2.0])
     judge(norms, scale, refuses=True)
     assert norms[0] == -1.0
     assert scale == 2.0
 
 
 @pytest.mark.parametrize("norm", [0.0, 1e-12, 0.5, 1.0, 2.0, 1e6, 1e30])
-def test_the_clip_coefficient_is_torchs(norm):
-    parameter = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    parameter.grad = torch.tensor([norm], dtype=torch.float64)
+def test_the_clip_coefficient_is_torchs(norm, fp64):
+    parameter = torch.nn.Parameter(torch.zeros(1, dtype=widest(CPU)))
+    parameter.grad = torch.tensor([norm], dtype=widest(CPU))
     torch.nn.utils.clip_grad_norm_([parameter], 1.0)
-    coefficient = clip_coefficient(torch.tensor([norm], dtype=torch.float64), 1.0)
-    assert coefficient.item() * norm == pytest.approx(parameter.grad.item(), rel=1e-15)
+    coefficient = clip_coefficient(torch.tensor([norm], dtype=widest(CPU)), 1.0)
+    assert coefficient.item() * norm == pytest.approx(parameter.grad.item(), rel=1e-15 if fp64 else 2.0**-23)
     assert coefficient <= 1.0
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
 def test_trap_21_a_non_finite_norm_clips_nothing(bad):
-    assert clip_coefficient(torch.tensor([bad], dtype=torch.float64), 1.0).item() == 1.0
+    assert clip_coefficient(torch.tensor([bad], dtype=widest(CPU)), 1.0).item() == 1.0
 
 
 @pytest.mark.parametrize("norm", [0.0, 1.0, 1e30])
 def test_trap_1_gradients_of_a_scale_that_fell_to_zero_are_refused(norm):
-    verdict = judge(torch.tensor([norm, -1.0], dtype=torch.float64), torch.zeros(1), refuses=True)
+    verdict = judge(torch.tensor([norm, -1.0], dtype=widest(CPU)), torch.zeros(1), refuses=True)
     assert verdict.overflow
     assert verdict.skip == 1
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "gaps"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_norm_of_all_is_the_norm_of_their_norms(dtype, layout):
+def test_the_norm_of_all_is_the_norm_of_their_norms(dtype, layout, fp64):
     draw = torch.Generator().manual_seed(0)
     grads = [
         laid_out(torch.randn(shape, generator=draw).to(dtype), layout) for shape in (*LARGE, (3,), (0,), (8, 3, 3, 3))
     ]
+    close = 1e-12 if fp64 else 2.0**-21
     expected = torch.linalg.vector_norm(gradient_norms(grads))
     assert total_norm(grads).shape == (1,)
-    assert total_norm(grads).item() == pytest.approx(expected.item(), rel=1e-12)
-    assert total_norm([*grads, torch.ones(5)]).item() == pytest.approx(math.hypot(expected.item(), 5**0.5), rel=1e-12)
+    assert total_norm(grads).item() == pytest.approx(expected.item(), rel=close)
+    assert total_norm([*grads, torch.ones(5)]).item() == pytest.approx(math.hypot(expected.item(), 5**0.5), rel=close)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
@@ -207,3 +220,47 @@ def test_the_norm_of_all_is_finite_where_all_are(size, value):
         assert is_finite(total_norm(grads))
         grads[2][place] = value
         assert not is_finite(total_norm(grads))
+
+
+@pytest.mark.parametrize("elements", [1, 4095, 4096, 4097, 100_000, 4096 * 4096 + 5])
+@pytest.mark.parametrize("factor", [2.0**-120, 1.0, 2.0**120])
+def test_a_norm_in_fp32_is_that_of_fp64_within_its_bound(elements, factor):
+    values = torch.rand(elements) * factor
+    right = torch.linalg.vector_norm(values, dtype=torch.float64).item()
+    found = float32_norm(values)
+    assert found.dtype == torch.float32
+    if right < FLOAT32.max:
+        assert found.item() == pytest.approx(right, rel=2.0**-22)
+    else:
+        assert found.item() == FLOAT32.max
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_norm_in_fp32_of_half_gradients_loses_nothing_to_underflow(dtype):
+    values = torch.full((5000,), torch.finfo(dtype).smallest_normal, dtype=dtype)
+    assert float32_norm(values).item() == pytest.approx(values.double().norm().item(), rel=2.0**-22)
+
+
+def test_a_norm_in_fp32_is_non_finite_exactly_where_an_element_is():
+    largest = FLOAT32.max
+    for values, right in (
+        ([largest] * 9000, largest),
+        ([largest, math.inf], math.inf),
+        ([largest, -math.inf, math.nan], math.nan),
+        ([0.0, math.nan], math.nan),
+        ([0.0] * 5000, 0.0),
+        ([], 0.0),
+        ([1e-45], 1e-45),
+    ):
+        assert float32_norm(torch.tensor(values)).item() == pytest.approx(right, nan_ok=True)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 2.0**24, 1e38])
+def test_norms_near_the_ends_of_fp32_are_judged_without_fp64_as_with_it(scale):
+    """A norm beyond FP32 stands as its largest number, and is no overflow."""
+    for norms in ([FLOAT32.max] * 3, [FLOAT32.max, 1e-45], [1e-38, 1e-38], [3e38, -1.0], [0.0]):
+        exact = math.sqrt(math.fsum(max(norm, 0.0) ** 2 for norm in norms)) / torch.tensor(scale).item()
+        with without(fp64=False), NoFP64():
+            verdict = judge(torch.tensor(norms), torch.tensor([scale]), refuses=True)
+        assert not verdict.overflow
+        assert verdict.grad_norm.item() == pytest.approx(min(exact, FLOAT32.max), rel=2.0**-22, abs=2.0**-148)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from capability import without
 from optimizer.kinds import RULES
 
 from mptrain.config.checks import check_together
@@ -26,39 +27,44 @@ def group_of(rule, generator, weight_decay=0.0, dtype=torch.float32):
     return Group(weights, {key: [state[key] for state in states] for key in states[0]}, weight_decay)
 
 
+def tensors_of(group):
+    return [*group.weights, *(tensor for tensors in group.state.values() for tensor in tensors)]
+
+
 def draws(generator):
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.25])
 @pytest.mark.parametrize("scale", [1.0, 2.0**16, 1000.0 / 0.3])
-def test_adagrad_without_a_kernel_computes_what_the_kernel_computes(weight_decay, scale):
-    """Up to the rounding of one multiply-add, 2^-23 of each weight and sum, in every one of 20 updates."""
-    rule = Adagrad(initial_accumulator=0.125)
+@pytest.mark.parametrize("name", [*RULES, "adagrad from 0.125"])
+def test_a_rule_without_a_kernel_computes_what_the_kernel_computes(name, weight_decay, scale):
+    """Up to the rounding of one multiply-add, 2^-23 of each weight and state, in every one of 20 updates."""
+    rule = Adagrad(initial_accumulator=0.125) if name.startswith("adagrad f") else RULES[name]
     fused, plain = (group_of(rule, torch.Generator().manual_seed(0), weight_decay) for _ in range(2))
     generator = torch.Generator().manual_seed(1)
     for step in range(20):
         grads = [grad * scale for grad in draws(generator)]
         skip = float(step % 4 == 2)
         rule.apply(fused, [grad.clone() for grad in grads], stride(step=step + 1.0, grad_scale=scale, skip=skip))
-        rule._unfused(plain, grads, stride(step=step + 1.0, grad_scale=scale, skip=skip))
-        for mine, theirs in zip(
-            [*plain.weights, *plain.state["sum"]], [*fused.weights, *fused.state["sum"]], strict=True
-        ):
+        with without(fused=False):
+            rule.apply(plain, grads, stride(step=step + 1.0, grad_scale=scale, skip=skip))
+        for mine, theirs in zip(tensors_of(plain), tensors_of(fused), strict=True):
             assert mine.shape == theirs.shape
             assert torch.allclose(mine, theirs, rtol=(step + 1) * 2.0**-22, atol=(step + 1) * 2.0**-24)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("name", [*RULES, "adagrad without a kernel"])
-def test_trap_13_a_refused_call_changes_no_bit_whatever_the_gradients_hold(name, value):
-    rule = Adagrad() if name.startswith("adagrad w") else RULES[name]
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("fused", [True, False])
+def test_trap_13_a_refused_call_changes_no_bit_whatever_the_gradients_hold(name, value, fused):
+    rule = RULES[name]
     group = group_of(rule, torch.Generator().manual_seed(0), weight_decay=0.5)
-    tensors = [*group.weights, *(tensor for tensors in group.state.values() for tensor in tensors)]
+    tensors = tensors_of(group)
     before = [tensor.clone() for tensor in tensors]
     grads = [torch.full(shape, value) for shape in SHAPES]
-    apply = rule._unfused if name.startswith("adagrad w") else rule.apply
-    apply(group, grads, stride(skip=1.0))
+    with without(fused=fused):
+        rule.apply(group, grads, stride(skip=1.0))
     assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
 
 
