@@ -11,7 +11,7 @@ from torch import nn
 
 from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine.ring import Ring
-from mptrain.engine.steps import WARM_UP, Steps, cuda_graph
+from mptrain.engine.steps import WARM_UP, Steps, capture_on
 from mptrain.records import EventRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -102,7 +102,7 @@ def steps_with(*words):
     parts.model.train()
     rings = [Ring(256, len(learner.weights.names), parts.device) for learner in parts.learners]
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
-    return parts, Steps(parts, rings, cuda_graph), rings, batch
+    return parts, Steps(parts, rings, capture_on(parts.device)), rings, batch
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
