@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
+from mptrain.distributed.ranks import ALONE, Ranks
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -56,10 +58,12 @@ class Ring:
         capacity: Rows of a block.
         parameters: Length P of `Verdict.norms`.
         device: The training device.
+        ranks: Whom the device may be waiting for.
     """
 
-    def __init__(self, capacity: int, parameters: int, device: torch.device) -> None:
+    def __init__(self, capacity: int, parameters: int, device: torch.device, ranks: Ranks = ALONE) -> None:
         self._capacity = capacity
+        self._ranks = ranks
         size = capacity * (_SCALARS + parameters)
         self._host = torch.zeros(size, dtype=torch.float64, pin_memory=True) if device.type == "cuda" else None
         self._kept: list[tuple[Tensor, ...]] = []
@@ -141,7 +145,7 @@ class Ring:
         rows, length, event = self._in_flight
         if not wait and not event.query():
             return
-        event.synchronize()
+        self._ranks.wait_for(event)
         assert self._host is not None
         self._read += _rows(self._host[:length], rows)
         self._in_flight = None

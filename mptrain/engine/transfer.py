@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from mptrain.distributed.ranks import ALONE, Ranks
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,9 +26,11 @@ class Transfer:
 
     Args:
         device: Where batches go; on a CPU nothing is special.
+        ranks: Whom the device may be waiting for.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._before: deque[torch.cuda.Event] = deque()
 
@@ -50,4 +54,4 @@ class Transfer:
         event.record(current)
         self._before.append(event)
         if len(self._before) > AHEAD:
-            self._before.popleft().synchronize()
+            self._ranks.wait_for(self._before.popleft())

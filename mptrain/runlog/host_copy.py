@@ -13,6 +13,8 @@ import torch
 from mptrain.runlog.plain_state import check_plain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, UntypedStorage
 
     _Key = tuple[int, int, bool]
@@ -57,10 +59,14 @@ class HostCopy:
         taken: dict[str, Any] = _rebuilt(state, hosts, {})
         return taken
 
-    def wait(self) -> None:
-        """Wait until the copy is complete."""
+    def wait(self, wait_for: Callable[[torch.cuda.Event], None] = torch.cuda.Event.synchronize) -> None:
+        """Wait until the copy is complete.
+
+        Args:
+            wait_for: Waits for an event.
+        """
         for arrival in self._arrivals:
-            arrival.synchronize()
+            wait_for(arrival)
 
     def _buffers_for(self, storages: list[UntypedStorage]) -> list[Tensor]:
         """A buffer for each; those of the last copy where they fit."""
