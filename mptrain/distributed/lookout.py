@@ -43,6 +43,7 @@ class Lookout:
         store: Where they meet.
         ended: Says which of the forked ranks has ended and how; empty if none has.
         idle: Whether the device has done all that it was given.
+        silence: Says that no rank has answered for too long; empty if one has.
         give_up: Ends the exchanges on devices.
         speaks: Says in a line why it ends the process, where the process does not come back.
 
@@ -57,13 +58,14 @@ class Lookout:
         store: Store,
         ended: Callable[[], str],
         idle: Callable[[], bool],
+        silence: Callable[[], str],
         give_up: Callable[[], None],
         *,
         speaks: bool,
     ) -> None:
         self.lost = ""
         self._rank, self._others, self._ended, self._idle = rank, others, ended, idle
-        self._give_up, self._speaks = give_up, speaks
+        self._silence, self._give_up, self._speaks = silence, give_up, speaks
         self._store = store.clone() if hasattr(store, "clone") else store  # a connection on which nobody waits
         self._signs: dict[int, tuple[bytes, int]] = {}
         self._over, self._noticed = threading.Event(), threading.Event()
@@ -91,8 +93,8 @@ class Lookout:
                     self._store.set(_GONE, gone)
             if not gone and looks % BEAT == 0:
                 gone = self._said(looks)
-            if gone and self._waits():
-                self.lost = gone
+            if (missed := gone or self._silence()) and self._waits():  # silence may end, an end does not
+                self.lost = missed
                 self._give_up()
                 if not self._noticed.wait(END):
                     self._end_process()

@@ -184,7 +184,7 @@ class Group(Ranks):
         self.store = store
         self._children = children or {}
         self._dist = dist
-        self._timeout = timedelta(seconds=timeout)
+        self._timeout, self._heard = timedelta(seconds=timeout), time.monotonic()
         until_met = timedelta(seconds=timeout if meeting is None else min(meeting, timeout))
         with self._noticing_loss():
             dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=until_met)
@@ -199,6 +199,8 @@ class Group(Ranks):
     def use(self, device: torch.device) -> None:
         """See `Ranks.use`."""
         if device.type == "cuda" and self.group is self._host:
+            # torch would end the process where an exchange is aborted, or takes too long; `Lookout` aborts it in order. Torchrun sets it.
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
             with self._noticing_loss():
                 self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)  # type: ignore[assignment]
             self.name = "nccl"
@@ -216,6 +218,7 @@ class Group(Ranks):
             self.store,
             lambda: how_one_ended(self._children),
             idle,
+            self._silence,
             self._give_up,
             speaks=self.local == 0,
         )
@@ -237,6 +240,11 @@ class Group(Ranks):
         """See `Ranks.is_lost`; exchanges that were given up fail in many words."""
         own = not isinstance(error, Exception) or isinstance(error, MptrainError)
         return is_loss(error) or (bool(self._missed()) and not own)
+
+    def _silence(self) -> str:
+        """That no exchange on the host has come about for too long; empty if one has."""
+        timeout = self._timeout.total_seconds()
+        return f"no rank has answered for {timeout:g} s" if time.monotonic() - self._heard > timeout else ""
 
     def _missed(self) -> str:
         """Whom the device waits for in vain; empty if for nobody."""
@@ -387,6 +395,7 @@ class Group(Ranks):
     def _noticing_loss(self) -> Iterator[None]:
         try:
             yield
+            self._heard = time.monotonic()
         except Exception as error:
             if self.is_lost(error):
                 self._notice()

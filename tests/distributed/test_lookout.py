@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -98,10 +99,10 @@ def quick(monkeypatch):
 class Watched:
     """A lookout of the first of two ranks, whose device is idle or not."""
 
-    def __init__(self, ended="", others=(1,), store=None):
+    def __init__(self, ended="", others=(1,), store=None, silence=str):
         self.store, self.given_up, self.busy = store or HashStore(), threading.Event(), True
         self.lookout = Lookout(
-            0, list(others), self.store, lambda: ended, lambda: not self.busy, self.given_up.set, speaks=False
+            0, list(others), self.store, lambda: ended, lambda: not self.busy, silence, self.given_up.set, speaks=False
         )
         self.lookout.begin()
 
@@ -154,6 +155,30 @@ def test_what_the_first_rank_says_is_believed(quick):
     watched.close()
 
 
+def test_ranks_that_live_and_do_not_answer_for_too_long_are_missed_by_a_device_that_waits(quick):
+    said = ["no rank has answered for 5 s"]
+    watched = Watched(silence=lambda: said[0])
+    watched.busy = False
+    time.sleep(0.3)
+    assert not watched.lookout.lost
+    said[0] = ""  # they answer again
+    watched.busy = True
+    time.sleep(0.5)
+    assert not watched.lookout.lost
+    said[0] = "no rank has answered for 5 s"
+    assert watched.until_lost() == "no rank has answered for 5 s"
+    watched.close()
+
+
+def test_an_exchange_on_the_host_is_an_answer():
+    group = Group.__new__(Group)
+    group._timeout, group._heard = timedelta(seconds=5), time.monotonic() - 6
+    assert group._silence() == "no rank has answered for 5 s"
+    with group._noticing_loss():
+        pass
+    assert not group._silence()
+
+
 class Event:
     def __init__(self, group=None):
         self.group = group
@@ -166,7 +191,7 @@ class Event:
 
 def test_what_a_device_came_to_after_it_was_given_up_is_not_used(quick):
     group = Group.__new__(Group)
-    group._lookout = Lookout(0, [], HashStore(), str, bool, bool, speaks=False)
+    group._lookout = Lookout(0, [], HashStore(), str, bool, str, bool, speaks=False)
     group.wait_for(Event())
     with pytest.raises(RankLost, match="rank 1"):
         group.wait_for(Event(group))
