@@ -18,6 +18,7 @@ SOURCES = [
     PACKAGE / "optimizer" / "weights.py",
     PACKAGE / "optimizer" / "rules.py",
     PACKAGE / "schedule" / "table.py",
+    PACKAGE / "distributed" / "sync_batchnorm.py",
 ]
 #: Functions that may read, and why: by file and name.
 READING_FUNCTIONS = {

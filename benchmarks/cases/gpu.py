@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
 from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import Estimate, Times, take_turns, timed
+from mptrain.engine.waits import host_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,15 +52,10 @@ def _waits(loop: ByHand, setting: Setting, steps: int = 10) -> float:
     if setting.device != "cuda":
         return 0.0
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for index in range(steps):
-                loop.step(loop.batches[index % len(loop.batches)])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    return sum("synchroniz" in str(warning.message) for warning in caught) / steps
+    with host_waits(torch.device("cuda")) as found:
+        for index in range(steps):
+            loop.step(loop.batches[index % len(loop.batches)])
+    return len(found) / steps
 
 
 def launches(setting: Setting) -> list[Measurement]:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from mptrain.config.ranges import first_line
 from mptrain.config.targets import is_allowed
 from mptrain.config.trust import retyped
-from mptrain.distributed.ranks import is_loss
 from mptrain.distributed.torchrun import begun_alike
 from mptrain.engine.interrupt import AskedToEnd
 from mptrain.errors import (
@@ -38,7 +37,7 @@ def in_the_users_terms(error: BaseException, config: Config, directory: RunDirec
     trust = retyped(config.extensions.allow)
     resume = begun_alike("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"
-    if ranks.count > 1 and is_loss(error):
+    if ranks.is_lost(error):
         why = ranks.why()
         if why is not None:
             return why

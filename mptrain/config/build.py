@@ -85,7 +85,7 @@ def build(
     origin = Origin(digest_of_weights(model) if weights else "", memory_before)
     require_same_weights(origin.initial_weights, ranks)
     if config.distributed.sync_batchnorm and ranks.count > 1:
-        model = synchronised(model, ranks, device)
+        model = synchronised(model, ranks)
     clamped = clamp_to_range(model, policy)
     warnings = warnings_about_spread(config, ranks.count)
     if unproven := untried(device):

@@ -137,7 +137,8 @@ def spread_model(
     options = config.distributed
     wide = options.reduce == "float32"
     if not is_sharded_by(config, ranks.count):
-        return spread_over(ranks, None, wide=wide, meeting=options.sync_batchnorm), None
+        find, meeting = options.find_unused_parameters, options.sync_batchnorm
+        return spread_over(ranks, None, wide=wide, meeting=meeting, find_unused=find), None
     if learners > 1:
         raise ConfigError(
             f"distributed=fsdp2 with {learners} learners: it gathers the weights of one loss at a time",

@@ -19,6 +19,8 @@ class DistributedOptions:
         procs: Ranks to begin on this machine; None takes those that torchrun has begun, or one.
         sync_batchnorm: BatchNorm takes its statistics over the samples of all ranks, instead of those of each.
         reduce: Dtype in which gradients are summed over ranks: ``float32``, or ``gradients`` for their own.
+        find_unused_parameters: With ``ddp``, look in every step for parameters that have no gradient on a rank. Else that is
+            only done where the first batch leaves some out, and a later one that does so ends the run.
         units: With ``fsdp2``, the modules whose weights are gathered together, by qualified name; the rest is gathered as one.
             None chooses the composite members of each ``nn.Sequential`` and ``nn.ModuleList``.
         timeout: Seconds after which a rank that does not answer counts as lost.
@@ -28,6 +30,7 @@ class DistributedOptions:
     procs: PositiveInt | None = None
     sync_batchnorm: bool = False
     reduce: Literal["float32", "gradients"] = "float32"
+    find_unused_parameters: bool = False
     units: tuple[str, ...] | None = None
     timeout: PositiveFloat = 1800.0
 
@@ -36,5 +39,12 @@ class DistributedOptions:
             raise ConfigError(
                 Problem(
                     f"distributed.units with distributed.kind={self.kind}", "only fsdp2 gathers weights unit by unit"
+                )
+            )
+        if self.find_unused_parameters and self.kind != "ddp":
+            raise ConfigError(
+                Problem(
+                    f"distributed.find_unused_parameters with distributed.kind={self.kind}",
+                    "only ddp can go without the gradients of a rank",
                 )
             )

@@ -15,22 +15,27 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from mptrain.distributed.lookout import Lookout
 from mptrain.errors import EXIT_PREEMPTED, MptrainError, Preempted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
     from torch._C._distributed_c10d import ProcessGroup, Store
 
 Value = TypeVar("Value")
+
+#: Seconds between looks at an event, and those in which exchanges on devices are aborted, or it is done without them.
+_POLL, _ABORTED = 0.0005, 2.0
 
 #: Under which a rank leaves word, and how many seconds the others look for it.
 _WHY, _WORD = "why", 0.5
@@ -108,6 +113,14 @@ class Ranks:
     def abandon(self) -> None:
         """Stop waiting for lost ranks on the device."""
 
+    def wait_for(self, event: torch.Event) -> None:
+        """Wait until the device has come to an event; every wait of a run for its device is one of these."""
+        event.synchronize()
+
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether an exception came of another rank's end."""
+        return False
+
     def who_ended(self) -> str:
         """Which rank has ended and how, as far as it can be told."""
         return "another rank of the run has ended, or does not answer"
@@ -151,6 +164,9 @@ class Group(Ranks):
         RankLost: They have not all come.
     """
 
+    _lookout: Lookout | None = None
+    _aborted = False
+
     def __init__(
         self,
         rank: int,
@@ -168,7 +184,7 @@ class Group(Ranks):
         self.store = store
         self._children = children or {}
         self._dist = dist
-        self._timeout = timedelta(seconds=timeout)
+        self._timeout, self._heard = timedelta(seconds=timeout), time.monotonic()
         until_met = timedelta(seconds=timeout if meeting is None else min(meeting, timeout))
         with self._noticing_loss():
             dist.init_process_group("gloo", rank=rank, world_size=count, store=store, timeout=until_met)
@@ -183,9 +199,72 @@ class Group(Ranks):
     def use(self, device: torch.device) -> None:
         """See `Ranks.use`."""
         if device.type == "cuda" and self.group is self._host:
+            # torch would end the process where an exchange is aborted, or takes too long; `Lookout` aborts it in order. Torchrun sets it.
+            os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
             with self._noticing_loss():
                 self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)  # type: ignore[assignment]
             self.name = "nccl"
+            self.look_out(torch.cuda.current_stream(device).query)
+
+    def look_out(self, idle: Callable[[], bool]) -> None:
+        """From here on, notice ranks that end while the device waits for them.
+
+        Args:
+            idle: Whether the device has done all that it was given.
+        """
+        self._lookout = Lookout(
+            self.rank,
+            list(range(1, self.count)) if self.first else [0],
+            self.store,
+            lambda: how_one_ended(self._children),
+            idle,
+            self._silence,
+            self._give_up,
+            speaks=self.local == 0,
+        )
+        self._lookout.begin()
+
+    def wait_for(self, event: torch.Event) -> None:
+        """See `Ranks.wait_for`.
+
+        Raises:
+            RankLost: The device waits for a rank that has ended; what it has come to since is not to be used.
+        """
+        while not event.query() and not self._missed():
+            time.sleep(_POLL)
+        if self._missed():
+            self._notice()
+            raise RankLost(self._missed())
+
+    def is_lost(self, error: BaseException) -> bool:
+        """See `Ranks.is_lost`; exchanges that were given up fail in many words."""
+        own = not isinstance(error, Exception) or isinstance(error, MptrainError)
+        return is_loss(error) or (bool(self._missed()) and not own)
+
+    def _silence(self) -> str:
+        """That no exchange on the host has come about for too long; empty if one has."""
+        timeout = self._timeout.total_seconds()
+        return f"no rank has answered for {timeout:g} s" if time.monotonic() - self._heard > timeout else ""
+
+    def _missed(self) -> str:
+        """Whom the device waits for in vain; empty if for nobody."""
+        return "" if self._lookout is None else self._lookout.lost
+
+    def _notice(self) -> None:
+        if self._lookout is not None:
+            self._lookout.notice()
+
+    def _give_up(self) -> None:
+        """Abort the exchanges on devices, which may take long itself."""
+        group, self._aborted = self.group, True
+
+        def abort() -> None:
+            with contextlib.suppress(Exception):
+                self._dist.distributed_c10d._abort_process_group(group)
+
+        thread = threading.Thread(target=abort, daemon=True)
+        thread.start()
+        thread.join(_ABORTED)
 
     def added(self, numbers: Sequence[int]) -> list[int]:
         """See `Ranks.added`."""
@@ -236,7 +315,7 @@ class Group(Ranks):
             yield
             self.added([0])  # all are here, or it is noticed
         except Exception as error:
-            if not is_loss(error):
+            if not self.is_lost(error):
                 self.tell_why(error)
                 self.leave()  # which closes the connections: whatever the others are waiting for, they wait no longer
                 raise
@@ -280,12 +359,14 @@ class Group(Ranks):
 
     def abandon(self) -> None:
         """See `Ranks.abandon`; gloo waits for nobody whose connection has closed."""
-        if self.group is not self._host:
-            with contextlib.suppress(Exception):
-                self._dist.distributed_c10d._abort_process_group(self.group)
+        self._notice()
+        if self.group is not self._host and not self._aborted:
+            self._give_up()
 
     def who_ended(self) -> str:
         """See `Ranks.who_ended`."""
+        if missed := self._missed():
+            return missed
         deadline = time.monotonic() + _WORD
         while self._children and time.monotonic() < deadline:
             if ending := how_one_ended(self._children):
@@ -314,8 +395,10 @@ class Group(Ranks):
     def _noticing_loss(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
-            if is_loss(error):
+            self._heard = time.monotonic()
+        except Exception as error:
+            if self.is_lost(error):
+                self._notice()
                 raise RankLost(self.who_ended()) from error
             raise
 
@@ -325,6 +408,8 @@ class Group(Ranks):
 
     def leave(self) -> None:
         """Take leave of the others."""
+        if self._lookout is not None:
+            self._lookout.end()
         with contextlib.suppress(Exception):  # who has lost one cannot part in order
             self._dist.destroy_process_group()
 

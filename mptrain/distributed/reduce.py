@@ -54,7 +54,9 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
     return buckets
 
 
-def data_parallel(module: nn.Module, ranks: Any, sums: list[tuple[Tensor, Tensor]], *, wide: bool) -> nn.Module:
+def data_parallel(
+    module: nn.Module, ranks: Any, sums: list[tuple[Tensor, Tensor]], *, wide: bool, find_unused: bool
+) -> nn.Module:
     """Torch's DistributedDataParallel around a module, whose parameters that require gradients get their sums over ranks.
 
     Args:
@@ -63,6 +65,7 @@ def data_parallel(module: nn.Module, ranks: Any, sums: list[tuple[Tensor, Tensor
         sums: Gets parameters of half precision with their sums in FP32, behind each backward pass; else they would only be had
             rounded once more.
         wide: Form the sums of half-precision gradients in FP32.
+        find_unused: Parameters may get no gradient on a rank.
     """
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -74,7 +77,7 @@ def data_parallel(module: nn.Module, ranks: Any, sums: list[tuple[Tensor, Tensor
             process_group=ranks.group,
             broadcast_buffers=False,  # `mptrain.engine.spread` does, once for each step
             init_sync=False,  # all ranks have drawn, or loaded, the same; that was checked
-            find_unused_parameters=True,  # what gets no gradient on one rank may get one on another
+            find_unused_parameters=find_unused,
             gradient_as_bucket_view=True,
             bucket_cap_mb=BUCKET >> 20,
         )

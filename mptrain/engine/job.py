@@ -91,7 +91,7 @@ class Parts:
 
     @functools.cached_property
     def _transfer(self) -> Transfer:
-        return Transfer(self.device)
+        return Transfer(self.device, self.ranks)
 
     def must_be_finite(self) -> dict[str, Tensor]:
         """Parameters in their best copies and floating-point buffers by name, without those of ``infinite``."""

@@ -5,6 +5,7 @@ It reads top to bottom. What one step does is in `mptrain.engine.step`; what is 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import torch
 
 from mptrain.dataset.faults import in_words
 from mptrain.device import capabilities
-from mptrain.distributed.ranks import is_loss
+from mptrain.distributed.ranks import RankLost
 from mptrain.engine.carried import Carried
 from mptrain.engine.clock import Clock
 from mptrain.engine.evaluate import evaluate
@@ -78,7 +79,7 @@ class Loop:
         self._tally = Tally(self.progress)
         self._sink = Fanout((storage.writer, self._tally, *displays))
         self._rings = tuple(
-            Ring(options.log.ring, len(learner.weights.names), parts.device) for learner in parts.learners
+            Ring(options.log.ring, len(learner.weights.names), parts.device, self._ranks) for learner in parts.learners
         )
         capture = capture_on(parts.device) if options.train.engine == "graph" and self._ranks.count == 1 else None
         self._steps = Steps(parts, self._rings, capture)
@@ -152,7 +153,7 @@ class Loop:
                     self._evaluate_test()
                 except BaseException as error:
                     self._ranks.tell_why(error)
-                    lost = self._ranks.count > 1 and is_loss(error)
+                    lost = self._ranks.is_lost(error)
                     if lost:
                         self._ranks.abandon()
                     else:
@@ -444,6 +445,9 @@ class Loop:
             self._save()
             self._saver.wait()
             left = f"saved after step {self.progress.step} of {self.planned}"
+        else:
+            with contextlib.suppress(RankLost):  # what was on its way from the device may not be there
+                self._saver.wait()
         if why is not None:
             raise why from error
         raise Preempted(

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.distributed.ranks import is_loss
 from mptrain.engine.randomness import other_random_numbers
 from mptrain.engine.step import accumulate_gradients
 from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError, out_of_memory
@@ -116,7 +115,7 @@ def _explained(parts: Parts) -> Iterator[None]:
     except torch.AcceleratorError:  # the device's trouble, not that of the parts
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        if out_of_memory(error) or (parts.ranks.count > 1 and is_loss(error)):
+        if out_of_memory(error) or parts.ranks.is_lost(error):
             raise
         first_line = str(error).splitlines()[0] if str(error) else "no message"
         if parts.blank is not None and "torch.Tensor and DTensor" in str(error):

@@ -20,6 +20,7 @@ from torch import nn
 
 from mptrain.distributed.ranks import ALONE, Ranks
 from mptrain.distributed.reduce import data_parallel, sum_over_ranks
+from mptrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,36 +127,58 @@ class DataParallel(_Several):
 
     Args:
         meeting: Passes of the model wait for those of other ranks, as synchronised BatchNorm does.
+        find_unused: Look in every step for parameters without a gradient.
     """
 
-    def __init__(self, ranks: Ranks, *, wide: bool, meeting: bool) -> None:
+    def __init__(self, ranks: Ranks, *, wide: bool, meeting: bool, find_unused: bool = False) -> None:
         super().__init__(ranks, wide=wide)
         self._meeting = meeting
+        self._find_unused = find_unused
+        self._complete: dict[
+            int, bool
+        ] = {}  # by learner: all parameters had a gradient on all ranks in the first batch
         self._wrapped: dict[int, nn.Module] = {}
         self._sums: list[tuple[Tensor, Tensor]] = []
 
     def loss(self, learner: Learner, model: nn.Module, *, alone: bool) -> Loss:
-        """See `Spread`; called where `Learner.alone` holds, which says whose gradients are summed."""
-        if not alone:
+        """See `Spread`; called where `Learner.alone` holds, which says whose gradients are summed.
+
+        The first batch, which is the rehearsal's, is summed at its end, and tells whether a gradient is missing anywhere.
+        """
+        key = id(learner.weights)
+        if not alone or key not in self._complete:
             return lambda micro: learner.loss(model, micro)
-        if id(learner) not in self._wrapped:
+        if key not in self._wrapped:
+            find = self._find_unused or not self._complete[key]
             root = LossOf(learner, model)
-            self._wrapped[id(learner)] = data_parallel(root, self.ranks, self._sums, wide=self._wide)
+            self._wrapped[key] = data_parallel(root, self.ranks, self._sums, wide=self._wide, find_unused=find)
         self._sums.clear()
-        return self._wrapped[id(learner)]
+        return self._wrapped[key]
 
     def micro_batches(self, batch: Batch, wanted: int) -> tuple[Batch, ...]:
         """See `Spread`. Where there are several, only sums are exchanged, behind the last: so the parts may differ in number."""
         return _as_many(batch, wanted) if self._meeting else batch.split(wanted)
 
     def settle(self, weights: Weights, *, alone: bool) -> None:
-        """See `Spread`: a gradient that this rank does not have counts as zeros where another has one."""
-        if alone:
+        """See `Spread`: a gradient that this rank does not have counts as zeros where another has one.
+
+        Raises:
+            ConfigError: It has none of a parameter of which all had one in the first batch, and others wait for it.
+        """
+        missing = set(weights.without_gradient())
+        key = id(weights)
+        if alone and key in self._wrapped:
+            if missing and self._complete[key] and not self._find_unused:
+                raise ConfigError(
+                    f"{min(missing)} gets no gradient from a batch, though every parameter got one from the first batch",
+                    "write distributed.find_unused_parameters=true",
+                )
             weights.take_sums(self._sums)
             self._sums.clear()
             return
-        missing = set(weights.without_gradient())
         there = self.ranks.added([name not in missing for name in weights.names])
+        if alone:
+            self._complete[key] = set(there) == {self.ranks.count}
         weights.fill([name for name, ranks in zip(weights.names, there, strict=True) if ranks and name in missing])
         sum_over_ranks(list(weights.gradients_in_place().values()), self.ranks, wide=self._wide)
 
@@ -226,7 +249,7 @@ class LossOf(nn.Module):
         return loss
 
 
-def spread_over(ranks: Ranks, root: LossOf | None, *, wide: bool, meeting: bool) -> Spread:
+def spread_over(ranks: Ranks, root: LossOf | None, *, wide: bool, meeting: bool, find_unused: bool = False) -> Spread:
     """The way in which a run is spread.
 
     Args:
@@ -234,10 +257,13 @@ def spread_over(ranks: Ranks, root: LossOf | None, *, wide: bool, meeting: bool)
         root: What was sharded; None where every rank has all weights.
         wide: Sum half-precision gradients in FP32.
         meeting: Passes of the model wait for those of other ranks.
+        find_unused: Look in every step for parameters without a gradient.
     """
     if ranks.count == 1:
         return Alone()
-    return DataParallel(ranks, wide=wide, meeting=meeting) if root is None else Sharded(ranks, root, wide=wide)
+    if root is not None:
+        return Sharded(ranks, root, wide=wide)
+    return DataParallel(ranks, wide=wide, meeting=meeting, find_unused=find_unused)
 
 
 def _as_many(batch: Batch, wanted: int) -> tuple[Batch, ...]:

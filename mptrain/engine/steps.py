@@ -23,10 +23,13 @@ from torch import nn
 
 from mptrain.device import capabilities
 from mptrain.diagnostics.probe import UNWATCHED
+from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
 from mptrain.engine.step import train_step
+from mptrain.engine.waits import host_waits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -49,15 +52,7 @@ LOOKED_AT = 64
 
 def capture_on(device: torch.device) -> Capture | None:
     """How steps are captured on a device; None where they cannot be."""
-    return cuda_graph if capabilities(device).graphs else None
-
-
-def cuda_graph(body: Callable[[], None]) -> Callable[[], None]:
-    """Capture what ``body`` launches, without running it; the result runs it."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):  # memory may be pinned meanwhile, here and elsewhere
-        body()
-    return graph.replay
+    return CudaGraphs(device) if capabilities(device).graphs else None
 
 
 class Steps:
@@ -96,10 +91,18 @@ class Steps:
         if self._capture is None:
             self._eagerly(batch, watches, self._rings)
             return
-        graph = self._graph_for(batch) if as_usual and all(watch is UNWATCHED for watch in watches) else None
+        kind = _kind_of(batch) if as_usual and all(watch is UNWATCHED for watch in watches) else None
+        graph = None if kind is None else self._graph_for(kind, batch)
         if graph is None:
             records = [_Kept() for _ in self._rings]  # of copies, since what the rings keep may not change any more
-            self._eagerly(batch, watches, records)
+            last = kind not in self._refused and self._seen[kind] == WARM_UP  # the next one is captured
+            looking: AbstractContextManager[list[str]] = (
+                host_waits(self._parts.device) if last else contextlib.nullcontext([])
+            )
+            with looking as waits:
+                self._eagerly(batch, watches, records)
+            if waits:  # no capture survives that
+                self._refuse(kind, f"the host waits for the device, in {waits[0]}")
             for record, ring in zip(records, self._rings, strict=True):
                 record.hand_on(ring)
             self._newest = None
@@ -122,8 +125,7 @@ class Steps:
         for learner, fixed in zip(self._parts.learners, self._fixed, strict=True):
             learner.move_into(fixed)
 
-    def _graph_for(self, batch: Batch) -> _Graph | None:
-        key = _kind_of(batch)
+    def _graph_for(self, key: Any, batch: Batch) -> _Graph | None:
         if key in self._graphs:
             return self._graphs[key]
         if key in self._refused or len(self._graphs) == MOST:
@@ -138,15 +140,18 @@ class Steps:
         try:
             self._graphs[key] = self._captured(batch)
         except (RuntimeError, torch.AcceleratorError) as error:
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            if self._graphs:
-                self._refused.add(key)
-                self.notes.append(
-                    f"train.engine=graph: batches of another shape are launched operator by operator: {why}"
-                )
-            else:
-                self._give_up(why)
+            if isinstance(error, GraphsLost):
+                self._graphs.clear()
+            self._refuse(key, str(error).splitlines()[0] if str(error) else type(error).__name__)
         return self._graphs.get(key)
+
+    def _refuse(self, key: Any, why: str) -> None:
+        """Capture no more batches of a kind; none at all where no kind has been captured."""
+        if self._graphs:
+            self._refused.add(key)
+            self.notes.append(f"train.engine=graph: batches of another shape are launched operator by operator: {why}")
+        else:
+            self._give_up(why)
 
     def _captured(self, batch: Batch) -> _Graph:
         """A graph of the step on batches like this one; where there is none, nothing has happened.

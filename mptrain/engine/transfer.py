@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.device import capabilities, current_stream, event_now, new_stream, on_stream
+from mptrain.distributed.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +27,11 @@ class Transfer:
 
     Args:
         device: Where batches go; one without streams has them one after another.
+        ranks: Whom the device may be waiting for.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self._ranks = ranks
         self._stream = new_stream(device) if capabilities(device).streams else None
         self._device = device
         self._before: deque[torch.Event] = deque()
@@ -51,4 +54,4 @@ class Transfer:
         """Have at most `AHEAD` batches on the device that training has not come to; who waits sleeps."""
         self._before.append(event_now(self._device, sleeping=True))
         if len(self._before) > AHEAD:
-            self._before.popleft().synchronize()
+            self._ranks.wait_for(self._before.popleft())

@@ -99,10 +99,9 @@ class Weights:
             own if in_place else _wide_copy(own, part_for((initial or {}).get(name, p), p))
             for name, p, own, in_place in zip(self.names, self._params, self._parts, self._in_place, strict=True)
         ]
-        self._wide_grads = [
-            None if in_place else torch.zeros_like(w) for w, in_place in zip(self._work, self._in_place, strict=True)
-        ]
-        self._summed = [index for index, wide in enumerate(self._wide_grads) if wide is not None]
+        self._wide_grads: list[Tensor | None] = [None] * len(self._params)  # made when they are needed, if they are
+        self._summed = [index for index, in_place in enumerate(self._in_place) if not in_place]
+        self._lent = False  # they are somebody else's, who makes new ones for each step
         self._filled = [False] * len(self._params)
         self._state = [rule.state(w) for w in self._work]
         self._step = torch.zeros(1, dtype=torch.float32, device=self._work[0].device)
@@ -132,6 +131,8 @@ class Weights:
             parameter.grad = None
         for index in self._summed:
             self._filled[index] = False
+        if self._lent:
+            self._wide_grads, self._lent = [None] * len(self._params), False
 
     def gather(self, *, alone: bool = False) -> None:
         """Add the half gradients of a micro-batch to their FP32 sums; FP32 gradients have accumulated by themselves.
@@ -144,11 +145,11 @@ class Weights:
         first: tuple[list[Tensor], list[Tensor]] = ([], [])
         later: tuple[list[Tensor], list[Tensor]] = ([], [])
         for index in self._summed:
-            parameter, wide = self._params[index], self._wide_grads[index]
-            if parameter.grad is None or wide is None:
+            parameter = self._params[index]
+            if parameter.grad is None:
                 continue
             into, source = later if self._filled[index] else first
-            into.append(wide)
+            into.append(self._sum_of(index))
             source.append(part(parameter.grad))
             parameter.grad = None
             self._filled[index] = True
@@ -161,25 +162,24 @@ class Weights:
         """Give parameters that have no gradient one of zeros."""
         for name in names:
             index = self.names.index(name)
-            wide = self._wide_grads[index]
-            if wide is None:
+            if self._in_place[index]:
                 self._params[index].grad = torch.zeros_like(self._params[index])
             else:
-                wide.zero_()
+                self._sum_of(index).zero_()
                 self._filled[index] = True
 
     def take_sums(self, sums: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Go on with other FP32 sums of gradients than `gather` has found, where there are such sums at all.
 
         Args:
-            sums: Parameters and their sums, float32; those of parameters that have no gradient count nothing.
+            sums: Parameters and their sums, float32, which belong to this step from here on; those of parameters that have no
+                gradient count nothing.
         """
         places = {id(parameter): index for index, parameter in enumerate(self._params)}
         for parameter, total in sums:
             index = places[id(parameter)]
-            wide = self._wide_grads[index]
-            if wide is not None and (self._filled[index] or parameter.grad is not None):
-                wide.copy_(total)
+            if not self._in_place[index] and (self._filled[index] or parameter.grad is not None):
+                self._wide_grads[index], self._lent = total, True
                 parameter.grad = None
                 self._filled[index] = True
 
@@ -363,6 +363,13 @@ class Weights:
         return [
             wide if filled else grad for grad, wide, filled in zip(grads, self._wide_grads, self._filled, strict=True)
         ]
+
+    def _sum_of(self, index: int) -> Tensor:
+        """Where the FP32 sum of one parameter's half gradients is formed."""
+        wide = self._wide_grads[index]
+        if wide is None:
+            wide = self._wide_grads[index] = torch.empty_like(self._work[index])
+        return wide
 
     def _copy_to_work(self) -> None:
         half, wide = self._rounded

@@ -34,7 +34,7 @@ DTYPES: dict[Dtype, torch.dtype] = {
 
 # torch's batch norm takes half-precision input with FP32 weights and statistics and returns half precision: no cast
 # is needed, and activations stay half (they dominate the memory of a step).
-_MIXED_KERNELS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_MIXED_KERNELS = nn.modules.batchnorm._BatchNorm
 
 
 def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.Module]:

@@ -14,6 +14,8 @@ from mptrain.device import capabilities, event_now
 from mptrain.runlog.plain_state import check_plain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor, UntypedStorage
 
     _Key = tuple[int, int, bool]
@@ -64,10 +66,14 @@ class HostCopy:
         taken: dict[str, Any] = _rebuilt(state, hosts, {})
         return taken
 
-    def wait(self) -> None:
-        """Wait until the copy is complete."""
+    def wait(self, wait_for: Callable[[torch.Event], None] = torch.Event.synchronize) -> None:
+        """Wait until the copy is complete.
+
+        Args:
+            wait_for: Waits for an event.
+        """
         for arrival in self._arrivals:
-            arrival.synchronize()
+            wait_for(arrival)
 
     def _buffers_for(self, storages: list[UntypedStorage]) -> list[Tensor]:
         """A buffer for each; those of the last copy where they fit."""

@@ -82,7 +82,7 @@ class Saver:
             background = False
 
         def write() -> None:
-            self._copy.wait()
+            self._copy.wait(*(() if ranks is None else (ranks.wait_for,)))
             self._writer.force(records)
             self._store.save(
                 state,

@@ -47,6 +47,8 @@ class Everyone(Protocol):
 
     def raise_for_all(self, error: Exception | None) -> None: ...  # noqa: D102
 
+    def wait_for(self, event: torch.Event) -> None: ...  # noqa: D102
+
 
 def without_parts(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """A state with marks in the places of tensors of which this rank has a part, and these by their marks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
@@ -9,7 +11,7 @@ from torch import nn
 
 from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine.ring import Ring
-from mptrain.engine.steps import WARM_UP, Steps, cuda_graph
+from mptrain.engine.steps import WARM_UP, Steps, capture_on
 from mptrain.records import EventRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -37,14 +39,11 @@ def trained(tmp_path, *words):
     ],
     ids=["mlp", "accumulated", "resnet18", "overflows"],
 )
+@pytest.mark.usefixtures("deterministic")
 def test_a_graph_trains_bit_for_bit_like_an_eager_step(tmp_path, words, optimizer, precision):
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        chosen = (*words, f"precision={precision}", f"optimizer={optimizer}")
-        eager, _ = trained(tmp_path / "eager", *chosen)
-        graph, refusals = trained(tmp_path / "graph", *chosen, "train.engine=graph")
-    finally:
-        torch.use_deterministic_algorithms(False)
+    chosen = (*words, f"precision={precision}", f"optimizer={optimizer}")
+    eager, _ = trained(tmp_path / "eager", *chosen)
+    graph, refusals = trained(tmp_path / "graph", *chosen, "train.engine=graph")
     assert not refusals
     assert graph._steps._graphs
     assert steps_of(eager) == steps_of(graph)
@@ -103,11 +102,11 @@ def steps_with(*words):
     parts.model.train()
     rings = [Ring(256, len(learner.weights.names), parts.device) for learner in parts.learners]
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
-    return parts, Steps(parts, rings, cuda_graph), rings, batch
+    return parts, Steps(parts, rings, capture_on(parts.device)), rings, batch
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
-def test_a_captured_step_waits_for_nothing_and_is_a_handful_of_launches(precision):
+def test_a_captured_step_waits_for_nothing_and_is_a_handful_of_launches(precision, no_waiting):
     from torch.profiler import ProfilerActivity, profile
 
     _, steps, rings, batch = steps_with(f"precision={precision}", "model=resnet18")
@@ -115,15 +114,14 @@ def test_a_captured_step_waits_for_nothing_and_is_a_handful_of_launches(precisio
         steps.take(batch, [UNWATCHED])
     assert steps._graphs
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         steps.take(batch, [UNWATCHED])
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-        for _ in range(10):
-            steps.take(batch, [UNWATCHED])
-        torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the profiler's own
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            for _ in range(10):
+                steps.take(batch, [UNWATCHED])
+            torch.cuda.synchronize()
     calls = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaGraphLaunch")
     launched = sum(event.count for event in seen.key_averages() if event.key.startswith(calls)) / 10
     assert launched <= 6

@@ -26,7 +26,7 @@ def test_counts_are_those_of_a_cpu(dtype):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_pure"])
-def test_looking_waits_for_the_device_only_when_it_is_read(precision):
+def test_looking_waits_for_the_device_only_when_it_is_read(precision, no_waiting):
     parts, _ = parts_of("device=cuda", "model=resnet18", f"precision={precision}", "dataset.train_samples=64")
     (learner,) = parts.learners
     ring = Ring(4, len(learner.weights.names), parts.device)
@@ -35,11 +35,8 @@ def test_looking_waits_for_the_device_only_when_it_is_read(precision):
     train_step(learner, parts.model, batch, parts.plan, ring)  # the first step may set libraries up
     torch.cuda.synchronize()
     watch = HistogramWatch("main", 2)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         train_step(learner, parts.model, batch, parts.plan, ring, watch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     (record,) = watch.records()
     assert {"activations", "activation_gradients", "weight_gradients", "weights"} <= record.tensors.keys()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -24,7 +25,7 @@ def batches(parts, count):
 @pytest.mark.parametrize("precision", MODES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "adagrad"])
 @pytest.mark.parametrize("model", ["cnn", "resnet18"])
-def test_no_step_waits_for_the_device(precision, optimizer, model):
+def test_no_step_waits_for_the_device(precision, optimizer, model, no_waiting):
     parts, _ = parts_of(
         f"device={DEVICE}", f"model={model}", f"precision={precision}", f"optimizer={optimizer}", "train.clip_norm=1",
         "train.accumulate=2", "dataset.train_samples=128",
@@ -37,12 +38,9 @@ def test_no_step_waits_for_the_device(precision, optimizer, model):
     parts.model.train()
     train_step(learner, parts.model, good, parts.plan, ring)  # the first step may set libraries up
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waiting():
         for batch in (bad, good, other):
             train_step(learner, parts.model, batch, parts.plan, ring)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     rows = ring.take(wait=True)
     assert len(rows) == 4
     assert rows[1].overflow
@@ -59,34 +57,28 @@ def test_no_step_waits_for_the_device(precision, optimizer, model):
     ],
     ids=["word_lstm", "transformer", "dcgan"],
 )
-def test_no_step_of_another_shape_of_training_waits_for_the_device(precision, words):
+def test_no_step_of_another_shape_of_training_waits_for_the_device(precision, words, no_waiting):
     parts, _ = parts_of(f"device={DEVICE}", f"precision={precision}", "train.clip_norm=1", "train.accumulate=2", *words)
     rings = [Ring(4, len(learner.weights.names), parts.device) for learner in parts.learners]
     parts.model.train()
     for count, batch in enumerate(batches(parts, 3)):
-        torch.cuda.set_sync_debug_mode("error" if count else "default")  # the first step may set libraries up
-        try:
+        with no_waiting() if count else contextlib.nullcontext():  # the first step may set libraries up
             for learner, ring in zip(parts.learners, rings, strict=True):
                 train_step(learner, parts.model, batch, parts.plan, ring)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     assert all(len(ring.take(wait=True)) == 3 for ring in rings)
     assert all(value.isfinite().all() for value in parts.full_precision().values())
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic", "fp16_pure"])
 @pytest.mark.parametrize("scaler", ["als", "logmax", "smooth"])
-def test_no_step_under_a_rule_that_looks_at_more_than_overflows_waits_for_the_device(precision, scaler):
+def test_no_step_under_a_rule_that_looks_at_more_than_overflows_waits_for_the_device(precision, scaler, no_waiting):
     parts, _ = parts_of(*TINY, f"device={DEVICE}", f"precision={precision}", f"scaler={scaler}")
     learner = parts.learners[0]
     ring = Ring(4, len(learner.weights.names), parts.device)
     parts.model.train()
     for count, batch in enumerate(batches(parts, 4)):
-        torch.cuda.set_sync_debug_mode("error" if count else "default")  # the first step may set libraries up
-        try:
+        with no_waiting() if count else contextlib.nullcontext():  # the first step may set libraries up
             train_step(learner, parts.model, batch, parts.plan, ring)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
     rows = ring.take(wait=True)
     assert rows[0].loss_scale == 1.0
     assert rows[-1].next_scale > 1.0

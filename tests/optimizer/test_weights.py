@@ -443,3 +443,32 @@ def test_the_gradients_of_a_refused_step_can_still_be_looked_at():
     run(model, weights, poison=math.nan)
     norms = dict(zip(weights.names, weights.judge(ONE, refuses=True).norms.tolist(), strict=True))
     assert [name for name, norm in norms.items() if not math.isfinite(norm)] == ["matrix"]
+
+
+def test_sums_in_fp32_take_memory_only_where_they_are_formed():
+    _, weights = make("fp16 master", SGD(momentum=0.9))
+    assert not any(wide is not None for wide in weights._wide_grads)
+    weights.one_pass = True  # its kernels read half gradients
+    for parameter in weights.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    weights.gather(alone=True)
+    assert not any(wide is not None for wide in weights._wide_grads)
+    weights.gather()
+    halves = [p for p in weights.parameters() if p.dtype != torch.float32]
+    assert halves
+    assert sum(wide is not None for wide in weights._wide_grads) == len(halves)
+    assert all(p.grad is None for p in halves)
+
+
+def test_sums_that_others_have_formed_are_used_as_they_are_and_let_go():
+    _, weights = make("fp16 master", SGD(momentum=0.9))
+    halves = [p for p in weights.parameters() if p.dtype != torch.float32]
+    sums = [(p, torch.full_like(p, 3.0, dtype=torch.float32)) for p in halves]
+    for parameter in weights.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    weights.take_sums(sums)
+    given = {id(one) for _, one in sums}
+    assert sum(id(one) in given for one in weights.gradients_in_place().values()) == len(halves)
+    weights.clear()
+    assert not any(wide is not None for wide in weights._wide_grads)
+    assert not weights.gradients_in_place()

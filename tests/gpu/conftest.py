@@ -1,0 +1,54 @@
+"""What the tests on a CUDA device share: settings of the whole process that end with the test that made them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+
+import pytest
+import torch
+
+#: cuBLAS gives the same bits in every run only with a workspace of its own, and reads that when it begins.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+MODES = {"default": 0, "warn": 1, "error": 2}
+
+
+def set_sync_debug_mode(mode: str) -> None:
+    """`torch.cuda.set_sync_debug_mode` without its warning that it is a prototype, which sets the mode and then raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch._C._cuda_set_sync_debug_mode(MODES[mode])  # the same without a device, so that a CPU can test it
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_one_test_do_not_reach_the_next():
+    yield
+    torch.use_deterministic_algorithms(False)
+    if hasattr(torch._C, "_cuda_set_sync_debug_mode"):  # not in builds for a CPU alone
+        set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def no_waiting():
+    """A function that opens a region in which waiting for the device is an error."""
+
+    @contextlib.contextmanager
+    def region():
+        set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            set_sync_debug_mode("default")
+
+    return region
+
+
+@pytest.fixture
+def deterministic():
+    """Operators that give the same bits again, where torch has them; it only says where it has none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*deterministic.*")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        yield
