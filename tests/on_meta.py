@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mptrain.config import build as building
 from mptrain.config.compose import compose
+from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.job import Parts
 from mptrain.engine.ring import Ring, _packed
 from mptrain.engine.steps import Steps
-from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.optimizer import multi_tensor, weights
 from mptrain.precision import apply
 from mptrain.precision.widened import EagerMode, products
@@ -53,7 +53,9 @@ WORDS = {
     **dict.fromkeys(("big_lstm_small", "char_lstm", "word_lstm"), ("dataset.sequence_length=4",)),
 }
 #: Operators that read values on the host inside of their kernels, though they run on ``meta``.
-WAITING = frozenset({"_ctc_loss", "_cudnn_ctc_loss", "bincount", "nonzero", "repeat_interleave", "_unique2", "unique_dim"})
+WAITING = frozenset(
+    {"_ctc_loss", "_cudnn_ctc_loss", "bincount", "nonzero", "repeat_interleave", "_unique2", "unique_dim"}
+)
 #: Views, and what makes tensors of numbers in Python.
 _ON_THE_HOST = frozenset({"lift_fresh", "detach", "alias", "view", "_unsafe_view"})
 #: torch's fused updates, which have no kernel for ``meta``. They return nothing.
@@ -120,12 +122,55 @@ class Autocast(TorchFunctionMode):
     """
 
     HALF = frozenset(
-        "linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d matmul __matmul__ mm bmm addmm baddbmm lstm gru rnn_tanh "
-        "rnn_relu lstm_cell gru_cell scaled_dot_product_attention multi_head_attention_forward".split()
+        [
+            "linear",
+            "conv1d",
+            "conv2d",
+            "conv3d",
+            "conv_transpose1d",
+            "conv_transpose2d",
+            "matmul",
+            "__matmul__",
+            "mm",
+            "bmm",
+            "addmm",
+            "baddbmm",
+            "lstm",
+            "gru",
+            "rnn_tanh",
+            "rnn_relu",
+            "lstm_cell",
+            "gru_cell",
+            "scaled_dot_product_attention",
+            "multi_head_attention_forward",
+        ]
     )
     WIDE = frozenset(
-        "softmax log_softmax cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss layer_norm group_norm local_response_norm exp "
-        "log log1p pow sum cumsum prod norm logsumexp ctc_loss softplus binary_cross_entropy_with_logits cosine_similarity".split()
+        [
+            "softmax",
+            "log_softmax",
+            "cross_entropy",
+            "nll_loss",
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "layer_norm",
+            "group_norm",
+            "local_response_norm",
+            "exp",
+            "log",
+            "log1p",
+            "pow",
+            "sum",
+            "cumsum",
+            "prod",
+            "norm",
+            "logsumexp",
+            "ctc_loss",
+            "softplus",
+            "binary_cross_entropy_with_logits",
+            "cosine_similarity",
+        ]
     )
     MIXED = frozenset({"cat", "stack", "where", "index_put", "addcmul"})
     _entered: list[Autocast] = []
@@ -265,7 +310,7 @@ def device(monkeypatch):
     """``meta`` as a device that has autocast and our kernels."""
     kernels = SimpleNamespace(update=_Kernel(), partial_squares=_Kernel(), norms=_Kernel())
     monkeypatch.setattr(multi_tensor, "_kernels", lambda: kernels)
-    monkeypatch.setattr(weights, "available", lambda device: device == META)
+    monkeypatch.setattr(weights, "available", lambda device, rule: device == META)
     monkeypatch.setattr(torch, "autocast", Autocast)
     with contextlib.suppress(AttributeError):
         monkeypatch.setattr(torch.amp, "autocast", Autocast)

@@ -23,7 +23,10 @@ WAITS = {
     ("fasterrcnn_resnet50",): ("nonzero", "which proposals of each picture are kept depends on their scores"),
     ("deepspeech2",): ("_ctc_loss", "the lengths of the sentences are read where cuDNN does not compute the loss"),
     ("deepspeech2_small",): ("_ctc_loss", "the same"),
-    ("big_lstm_small", "model.softmax=adaptive"): ("bincount", "each cluster computes the rows of its own tokens alone"),
+    ("big_lstm_small", "model.softmax=adaptive"): (
+        "bincount",
+        "each cluster computes the rows of its own tokens alone",
+    ),
 }
 pytestmark = pytest.mark.usefixtures("device")
 
@@ -68,7 +71,7 @@ OTHERWISE = (
 @pytest.mark.parametrize("words", OTHERWISE, ids=" ".join)
 def test_so_do_steps_with_other_parts(words, ours, monkeypatch):
     if not ours:
-        monkeypatch.setattr("mptrain.optimizer.weights.available", lambda device: False)
+        monkeypatch.setattr("mptrain.optimizer.weights.available", lambda device, rule: False)
     for precision, model in itertools.product(("amp_dynamic", "fp16_dynamic"), ("mlp", "dcgan")):
         assert look_at(*parts_of(model, precision, *words)).found == [], (precision, model)
 
@@ -77,7 +80,7 @@ READS = {
     "item": lambda loss: loss.item(),
     "tolist": lambda loss: loss.tolist(),
     "bool": lambda loss: bool(loss > 0),
-    "float": lambda loss: float(loss),
+    "float": float,
     "cpu": lambda loss: loss.cpu(),
     "numpy": lambda loss: loss.detach().numpy(),
     "nonzero": lambda loss: loss.nonzero(),
