@@ -8,17 +8,38 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-# What images with torch seldom have. Anything else that is missing is named by the import that fails.
-missing=('hydra-core>=1.3.2,<1.4' 'omegaconf>=2.3,<2.4' 'pydantic>=2.7') # and what they need
+
+# What mptrain and its tests need, as pyproject.toml says, but torch, torchvision and what comes with them.
+needed() {
+    "$python" - <<'END'
+import re
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # before Python 3.11
+    from pip._vendor import tomli as tomllib
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+wanted = [*project["dependencies"], "mptrain[test]"]
+while wanted:
+    name, extras, rest = re.fullmatch(r"([\w-]+)(?:\[(.*)\])?(.*)", wanted.pop(0)).groups()
+    if name == project["name"]:
+        wanted += [one for extra in extras.split(",") for one in project["optional-dependencies"][extra]]
+    elif name not in ("torch", "torchvision"):
+        print(name + (f"[{extras}]" if extras else "") + rest)
+END
+}
 
 pack() {
     local folder=$1 version=${2:-3.12}
     mkdir -p "$folder"
     "$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" antlr4-python3-runtime==4.9.3 # there is no wheel of it
-    local platforms=()
+    local platforms=() list wanted
     for name in manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64; do platforms+=(--platform "$name"); done
+    list=$(needed)
+    mapfile -t wanted <<<"$list"
     "$python" -m pip download --quiet --only-binary=:all: --python-version "$version" --implementation cp \
-        "${platforms[@]}" --find-links "$folder" --dest "$folder" "${missing[@]}"
+        "${platforms[@]}" --find-links "$folder" --dest "$folder" "${wanted[@]}"
 }
 
 run() {

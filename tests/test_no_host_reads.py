@@ -1,4 +1,7 @@
-"""No step waits for the device: the sources that run in it hold nothing that reads a tensor on the host."""
+"""No step waits for the device: the sources that run in it hold nothing that reads a tensor on the host.
+
+So what a step does only now and then is seen, too; `test_steps_on_meta` has what runs in every step, networks included.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ SOURCES = [
     *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "learner", "guard", "ring", "spread")),
     *sorted(set((PACKAGE / "numerics").glob("*.py")) - {PACKAGE / "numerics" / "demonstrations.py"}),  # of no step
     *sorted((PACKAGE / "scaler").glob("*.py")),
-    PACKAGE / "optimizer" / "weights.py",
-    PACKAGE / "optimizer" / "rules.py",
+    *(PACKAGE / "optimizer" / f"{name}.py" for name in ("weights", "rules", "multi_tensor", "gradient_table")),
     PACKAGE / "schedule" / "table.py",
     PACKAGE / "distributed" / "sync_batchnorm.py",
 ]
@@ -29,6 +31,13 @@ READING_FUNCTIONS = {
     ("static.py", "_constant"): "once, after a restart",
     ("verdict.py", "is_finite"): "asked of what is in a CPU's memory",
     ("bits.py", "read_counts"): "its numbers are on the host already",
+    ("multi_tensor.py", "obstacle"): "before the first step",
+    ("multi_tensor.py", "_try"): "before the first step",
+    ("multi_tensor.py", "_parts"): "its numbers are on the host already",
+    ("multi_tensor.py", "_rows"): "asks for dtypes",
+    ("multi_tensor.py", "__init__"): "asks for numbers of the configuration",
+    ("gradient_table.py", "_rows"): "asks for devices",
+    ("gradient_table.py", "_is_dense"): "asks for strides",
 }
 #: Files that hold plain numbers alone.
 WITHOUT_TENSORS = frozenset(

@@ -144,5 +144,5 @@ class Features:
 
 @functools.cache
 def _filters_on(features: Features, device: torch.device) -> Tensor:
-    """The bands' weights on a device, copied there once."""
-    return features.filters().to(device)
+    """The bands' weights on a device, copied there once, without waiting."""
+    return features.filters().to(device, non_blocking=True)

@@ -290,14 +290,23 @@ class Loop:
             self._sink.take(EventRecord("untrained", self.progress.step, found.untrained))
         for sentence in (*warnings_about(found.untrained), *self.parts.fault.check(batch, self.planned)):
             self._warn(sentence)
-        if self.parts.device.type != "cpu" and not multi_tensor.available(self.parts.device):
-            self._warn("Triton cannot be used here: norms and update are torch's, with more passes over memory")
+        for why in self._obstacles():
+            self._warn(
+                f"Triton cannot be used here: norms and update are torch's, with more passes over memory ({why})"
+            )
         if self.options.train.compile:
             self.parts.compile()
         if self._ranks.count > 1 and self.options.train.engine == "graph":
             self._warn("train.engine=graph: a step of several ranks is launched operator by operator")
         elif self.options.train.engine == "graph" and not capabilities(self.parts.device).graphs:
             self._warn("train.engine=graph: only CUDA devices have graphs; the step is launched operator by operator")
+
+    def _obstacles(self) -> set[str]:
+        """Why learners on a GPU whose rules have kernels of ours go without them."""
+        device, rules = self.parts.device, [learner.weights.rule for learner in self.parts.learners]
+        if device.type == "cpu":
+            return set()
+        return {multi_tensor.obstacle(device, rule) for rule in rules if multi_tensor.supports(rule)} - {""}
 
     def _warn(self, message: str) -> None:
         self._sink.take(EventRecord("warning", self.progress.step, {"message": message}))

@@ -15,13 +15,13 @@ import importlib
 import importlib.util
 import math
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from mptrain.device import capabilities, on
 from mptrain.optimizer.gradient_table import DTYPE_CODES, AddressTable, GradientTable, same_order, upload
-from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW
+from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Group, Stride
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mptrain.optimizer.rules import Rule, Stride
+    from mptrain.optimizer.rules import Rule
+
+    #: Rules that there are kernels for.
+    Known = SGD | Adam | AdamW | Adagrad
 
 UPDATE_BLOCK = 1024  # elements of a program of four warps: 8 for each thread
 NORM_BLOCK, NORM_ROUNDS = 1024, 8  # elements that a program squares at once, and how often
@@ -39,28 +42,53 @@ _LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
 _INTERPRETED = ("1", "true", "yes", "on", "y")  # what Triton takes for yes
 
 
+def available(device: torch.device, rule: Known) -> bool:
+    """Whether these kernels run there for a rule that `supports` knows."""
+    return not obstacle(device, rule)
+
+
 @functools.cache
-def available(device: torch.device) -> bool:
-    """Whether these kernels run there: on CUDA devices from compute capability 7.0 on that Triton compiles for.
+def obstacle(device: torch.device, rule: Known) -> str:
+    """Why these kernels do not run there; empty where they do: on CUDA devices from compute capability 7.0 on.
 
     On a CPU they run in Triton's interpreter only (``TRITON_INTERPRET=1``), which is for tests. The answer holds for
-    the life of the process, and may take seconds: on CUDA, norms are computed to see whether Triton finds all it needs.
+    the life of the process, and may take seconds: on CUDA, all kernels that a run with this rule launches are tried.
     """
     interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in _INTERPRETED
-    if importlib.util.find_spec("triton") is None or interpreted != (device.type == "cpu"):
-        return False
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if interpreted != (device.type == "cpu"):
+        return "TRITON_INTERPRET is set" if interpreted else "a CPU has torch's kernels"
     if device.type == "cpu":
-        return True
+        return ""
     if not capabilities(device).triton:
-        return False
+        return "the kernels are for NVIDIA devices of compute capability 7.0 and later"
     try:
-        probe = torch.tensor([3.0, 4.0], device=device)
-        return MultiTensorNorms([probe])([probe]).item() == 5.0
-    except Exception:  # a C compiler or its headers are missing, or a driver: nothing that torch's kernels need
-        return False
+        _try(device, rule)
+    except Exception as error:  # a C compiler, its headers or a driver is missing: nothing that torch's kernels need
+        return f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+    return ""
 
 
-def supports(rule: Rule) -> bool:
+def _try(device: torch.device, rule: Known) -> None:
+    """Compute norms and an update; waits for the device.
+
+    Raises:
+        Exception: A kernel cannot be compiled or launched, or gives other numbers than torch's.
+    """
+    one = torch.ones(1, device=device)
+    stride = Stride(lr=one, step=one, grad_scale=one, skip=torch.zeros(1, device=device))
+    grad = torch.tensor([3.0, 4.0], device=device)
+    ours, theirs, rounded = grad.clone(), grad.clone(), grad.half()
+    states = [{name: [value] for name, value in rule.state(weight).items()} for weight in (ours, theirs)]
+    norm = MultiTensorNorms([grad])([grad])
+    MultiTensorUpdate(rule, [ours], states[0], [rule.weight_decay], [rounded])([grad], stride)
+    rule.apply(Group([theirs], states[1], rule.weight_decay), [grad.clone()], stride)
+    if norm.item() != 5.0 or not torch.allclose(ours, theirs, atol=1e-6) or not torch.equal(rounded, ours.half()):
+        raise RuntimeError("they compute other numbers than torch's")
+
+
+def supports(rule: Rule) -> TypeGuard[Known]:
     """Whether the kernels know an update rule; subclasses may have changed it."""
     return type(rule) in (SGD, Adam, AdamW, Adagrad)
 

@@ -118,7 +118,7 @@ class Weights:
             p for p in self._parts if p.dtype == torch.float16
         ]  # those updated in place as well
         wide = {w.dtype for w in self._work} == {torch.float32}
-        self.one_pass = wide and supports(rule) and available(self._step.device)
+        self.one_pass = wide and supports(rule) and available(self._step.device, rule)
         self._kernels: dict[tuple[bool, ...], _Kernels] = {}
 
     def parameters(self) -> list[nn.Parameter]:

@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 from optimizer.exact_updates import exact, random_case
+from optimizer.kinds import RULES
 
-from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available
+from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, obstacle
 from mptrain.optimizer.rules import SGD, Stride
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -21,8 +22,9 @@ def moved(taken):
     return Stride(*(value.to(DEVICE) for value in taken))
 
 
-def test_the_kernels_run_here():
-    assert available(DEVICE)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_the_kernels_run_here(rule):
+    assert obstacle(DEVICE, rule) == ""
 
 
 @pytest.mark.parametrize("start", range(0, 300, 50))

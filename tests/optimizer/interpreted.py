@@ -25,10 +25,10 @@ def interpreter():
         patch.setattr(language, "sum", lambda values, axis: language.reduce(values, axis, add))
         handle = importlib.import_module("triton.runtime.interpreter").TensorHandle
         patch.setattr(handle, "set_attr", _assert_promise)
-        multi_tensor.available.cache_clear()
+        multi_tensor.obstacle.cache_clear()
         importlib.import_module(KERNELS)
         yield
-    multi_tensor.available.cache_clear()
+    multi_tensor.obstacle.cache_clear()
     del sys.modules[KERNELS]
     if made_for_devices is not None:
         sys.modules[KERNELS] = made_for_devices

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from optimizer.exact_updates import DTYPES, exact, random_case, stride
 from optimizer.interpreted import KERNELS, interpreter, overflow_is_no_warning, rounded  # noqa: F401 - two are fixtures
 from optimizer.kinds import RULES
+from small_runs import TINY, loop_of
 
+from mptrain.engine.loop import Loop
 from mptrain.numerics.verdict import clip_coefficient, judge
-from mptrain.optimizer import SGD, Adam, AdamW, multi_tensor
+from mptrain.optimizer import SGD, Adam, AdamW, multi_tensor, weights
 from mptrain.optimizer.multi_tensor import (
     NORM_BLOCK,
     NORM_ROUNDS,
@@ -306,32 +311,67 @@ def test_norms_name_the_tensor_with_a_non_finite_element(dtype, value):
 
 def test_where_they_run(monkeypatch):
     cpu = torch.device("cpu")
-    assert multi_tensor.available(cpu)
+    assert multi_tensor.available(cpu, PLAIN)
     for value, runs in (("0", False), ("TRUE", True)):
         monkeypatch.setenv("TRITON_INTERPRET", value)
-        multi_tensor.available.cache_clear()
-        assert multi_tensor.available(cpu) == runs
+        multi_tensor.obstacle.cache_clear()
+        assert multi_tensor.available(cpu, PLAIN) == runs
     code = "import sys, mptrain.optimizer.multi_tensor as m; assert 'triton' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("rule", ["sgd", "adamw"])
-def test_kernels_compile_for_devices_with_wide_loads_and_stores(rule, capability, monkeypatch, tmp_path):
-    """Each thread has twice 4 elements, 16 bytes of FP32 and 8 of a half. What is fused is the moments' one addition."""
+@pytest.fixture
+def volta(monkeypatch):
+    """A CUDA device whose kernels run in the interpreter."""
+    trying = multi_tensor._try
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    monkeypatch.delitem(sys.modules, KERNELS)
-    kernel = importlib.import_module(KERNELS).update
-    monkeypatch.undo()
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    constants = {"rule": rule, "momentum": True, "nesterov": False, "decaying": True, "block": UPDATE_BLOCK}
-    types = {"blocks": "*i32", "tensors": "*i64", "gradients": "*i64", "constants": "*fp64", "count": "i32"}
-    signature = {name: "constexpr" if name in constants else types.get(name, "*fp32") for name in kernel.arg_names}
-    constexprs = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = triton.compiler.ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-    target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", capability, 32)
-    code = triton.compile(source, target=target, options=multi_tensor._LAUNCH).asm["ptx"]
-    lists = 2 if rule == "sgd" else 3  # of FP32, beside gradients of any dtype and weights of either half
-    words = ["ld.global.v4.b32", "ld.global.v2.b32", "st.global.v4.b32", "st.global.v2.b32", "fma.rn.f32"]
-    assert [code.count(word) / 2 for word in words] == [lists + 1, 2, lists, 2, 16 * (lists - 2)]
-    assert ".ftz" not in code.replace("abs.ftz", "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(multi_tensor, "_try", lambda device, rule: trying(torch.device("cpu"), rule))
+    multi_tensor.obstacle.cache_clear()
+    yield torch.device("cuda", 0)
+    multi_tensor.obstacle.cache_clear()
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_all_kernels_of_a_run_are_tried_on_cuda_before_they_are_used(name, volta, monkeypatch):
+    kernels = importlib.import_module(KERNELS)
+    assert multi_tensor.obstacle(volta, RULES[name]) == ""
+    for failing in ("update", "partial_squares", "norms"):
+        others = {other: getattr(kernels, other) for other in ("update", "partial_squares", "norms")} | {
+            failing: Broken()
+        }
+        monkeypatch.setattr(multi_tensor, "_kernels", lambda others=others: SimpleNamespace(**others))
+        multi_tensor.obstacle.cache_clear()
+        assert multi_tensor.obstacle(volta, RULES[name]) == "CompilationError: no C compiler"
+        assert not multi_tensor.available(volta, RULES[name])
+    idle = {"update": Idle(), "partial_squares": kernels.partial_squares, "norms": kernels.norms}
+    monkeypatch.setattr(multi_tensor, "_kernels", lambda: SimpleNamespace(**idle))
+    multi_tensor.obstacle.cache_clear()
+    assert multi_tensor.obstacle(volta, RULES[name]) == "RuntimeError: they compute other numbers than torch's"
+
+
+class Idle:
+    """A kernel that does nothing."""
+
+    def __getitem__(self, grid):
+        return lambda *args, **options: None
+
+
+class Broken:
+    """A kernel that cannot be compiled."""
+
+    def __getitem__(self, grid):
+        raise type("CompilationError", (Exception,), {})("no C compiler\nat line 3")
+
+
+def test_a_run_goes_on_with_torchs_kernels_and_says_why(volta, tmp_path, monkeypatch):
+    broken = SimpleNamespace(update=Broken(), partial_squares=Broken(), norms=Broken())
+    monkeypatch.setattr(multi_tensor, "_kernels", lambda: broken)
+    monkeypatch.setattr(weights, "available", lambda device, rule: multi_tensor.available(volta, rule))
+    loop = loop_of(tmp_path, *TINY, "train.max_steps=2", "precision=fp16_dynamic")
+    on_cuda = SimpleNamespace(parts=replace(loop.parts, device=volta))
+    monkeypatch.setattr(loop, "_obstacles", lambda: Loop._obstacles(on_cuda))
+    loop.run()
+    assert not loop.parts.learners[0].weights.one_pass
+    said = [record.get("message", "") for record in map(json.loads, loop.storage.paths.events.read_text().splitlines())]
+    assert [one for one in said if "Triton cannot be used here" in one and "CompilationError: no C compiler" in one]
