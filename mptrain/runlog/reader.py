@@ -65,12 +65,13 @@ class Run:
         Raises:
             StorageError: A line is damaged.
         """
-        for number, line in self._lines(self.paths.steps):
-            fields = _object(self.paths.steps, number, line)
-            if set(fields) != _STEP_FIELDS:
-                raise _damaged(self.paths.steps, number, "its fields are not those of a step")
+        path = self.paths.steps
+        for number, line in self._lines(path):
+            fields = _object(path, number, line)
+            if fields.keys() != _STEP_FIELDS:
+                raise _damaged(path, number, "its fields are not those of a step")
             if wrong := misfit(fields, _STEP_KINDS):
-                raise _damaged(self.paths.steps, number, f"'{wrong}' holds a value of another kind")
+                raise _damaged(path, number, f"'{wrong}' holds a value of another kind")
             yield StepRecord(**fields)
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -176,7 +177,9 @@ def _overrides(path: Path) -> tuple[str, ...]:
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        return restore_nonfinite(parse_strict(line))
+        fields = parse_strict(line)
+        _require(isinstance(fields, dict))
+        return restore_nonfinite(fields)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise _damaged(path, number, "it is not a record") from None
 
