@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from dataclasses import dataclass
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -125,16 +125,6 @@ def _notes(own: Config, run: Run, dead: bool) -> list[str]:
     return notes
 
 
-@dataclass
-class _Counts:
-    known: int = 0
-    estimated: int = 0
-    unknown: int = 0
-
-    def add(self, basis: Basis) -> None:
-        setattr(self, basis, getattr(self, basis) + 1)
-
-
 class _Walk:
     """One learner's rule on its way through the steps."""
 
@@ -146,7 +136,7 @@ class _Walk:
         self._trace = trace
         self._states = States(self._scaler)
         self._state = self._states.first
-        self._recorded, self._replayed, self._counts = Course(), Course(), _Counts()
+        self._recorded, self._replayed, self._counts = Course(), Course(), Counter[Basis]()
         self._parted: int | None = None
         self._same = 0
 
@@ -161,7 +151,7 @@ class _Walk:
                 raise self._unmeasured()
             measured = found[0]
             basis = basis if basis == "unknown" or found[1] == "known" else found[1]
-        self._counts.add(basis)
+        self._counts[basis] += 1
         if scale == record.loss_scale:
             self._same += 1
         elif self._parted is None:
@@ -182,8 +172,8 @@ class _Walk:
             rule=self._scaler.in_words(),
             recorded=self._recorded,
             replayed=self._replayed,
-            known=counts.known,
-            estimated=counts.estimated,
+            known=counts["known"],
+            estimated=counts["estimated"],
             same=self._same,
             parted=self._parted,
             constant=isinstance(self._scaler, StaticScaler),

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _FARTHEST = 1100
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
-_STEP_FIELDS = frozenset(StepRecord.__dataclass_fields__)
 _STEP_KINDS: dict[str, Kind] = {
     "learner": is_text,
     **dict.fromkeys(("step", "updates", "epoch"), is_count),
@@ -68,11 +67,13 @@ class Run:
         path = self.paths.steps
         for number, line in self._lines(path):
             fields = _object(path, number, line)
-            if fields.keys() != _STEP_FIELDS:
-                raise _damaged(path, number, "its fields are not those of a step")
             if wrong := misfit(fields, _STEP_KINDS):
                 raise _damaged(path, number, f"'{wrong}' holds a value of another kind")
-            yield StepRecord(**fields)
+            try:
+                record = StepRecord(**fields)
+            except TypeError:
+                raise _damaged(path, number, "its fields are not those of a step") from None
+            yield record
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Every event in order, ``event`` is its kind; non-finite numbers inside nested values are None.
