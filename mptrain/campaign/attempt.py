@@ -49,7 +49,7 @@ from mptrain.runlog import (
     RunState,
     create_run,
     existing_run,
-    last_run,
+    find_run,
     open_run,
     read_summary,
     truncate_records,
@@ -57,7 +57,7 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
-from mptrain.runlog.manifest import manifest_name, manifests_in
+from mptrain.runlog.manifest import manifest_name
 from mptrain.runlog.sink import Sink
 
 if TYPE_CHECKING:
@@ -174,24 +174,6 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
         if not ranks.first:
             return follow(config, ranks)
         return _continue(directory, config, show, ranks, explicit=True, said=said)
-
-
-def find_run(run: str) -> RunDirectory:
-    """The run in a directory, or of a name below ``outputs``; ``last`` is the newest one there.
-
-    Raises:
-        StorageError: There is none, or it has no configuration yet.
-    """
-    named = Path("outputs") / run  # as run.name= named it
-    place = named if named.is_dir() and not Path(run).exists() else Path(run)
-    directory = last_run(Path("outputs")) if run == "last" else open_run(place)
-    if not directory.paths.config.exists():
-        killed = not any(True for _ in manifests_in(directory.paths.checkpoints))
-        raise StorageError(
-            f"{directory.root} has no config.yaml",
-            "it was killed before it began: start it again" if killed else "restore the file from a copy",
-        )
-    return directory
 
 
 def _continue(

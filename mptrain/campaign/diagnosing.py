@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mptrain.campaign.attempt import find_run
 from mptrain.campaign.beginning import least_micro_batches
 from mptrain.campaign.ending import read_ending
 from mptrain.campaign.examining import OnRecord, Place, examine
@@ -22,6 +21,7 @@ from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.numerics.formats import scale_in_words
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.reader import read_run
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
-from mptrain.campaign.attempt import find_run
 from mptrain.campaign.same_data import other_evaluated_data
 from mptrain.config.build import build
 from mptrain.config.compose import reload
@@ -15,6 +14,7 @@ from mptrain.engine.portable import has_averages
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
 from mptrain.errors import DataError
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.directory import find_run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

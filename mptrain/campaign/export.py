@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from mptrain.campaign.attempt import find_run
 from mptrain.config.compose import reload
 from mptrain.engine.portable import has_averages, in_dtype, plain_weights
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.precision.apply import about_clamped, count_beyond
 from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.directory import find_run
 from mptrain.runlog.storage import storing, write_atomically
 
 if TYPE_CHECKING:

@@ -7,22 +7,23 @@ scales. Under its own rule a run gives exactly the scales on its record.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
-from dataclasses import dataclass
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import torch
 
-from mptrain.campaign.attempt import find_run
+from mptrain.campaign.rule_states import States
 from mptrain.campaign.trace import Basis, Trace, read_traces
 from mptrain.config.compose import reload
 from mptrain.config.trust import is_trust, retyped
 from mptrain.errors import DataError, UsageError
-from mptrain.numerics.verdict import Verdict
 from mptrain.report.replay_page import Course, Replay, ReplayedLearner
 from mptrain.report.run_parts import unfinished
 from mptrain.report.wording import ONE_BECOMES_ALL, counted
+from mptrain.runlog.directory import find_run
 from mptrain.runlog.reader import Run, read_run
 from mptrain.scaler.base import measure_of
 from mptrain.scaler.static import StaticScaler
@@ -34,9 +35,7 @@ if TYPE_CHECKING:
     from mptrain.config.schema import Config
     from mptrain.numerics.measures import Measure
     from mptrain.records import StepRecord
-    from mptrain.scaler.base import Scaler, ScalerState
-
-_CPU = torch.device("cpu")
+    from mptrain.scaler.base import Scaler
 
 #: The words that a replay takes.
 _SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")
@@ -64,12 +63,13 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     own, config = reload(text, trusted), reload(text, [*overrides, *trusted])
     recorded = read_run(directory.root)
     # A run's own rule saw the verdicts of its own format; another rule is asked about in FP16.
-    traces = read_traces(recorded, half=own.precision.compute == "float16" or not overrides)
+    traces, steps = read_traces(recorded, half=own.precision.compute == "float16" or not overrides)
     walks: dict[str, _Walk] = {}
-    for record in recorded.steps():
-        if record.learner not in walks:
-            walks[record.learner] = _Walk(record.learner, own, config, traces[record.learner])
-        walks[record.learner].take(record)
+    with torch.inference_mode():  # less work for each of the rules' many small operators
+        for record in steps:
+            if record.learner not in walks:
+                walks[record.learner] = _Walk(record.learner, own, config, traces[record.learner])
+            walks[record.learner].take(record)
     if not walks:
         raise DataError(f"{directory.root} has no step on record", "train it for some steps first")
     if unknown := [name for name in config.learners if name not in walks]:
@@ -125,16 +125,6 @@ def _notes(own: Config, run: Run, dead: bool) -> list[str]:
     return notes
 
 
-@dataclass
-class _Counts:
-    known: int = 0
-    estimated: int = 0
-    unknown: int = 0
-
-    def add(self, basis: Basis) -> None:
-        setattr(self, basis, getattr(self, basis) + 1)
-
-
 class _Walk:
     """One learner's rule on its way through the steps."""
 
@@ -144,23 +134,24 @@ class _Walk:
         self._own_words = own.for_learner(name).scaler.build().in_words()
         self._measure: Measure | None = measure_of(self._scaler)
         self._trace = trace
-        self._state: ScalerState = self._scaler.initial(_CPU)
-        self._recorded, self._replayed, self._counts = Course(), Course(), _Counts()
+        self._states = States(self._scaler)
+        self._state = self._states.first
+        self._recorded, self._replayed, self._counts = Course(), Course(), Counter[Basis]()
         self._parted: int | None = None
         self._same = 0
 
     def take(self, record: StepRecord) -> None:
         """The rule's verdict on the next step, and its next scale."""
-        scale = float(self._state["scale"])
+        scale = self._state.scale
         overflow, basis = self._trace.would_overflow(record, scale)
-        measured = float("nan")
+        measured = math.nan
         if self._measure is not None and not overflow:
             found = self._trace.measured(self._measure, record.step, scale)
             if found is None:
                 raise self._unmeasured()
             measured = found[0]
             basis = basis if basis == "unknown" or found[1] == "known" else found[1]
-        self._counts.add(basis)
+        self._counts[basis] += 1
         if scale == record.loss_scale:
             self._same += 1
         elif self._parted is None:
@@ -170,7 +161,7 @@ class _Walk:
             self._replayed.pass_over(record.step, scale)
         else:
             self._replayed.add(record.step, scale, overflow, overflow and self._scaler.on_overflow == "skip")
-        self._state = self._scaler.after(self._state, _verdict(overflow, scale, record, measured))
+        self._state = self._states.after(self._state, overflow, record.grad_norm, measured)
 
     def done(self) -> ReplayedLearner:
         """What came of it."""
@@ -181,8 +172,8 @@ class _Walk:
             rule=self._scaler.in_words(),
             recorded=self._recorded,
             replayed=self._replayed,
-            known=counts.known,
-            estimated=counts.estimated,
+            known=counts["known"],
+            estimated=counts["estimated"],
             same=self._same,
             parted=self._parted,
             constant=isinstance(self._scaler, StaticScaler),
@@ -199,20 +190,3 @@ class _Walk:
             f"the rule ({self._scaler.in_words()}) measures gradients, and {missing}",
             "train with diagnostics=histograms diagnostics.every=1, which puts them on record",
         )
-
-
-def _verdict(overflow: bool, scale: float, record: StepRecord, measured: float) -> Verdict:
-    """As the step would have judged it; of the gradients' norms only the one of all is on record."""
-
-    def one(value: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-        return torch.tensor([value], dtype=dtype)
-
-    norm = float("inf") if overflow else record.grad_norm
-    return Verdict(
-        overflow=one(overflow, torch.bool),
-        applied=one(not overflow, torch.bool),
-        skip=one(overflow, torch.float32),
-        grad_norm=one(norm),
-        norms=one(norm * scale),
-        measured=one(measured),
-    )

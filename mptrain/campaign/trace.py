@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from mptrain.numerics.exponents import INFINITE_FROM, total
@@ -52,14 +53,27 @@ class CleanStep:
 
     def largest(self, scale: float) -> float:
         """The largest |g| of the parameters' gradients at that scale."""
-        found = max((counts.largest for counts in self.weights), default=0.0)
-        return found if scale == self.loss_scale else found / self.loss_scale * scale
+        return self._largest if scale == self.loss_scale else self._largest / self.loss_scale * scale
 
     def share_above(self, edge: float, scale: float) -> float:
         """The share of the parameters' gradients above an edge at that scale, from counts of whole powers of two."""
-        elements = sum(total(counts) for counts in self.weights)
-        above = math.fsum(_count_above(counts, edge * self.loss_scale / scale) for counts in self.weights)
-        return above / elements if elements else 0.0
+        edge = edge * self.loss_scale / scale
+        if edge not in self._shares:
+            above = math.fsum(_count_above(counts, edge) for counts in self.weights)
+            self._shares[edge] = above / self._elements if self._elements else 0.0
+        return self._shares[edge]
+
+    @cached_property
+    def _largest(self) -> float:
+        return max((counts.largest for counts in self.weights), default=0.0)
+
+    @cached_property
+    def _elements(self) -> int:
+        return sum(total(counts) for counts in self.weights)
+
+    @cached_property
+    def _shares(self) -> dict[float, float]:
+        return {}
 
 
 class Trace:
@@ -74,6 +88,7 @@ class Trace:
         self._half = half
         self._looks = _Nearest()
         self._anchors: list[Anchor] = []
+        self._anchored: list[int] = []
         self._clean = _Nearest()
         self._overflowed = _Nearest()
 
@@ -83,6 +98,7 @@ class Trace:
             look: CleanStep | None = self._looks.at(record.step)
             if look and (found := anchor(record.step, look.extreme.value, record.grad_norm)):
                 self._anchors.append(found)
+                self._anchored.append(record.step)
             self._clean.add(record.step, record.loss_scale)
         elif math.isfinite(record.loss) and record.loss_scale > 0:
             self._overflowed.add(record.step, record.loss_scale)
@@ -130,7 +146,7 @@ class Trace:
             return 0.0
         if not self._anchors:
             return None
-        at = bisect_left(self._anchors, record.step, key=lambda one: one.step)
+        at = bisect_left(self._anchored, record.step)
         before, after = (self._anchors[min(max(place, 0), len(self._anchors) - 1)] for place in (at - 1, at))
         return between(before, after, record.step, record.grad_norm)
 
@@ -169,13 +185,14 @@ class _Nearest:
 
     def to(self, step: int) -> Any:
         """The value of the step closest to one, the earlier of two; None where there is none."""
-        at = bisect_left(self._steps, step)
-        around = range(max(at - 1, 0), min(at + 1, len(self._steps)))
-        return self._values[min(around, key=lambda place: abs(self._steps[place] - step))] if around else None
+        steps, at = self._steps, bisect_left(self._steps, step)
+        if at and (at == len(steps) or step - steps[at - 1] <= steps[at] - step):
+            at -= 1
+        return self._values[at] if steps else None
 
 
-def read_traces(run: Run, half: bool) -> dict[str, Trace]:
-    """What the records of a run tell about each of its learners.
+def read_traces(run: Run, half: bool) -> tuple[dict[str, Trace], list[StepRecord]]:
+    """Return what the records of a run tell about each of its learners, and its steps, which are read once.
 
     Args:
         run: The run.
@@ -187,9 +204,12 @@ def read_traces(run: Run, half: bool) -> dict[str, Trace]:
     found: dict[str, Trace] = {}
     for histogram in run.histograms():
         found.setdefault(histogram.learner, Trace(half)).look(histogram)
-    for record in run.steps():
-        found.setdefault(record.learner, Trace(half)).add(record)
-    return found
+    steps = list(run.steps())
+    for record in steps:
+        if record.learner not in found:
+            found[record.learner] = Trace(half)
+        found[record.learner].add(record)
+    return found, steps
 
 
 def _clean_step(record: HistogramRecord) -> CleanStep | None:

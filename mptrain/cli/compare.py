@@ -16,7 +16,7 @@ from mptrain.campaign.sweep import plan_sweep, sweep_folder
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.flags import meant_by, read_flags
 from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import each_warning_once, say, say_checking, warn
+from mptrain.cli.messages import checking, each_warning_once, say, warn
 from mptrain.cli.sweep import finish, launcher_of
 from mptrain.compare.keeping import write_comparisons
 from mptrain.config import location
@@ -93,8 +93,8 @@ def _compare_arms(asked: _Asked) -> int:
         composer = Composer(flags.config_dirs, flags.config_name)
         launcher = launcher_of(flags.launcher, flags.jobs)
         points = name_arms(expand(flags.overrides, composer.catalogue))
-        say_checking(len(points))
-        points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
+        with checking(len(points)):
+            points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
         arms = list(dict.fromkeys(point.arm for point in points))
         seeds = len(points) // len(arms)
         say(

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import sys
+import threading
+import time
 import traceback
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from rich.console import Console
+
+#: Seconds between two signs of life on a terminal.
+_TICK = 0.5
 
 #: Characters of one line; a word of the user's may be of any length.
 LONGEST = 1000
@@ -158,10 +163,35 @@ def say(text: str, *, styled: bool = False) -> None:
         print("\n".join(lines), flush=True)
 
 
-def say_checking(points: int) -> None:
-    """Tell a terminal that points are being checked, which takes seconds: their data are loaded for it."""
-    if points and sys.stdout.isatty():
-        say(f"checking {points:,} point{'s' if points > 1 else ''} ...")
+@contextlib.contextmanager
+def checking(points: int) -> Iterator[None]:
+    """Tell a terminal that points are being checked, and for how long: imports take seconds, and their data are loaded for it."""
+    if not points or not sys.stdout.isatty():
+        yield
+        return
+    line = f"checking {points:,} point{'s' if points > 1 else ''} ..."
+    over, began = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while not over.wait(_TICK):
+            _print(f"\r{line} {time.monotonic() - began:.0f} s")
+
+    ticking = threading.Thread(target=tick, daemon=True)
+    _print(line)
+    if os.environ.get("TERM") != "dumb":
+        ticking.start()
+    try:
+        yield
+    finally:  # nothing is drawn between what is said from here on
+        over.set()
+        if ticking.ident is not None:
+            ticking.join()
+        _print("\n")
+
+
+def _print(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # a terminal that has gone; who says more will hear of it
+        print(text, end="", flush=True)
 
 
 def harmless(text: str) -> str:

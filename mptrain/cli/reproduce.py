@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.campaign.recipes import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
 from mptrain.cli.flags import read_jobs
-from mptrain.cli.messages import colourful, each_warning_once, printable, say, say_checking, warn
+from mptrain.cli.messages import checking, colourful, each_warning_once, printable, say, warn
 from mptrain.cli.rows import print_rows, width_of
 from mptrain.config import location
 from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, did_you_mean
@@ -64,8 +64,8 @@ def reproduce(words: Sequence[str]) -> int:
     from mptrain.cli.job import PROGRAM
 
     with each_warning_once():
-        say_checking(len(recipe_points(recipe, own, smoke=wanted.smoke)))
-        ready = prepare(recipe, own, root, PROGRAM, smoke=wanted.smoke, config_dirs=wanted.config_dirs)
+        with checking(len(recipe_points(recipe, own, smoke=wanted.smoke))):
+            ready = prepare(recipe, own, root, PROGRAM, smoke=wanted.smoke, config_dirs=wanted.config_dirs)
         warn(sentence for point in ready.points for sentence in point.warnings)
         return _reproduce(ready, wanted.jobs)
 

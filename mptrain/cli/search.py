@@ -10,7 +10,7 @@ from mptrain.campaign.hydra_launcher import JobFailedError, ask_sweeper, fixed_w
 from mptrain.campaign.points import NOT_SWEPT
 from mptrain.campaign.sweep import plan_sweep, run_sweep, sweep_folder
 from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import each_warning_once, say, say_checking, warn
+from mptrain.cli.messages import checking, each_warning_once, say, warn
 from mptrain.cli.sweep import launcher_of, show_end
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import watching
@@ -87,8 +87,8 @@ class _Batches:
 
     def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
         """A `mptrain.campaign.hydra_launcher.RunBatch`."""
-        say_checking(len(batch))
-        checked = check(batch, self._composer, PROGRAM, elsewhere=is_elsewhere(self.launcher))
+        with checking(len(batch)):
+            checked = check(batch, self._composer, PROGRAM, elsewhere=is_elsewhere(self.launcher))
         say(f"{len(checked)}/{len(checked)} points valid")
         warn(sentence for point in checked for sentence in point.warnings)
         self._points += checked

@@ -12,7 +12,7 @@ from mptrain.campaign.points import expand
 from mptrain.campaign.submitted import require_scheduler
 from mptrain.campaign.sweep import missing_points, plan_sweep, require_free, run_sweep, sweep_folder, take_stock
 from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import each_warning_once, say, say_checking, warn
+from mptrain.cli.messages import checking, each_warning_once, say, warn
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer
@@ -45,8 +45,8 @@ def sweep(flags: Flags) -> int:
         composer = Composer(flags.config_dirs, flags.config_name)
         points = expand(flags.overrides, composer.catalogue)
         launcher = launcher_of(flags.launcher, flags.jobs)
-        say_checking(len(points))
-        points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
+        with checking(len(points)):
+            points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
         say(f"{len(points)}/{len(points)} points valid")
         warn(sentence for point in points for sentence in point.warnings)
         planned = plan_sweep(
@@ -127,8 +127,8 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         if missing:
             _require_trust(found, allow)
             warn(f"{found.paths.json} brings its own files along: --config-dir {one}" for one in found.config_dirs)
-            say_checking(len(missing))
-            points = check(missing, composer, PROGRAM, elsewhere=is_elsewhere(asked))
+            with checking(len(missing)):
+                points = check(missing, composer, PROGRAM, elsewhere=is_elsewhere(asked))
             say(f"{len(points)}/{len(points)} missing points valid, {len(found.jobs) - len(points)} done before")
         else:
             say(f"{found.folder} is already done")

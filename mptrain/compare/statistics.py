@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from functools import lru_cache
 
-from scipy import integrate, special, stats
+from scipy import special
 
 from mptrain.compare.results import Equivalence, Interval
 
@@ -146,6 +146,8 @@ def tost_power(margin: float, standard_error: float, df: int, alpha: float = 0.0
     if standard_error == 0:
         return float(abs(difference) < margin)
     t, bound, shift = _student(1 - alpha, df), margin / standard_error, difference / standard_error
+    from scipy import integrate, stats  # half a second to import, and the intervals of a sweep need neither
+
     ratio = stats.chi(df, scale=1 / math.sqrt(df))  # of the estimated standard error to the true one
     low, high = float(ratio.ppf(_TAIL)), min(bound / t, float(ratio.isf(_TAIL)))
     if high <= low:
@@ -192,7 +194,7 @@ def pairs_for_power(
 @lru_cache(maxsize=1024)
 def _student(quantile: float, df: int) -> float:
     """Quantile of Student's t distribution."""
-    return float(stats.t.ppf(quantile, df))
+    return float(special.stdtrit(df, quantile))
 
 
 def _require_finite(values: Sequence[float]) -> None:

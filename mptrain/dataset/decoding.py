@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -18,7 +19,7 @@ from mptrain.dataset.download import NO_DOWNLOAD
 from mptrain.dataset.draws import uniforms
 from mptrain.dataset.faults import none_usable
 from mptrain.dataset.independent import IndependentSamples
-from mptrain.dataset.picture_files import EXTENSIONS, UNDECODABLE, read_picture
+from mptrain.dataset.picture_files import EXTENSIONS, UNDECODABLE, read_part
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from mptrain.dataset.faults import Faults
     from mptrain.dataset.images import Channels
     from mptrain.dataset.policies import Variation
+
+
+#: How pictures are decoded: as they are, or JPEGs no larger than the crop needs.
+Decoding = Literal["full", "draft"]
 
 
 @dataclass(frozen=True)
@@ -125,18 +130,26 @@ class FolderSplit(IndependentSamples):
         channels: 3 for RGB, 1 for grey.
         varied: Crop and mirror at random, and what else to do then; None cuts out the centre.
         faults: What to do about files that cannot be decoded.
+        decoding: ``draft`` decodes large JPEGs at a part of their size.
     """
 
     in_memory = False
 
     def __init__(
-        self, listing: Listing, image_size: int, channels: Channels, varied: Variation | None, faults: Faults
+        self,
+        listing: Listing,
+        image_size: int,
+        channels: Channels,
+        varied: Variation | None,
+        faults: Faults,
+        decoding: Decoding = "full",
     ) -> None:
         super().__init__(faults)
         self.listing = listing
         self.image_size = image_size
         self.channels = channels
         self.varied = varied
+        self.decoding: Decoding = decoding
 
     def __len__(self) -> int:
         return len(self.listing)
@@ -153,7 +166,8 @@ class FolderSplit(IndependentSamples):
         for index, numbers in zip(indices, draws, strict=True):
             path = self.listing.paths[index]
             try:
-                image = decode(path, self.image_size, self.channels, numbers[:_DRAWS] or None, self.faults)
+                crop = numbers[:_DRAWS] or None
+                image = decode(path, self.image_size, self.channels, crop, self.faults, self.decoding)
             except UNDECODABLE as error:
                 self.faults.report({path: f"cannot be decoded: {error}"})
             else:
@@ -167,7 +181,14 @@ class FolderSplit(IndependentSamples):
 _DRAWS = 1 + CROP_DRAWS  # the first mirrors
 
 
-def decode(path: str, image_size: int, channels: Channels, draws: Sequence[float] | None, faults: Faults) -> Tensor:
+def decode(
+    path: str,
+    image_size: int,
+    channels: Channels,
+    draws: Sequence[float] | None,
+    faults: Faults,
+    decoding: Decoding = "full",
+) -> Tensor:
     """Read an image file as a square.
 
     Args:
@@ -176,14 +197,15 @@ def decode(path: str, image_size: int, channels: Channels, draws: Sequence[float
         channels: 3 for RGB, 1 for grey.
         draws: Numbers in [0, 1) that decide on the crop and on mirroring; None cuts out the centre.
         faults: Takes note of what had to be converted.
+        decoding: ``draft`` decodes a JPEG at the least part of its size at which the crop still has as many pixels as the square.
 
     Returns:
         uint8 ``[channels, image_size, image_size]``.
     """
     from PIL import Image
 
-    picture = read_picture(path, channels, faults)
-    box = centre_box(*picture.size) if draws is None else random_box(*picture.size, draws[1:])
+    crop = centre_box if draws is None else partial(random_box, draws=draws[1:])
+    picture, box = read_part(path, channels, faults, crop, image_size if decoding == "draft" else None)
     # Resampling inside PIL averages over the area that shrinks into a pixel.
     picture = picture.resize((image_size, image_size), Image.Resampling.BILINEAR, box=box)
     if draws is not None and draws[0] < 0.5:

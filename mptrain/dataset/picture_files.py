@@ -12,11 +12,12 @@ import struct
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
+    from mptrain.dataset.crop import Box
     from mptrain.dataset.faults import Faults
     from mptrain.dataset.images import Channels
 
@@ -63,20 +64,53 @@ def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
         OSError: It cannot be decoded, or has values of an unknown range; as are the others of `UNDECODABLE`.
     """
     with _opened(path) as file:
-        picture: Image = file
-        remarks = _remarks(file, path)  # now, since decoding forgets how the file stores its values
-        if (bits := _bits(file)) > 8:
-            picture = file.convert("I").point(lambda value: value * 2.0 ** (8 - bits)).convert("L")
-        elif file.mode == "P" and "transparency" in file.info:
-            picture = file.convert("RGBA")  # the same colours without a warning for each file
-        elif file.mode == "LAB":
-            picture = file.convert("RGB")  # the only mode that Pillow makes of it
-        picture = picture.convert("RGB" if channels == 3 else "L")
-        if bits > 8 and _brightest(picture) < _DARK:
-            remarks = (
-                *remarks,
-                f"dark (at most {_DARK} of 256 grey levels are left; scale its values up)",
-            )
+        return _converted(file, path, channels, faults)
+
+
+def read_part(
+    path: str, channels: Channels, faults: Faults, part: Callable[[int, int], Box], least: int | None = None
+) -> tuple[Image, Box]:
+    """Return the pixels of a file, and the box of a part in them.
+
+    A JPEG is decoded at a half, a quarter or an eighth of its size, for which its decoder computes fewer coefficients, where the part
+    keeps as many pixels as are needed. Other formats have no such way.
+
+    Args:
+        path: The file.
+        channels: 3 for RGB, 1 for grey.
+        faults: Takes note of what is remarkable about the file.
+        part: Gives the box, by the width and height of the whole picture.
+        least: Pixels of each side of the part that are needed; None decodes all.
+
+    Raises:
+        OSError: As `read_picture`.
+    """
+    with _opened(path) as file:
+        width, height = file.size
+        left, upper, right, lower = part(width, height)
+        side = 0 if least is None else min(right - left, lower - upper) / least
+        by = next((by for by in (8, 4, 2) if by <= side), 1)
+        if by > 1 and not file.draft(None, (width // by, height // by)):
+            by = 1
+        return _converted(file, path, channels, faults), (left / by, upper / by, right / by, lower / by)
+
+
+def _converted(file: ImageFile, path: str, channels: Channels, faults: Faults) -> Image:
+    """Return the pixels of an open file in mode ``RGB`` or ``L``."""
+    picture: Image = file
+    remarks = _remarks(file, path)  # now, since decoding forgets how the file stores its values
+    if (bits := _bits(file)) > 8:
+        picture = file.convert("I").point(lambda value: value * 2.0 ** (8 - bits)).convert("L")
+    elif file.mode == "P" and "transparency" in file.info:
+        picture = file.convert("RGBA")  # the same colours without a warning for each file
+    elif file.mode == "LAB":
+        picture = file.convert("RGB")  # the only mode that Pillow makes of it
+    picture = picture.convert("RGB" if channels == 3 else "L")
+    if bits > 8 and _brightest(picture) < _DARK:
+        remarks = (
+            *remarks,
+            f"dark (at most {_DARK} of 256 grey levels are left; scale its values up)",
+        )
     if remarks:
         faults.remarks[path] = ", ".join(remarks)
     return picture

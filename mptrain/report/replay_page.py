@@ -64,7 +64,10 @@ class Course:
     def _at(self, step: int, loss_scale: float) -> None:
         if not self.steps:
             self.first = self.lowest = self.highest = loss_scale
-        self.lowest, self.highest = min(self.lowest, loss_scale), max(self.highest, loss_scale)
+        if loss_scale < self.lowest:
+            self.lowest = loss_scale
+        if loss_scale > self.highest:
+            self.highest = loss_scale
         self.last = loss_scale
         self.steps += 1
         self.scales.add(step, loss_scale)

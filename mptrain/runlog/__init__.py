@@ -4,7 +4,7 @@ Importing it must not import torch. Checkpoints hold tensors and are therefore i
 `mptrain.runlog.checkpoints`.
 """
 
-from mptrain.runlog.directory import RunDirectory, create_run, existing_run, last_run, open_run
+from mptrain.runlog.directory import RunDirectory, create_run, existing_run, find_run, last_run, open_run
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.lock import Holder
 from mptrain.runlog.naming import check_run_name
@@ -28,6 +28,7 @@ __all__ = [
     "check_run_name",
     "create_run",
     "existing_run",
+    "find_run",
     "last_run",
     "open_run",
     "read_run",

@@ -15,6 +15,7 @@ from mptrain.errors import ConfigError, StorageError, did_you_mean
 from mptrain.files import read_bytes
 from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
+from mptrain.runlog.manifest import manifests_in
 from mptrain.runlog.naming import check_run_name, fresh_name
 from mptrain.runlog.state import RunState, parse_state
 from mptrain.runlog.storage import TEMPORARY, remove_drafts, require_no_links, storing, sync_folder, write_atomically
@@ -224,6 +225,24 @@ def _meant(path: Path) -> str:
         runs |= {str(run.root.relative_to(root)): run.root for run in _runs_below(root)}
     guess = did_you_mean(path.name, runs) or did_you_mean(str(path), runs)
     return f"did you mean {runs[guess]}?" if guess else "name a directory that holds a run.json, or write: last"
+
+
+def find_run(run: str) -> RunDirectory:
+    """Return the run in a directory, or of a name below ``outputs``; ``last`` is the newest one there.
+
+    Raises:
+        StorageError: There is none, or it has no configuration yet.
+    """
+    named = Path("outputs") / run  # as run.name= named it
+    place = named if named.is_dir() and not Path(run).exists() else Path(run)
+    directory = last_run(Path("outputs")) if run == "last" else open_run(place)
+    if not directory.paths.config.exists():
+        killed = not any(True for _ in manifests_in(directory.paths.checkpoints))
+        raise StorageError(
+            f"{directory.root} has no config.yaml",
+            "it was killed before it began: start it again" if killed else "restore the file from a copy",
+        )
+    return directory
 
 
 def last_run(root: Path) -> RunDirectory:

@@ -69,7 +69,10 @@ def having(kinds: Mapping[str, Kind]) -> Kind:
 
 def misfit(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
     """The first field that is not of its kind; empty where all are."""
-    return next((name for name, kind in kinds.items() if name in value and not kind(value[name])), "")
+    for name, kind in kinds.items():
+        if name in value and not kind(value[name]):
+            return name
+    return ""
 
 
 def is_built_as(value: Any, annotation: Any) -> bool:

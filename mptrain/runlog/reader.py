@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _FARTHEST = 1100
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
-_STEP_FIELDS = frozenset(StepRecord.__dataclass_fields__)
 _STEP_KINDS: dict[str, Kind] = {
     "learner": is_text,
     **dict.fromkeys(("step", "updates", "epoch"), is_count),
@@ -65,13 +64,16 @@ class Run:
         Raises:
             StorageError: A line is damaged.
         """
-        for number, line in self._lines(self.paths.steps):
-            fields = _object(self.paths.steps, number, line)
-            if set(fields) != _STEP_FIELDS:
-                raise _damaged(self.paths.steps, number, "its fields are not those of a step")
+        path = self.paths.steps
+        for number, line in self._lines(path):
+            fields = _object(path, number, line)
             if wrong := misfit(fields, _STEP_KINDS):
-                raise _damaged(self.paths.steps, number, f"'{wrong}' holds a value of another kind")
-            yield StepRecord(**fields)
+                raise _damaged(path, number, f"'{wrong}' holds a value of another kind")
+            try:
+                record = StepRecord(**fields)
+            except TypeError:
+                raise _damaged(path, number, "its fields are not those of a step") from None
+            yield record
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Every event in order, ``event`` is its kind; non-finite numbers inside nested values are None.
@@ -176,7 +178,9 @@ def _overrides(path: Path) -> tuple[str, ...]:
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        return restore_nonfinite(parse_strict(line))
+        fields = parse_strict(line)
+        _require(isinstance(fields, dict))
+        return restore_nonfinite(fields)
     except (ValueError, LookupError, TypeError, AttributeError):
         raise _damaged(path, number, "it is not a record") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from typing import Any, Final, NoReturn
 
@@ -19,7 +18,7 @@ def parse_strict(text: str) -> Any:
         ValueError: The text is not strict JSON, or nested deeper than anything that was ever written.
     """
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = _DECODER.decode(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     if text.count("[") + text.count("{") > DEEPEST and is_too_deep(value):
@@ -55,7 +54,7 @@ def restore_nonfinite(fields: dict[str, Any]) -> dict[str, Any]:
     """
     if "nonfinite" not in fields:
         return fields
-    values = copy.deepcopy(fields)
+    values: dict[str, Any] = _copy(fields)
     for path, kind in values.pop("nonfinite", {}).items():
         place, key = _find(values, path)
         if place[key] is not None:
@@ -69,9 +68,9 @@ def _find(values: Any, path: str) -> tuple[Any, Any]:
     if isinstance(values, list):
         head, _, rest = path.partition(".")
         return (values, int(head)) if not rest else _find(values[int(head)], rest)
-    for key in sorted((key for key in values if path == key or path.startswith(f"{key}.")), key=len, reverse=True):
-        if path == key:
-            return values, key
+    if path in values:
+        return values, path
+    for key in sorted((key for key in values if path.startswith(f"{key}.")), key=len, reverse=True):
         if isinstance(values[key], (dict, list)):
             return _find(values[key], path[len(key) + 1 :])
     raise KeyError(path)
@@ -79,3 +78,14 @@ def _find(values: Any, path: str) -> tuple[Any, Any]:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+def _copy(value: Any) -> Any:
+    """The same plain containers anew, with the same values in them."""
+    if isinstance(value, dict):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+#: One for all texts: `json.loads` makes one for each text that it refuses constants in.
+_DECODER: Final = json.JSONDecoder(parse_constant=_refuse)

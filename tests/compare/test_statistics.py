@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from scipy import stats
 
 from mptrain.compare.statistics import (
     MOST_PAIRS,
+    _student,
     equivalence,
     mean_interval,
     pairs_for_power,
@@ -216,3 +219,18 @@ def test_without_what_rounding_adds_two_pairs_would_find_differences_that_there_
     drawn = np.random.default_rng(2).normal(0, 0.0025, (10_000, 2))
     found = [mean_interval(sample) for sample in (np.round(drawn * 397) / 397).tolist()]
     assert sum(not one.low <= 0 <= one.high for one in found) / 10_000 > 0.1
+
+
+def test_intervals_of_a_sweep_import_none_of_scipys_slow_parts():
+    code = (
+        "import sys; from mptrain.compare.statistics import mean_interval; mean_interval([1.0, 2.0]); "
+        "print([name for name in ('scipy.stats', 'scipy.integrate') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_quantiles_of_student_are_those_of_scipys_distribution():
+    for df in (*range(1, 40), 100, 1000):
+        for quantile in (0.5, 0.9, 0.95, 0.975, 0.995):
+            assert _student(quantile, df) == stats.t.ppf(quantile, df)
