@@ -76,7 +76,7 @@ def _ask(device: torch.device) -> Capabilities:
         properties: Any = torch.get_device_module(device).get_device_properties(device)
         return Capabilities(
             fp64=properties.has_fp64, fp16=properties.has_fp16, pinned=True, streams=True, fused=False
-        )  # Arc has no FP64
+        )  # some of Intel have no FP64
     if device.type == "mps":
         return Capabilities(fp64=False, bf16=torch.backends.mps.is_macos_or_newer(14, 0), fused=False)
     return Capabilities(host=True)
@@ -152,7 +152,7 @@ def event_now(device: torch.device, *, sleeping: bool = False) -> Any:
 
     Args:
         device: The device.
-        sleeping: Who waits for it sleeps, where the device lets one choose. `torch.Event` ignores that.
+        sleeping: Who waits for it sleeps, on CUDA, whose own events let one choose.
     """
     make = torch.get_device_module(device).Event
     event = make(blocking=sleeping) if device.type == "cuda" else make()
