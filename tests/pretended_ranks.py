@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import torch
+
 from mptrain.distributed.ranks import Group
 
 
@@ -24,6 +26,12 @@ class Pretended(Group):
 
     def added(self, numbers):
         return [sum(column) for column in zip(*self.everyones(list(numbers)), strict=True)]
+
+    def side_by_side(self, tensor):
+        return torch.stack(self.everyones(tensor.clone()))
+
+    def sum_(self, tensor):
+        return tensor.copy_(self.side_by_side(tensor).sum(0))
 
     def firsts(self, value):
         return self.everyones(value)[0]

@@ -79,6 +79,8 @@ class Lookout:
         """Look no more."""
         self._over.set()
         self._noticed.set()
+        if self._thread.is_alive():
+            self._thread.join(LOOK)  # it may be aborting exchanges, which nobody waits for
 
     def notice(self) -> None:
         """This rank knows that another is lost, and ends."""

@@ -165,12 +165,12 @@ class DataParallel(_Several):
         Raises:
             ConfigError: It has none of a parameter of which all had one in the first batch, and others wait for it.
         """
-        missing = set(weights.without_gradient())
+        missing = dict.fromkeys(weights.without_gradient())
         key = id(weights)
         if alone and key in self._wrapped:
             if missing and self._complete[key] and not self._find_unused:
                 raise ConfigError(
-                    f"{min(missing)} gets no gradient from a batch, though every parameter got one from the first batch",
+                    f"{next(iter(missing))} gets no gradient from a batch, though every parameter got one from the first batch",
                     "write distributed.find_unused_parameters=true",
                 )
             weights.take_sums(self._sums)

@@ -2,66 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from pretended_ranks import Pretended, each_rank
+from distributed.batch_norms import OPTIONS, PARTS, SHAPES, layer_of, over_ranks, whole
 from torch import nn
 
 from mptrain.distributed import sync_batchnorm
-from mptrain.distributed.sync_batchnorm import OnCpu, SyncBatchNorm, synchronised
-
-SHAPES = {nn.BatchNorm1d: (9, 5), nn.BatchNorm2d: (9, 5, 4, 3), nn.BatchNorm3d: (9, 5, 2, 3, 2)}
-PARTS = (2, 6, 1)  # of nine samples
-
-
-def side_by_side(ranks, tensor):
-    return torch.stack(ranks.everyones(tensor.clone()))
-
-
-def sum_(ranks, tensor):
-    return tensor.copy_(side_by_side(ranks, tensor).sum(0))
-
-
-@pytest.fixture(autouse=True)
-def _exchanges(monkeypatch):
-    monkeypatch.setattr(Pretended, "side_by_side", side_by_side)
-    monkeypatch.setattr(Pretended, "sum_", sum_)
-
-
-def layer_of(kind, **more):
-    layer = kind(5, **more)
-    if layer.affine:
-        nn.init.normal_(layer.weight), nn.init.normal_(layer.bias)
-    return layer
-
-
-def over_ranks(layer, x, grad):
-    """Answer, gradient of the input, of the parameters, and buffers of each of several ranks."""
-
-    def one(ranks):
-        own = synchronised(nn.Sequential(copy.deepcopy(layer)), ranks)[0]
-        assert type(copy.deepcopy(own)) is SyncBatchNorm
-        part = x.split(PARTS)[ranks.rank].clone().requires_grad_()
-        answer = own(part)
-        answer.backward(grad.split(PARTS)[ranks.rank])
-        return answer.detach(), part.grad, [p.grad for p in own.parameters()], dict(own.named_buffers())
-
-    return each_rank(len(PARTS), one)
-
-
-def whole(layer, x, grad):
-    exact = copy.deepcopy(layer).double()
-    x = x.double().requires_grad_()
-    answer = exact(x)
-    answer.backward(grad.double())
-    return answer.detach(), x.grad, [p.grad for p in exact.parameters()], dict(exact.named_buffers())
+from mptrain.distributed.sync_batchnorm import OnCpu, synchronised
 
 
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("more", [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}], ids=str)
+@pytest.mark.parametrize("more", OPTIONS, ids=str)
 def test_ranks_with_parts_of_any_sizes_have_the_numbers_of_one(kind, dtype, more):
     layer, x, grad = layer_of(kind, **more), torch.randn(SHAPES[kind]) * 3 + 20, torch.randn(SHAPES[kind])
     if kind is nn.BatchNorm2d:
@@ -124,7 +76,7 @@ class AsOnCuda:
         return call
 
 
-@pytest.mark.parametrize("more", [{}, {"affine": False}, {"momentum": None}, {"track_running_stats": False}], ids=str)
+@pytest.mark.parametrize("more", OPTIONS, ids=str)
 def test_the_kernels_of_cuda_are_called_as_their_schemas_ask(monkeypatch, more):
     cuda = AsOnCuda()
     monkeypatch.setattr(sync_batchnorm, "_kernels_for", lambda x: cuda)

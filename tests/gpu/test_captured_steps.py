@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 
 import pytest
@@ -149,3 +150,34 @@ def test_a_model_that_reads_on_the_host_is_refused_with_a_reason_and_trains_on(t
     assert "launched operator by operator" in refusal
     assert len(steps_of(loop)) == loop.planned
     assert all(value.isfinite().all() for value in loop.parts.full_precision().values())
+
+
+class AskingInside(Asking):
+    """Reads a value on the host only while it is captured, as no step before can show."""
+
+    def forward(self, images):
+        flat = nn.functional.dropout(images.flatten(1), 0.2)
+        if torch.cuda.is_current_stream_capturing():
+            flat.abs().max().item()
+        return self.last(flat)
+
+
+def test_a_capture_that_fails_leaves_stream_memory_and_random_numbers_as_they_were(tmp_path, monkeypatch):
+    import mptrain.config.build
+
+    monkeypatch.setattr(mptrain.config.build, "build_model", lambda config, dataset: AskingInside(**dataset.facts()))
+    eager, _ = trained(tmp_path / "eager", *TINY, "precision=fp16_dynamic")
+    stream = torch.cuda.current_stream()
+    graph, refusals = trained(tmp_path / "graph", *TINY, "precision=fp16_dynamic", "train.engine=graph")
+    (refusal,) = refusals
+    assert "captur" in refusal
+    assert torch.cuda.current_stream() == stream
+    assert steps_of(eager) == steps_of(graph)
+    del eager, graph
+    gc.collect()
+    torch.cuda.empty_cache()  # which refuses where a capture still counts as under way
+    capture = capture_on(torch.device("cuda", torch.cuda.current_device()))
+    given, kept = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
+    again = capture(lambda: kept.add_(given))
+    again()
+    assert kept.tolist() == [1.0] * 4
