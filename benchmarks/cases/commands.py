@@ -57,7 +57,7 @@ def peak_memory(setting: Setting) -> list[Measurement]:
 
 
 def long_records(setting: Setting) -> list[Measurement]:
-    """C15: a run in which every hundredth step or so overflows, replayed under a rule that is not its own, and its report."""
+    """C15: a run that overflows now and then, replayed under a rule that is not its own, and its report."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         write_run(run, 2_000 if setting.rehearsal else _STEPS)
