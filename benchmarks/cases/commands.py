@@ -1,0 +1,131 @@
+"""Whole commands: their peak memory, those that read long records, and a short sweep (C14 to C16)."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.cases.case import Case, Setting
+from benchmarks.cases.startup import PYTHON, ROOT, process
+from benchmarks.results import Measurement, measured
+from benchmarks.timing import Times, estimate
+from mptrain.config.compose import compose
+from mptrain.records import StepRecord
+from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_STEPS = 200_000
+_ROUNDS = 3
+
+
+def peak_memory(setting: Setting) -> list[Measurement]:
+    """C14: one batch at a time, no copy for a checkpoint."""
+    samples, steps = 2, 4  # as the bare program has them
+    parts = (
+        f"dataset.samples={samples * (steps + 1)}",
+        f"dataset.val_samples={samples}",
+        f"dataset.test_samples={samples}",
+    )
+    words = ("model=resnet50", "dataset=synthetic", "dataset.image_size=224", *parts, "optimizer=sgd", "precision=fp32")
+    more = (
+        "device=cpu",
+        "threads=1",
+        f"train.batch_size={samples}",
+        f"train.max_steps={steps}",
+        "checkpoint.background=false",
+    )
+    ours, bare = [], []
+    for number in range(1 if setting.rehearsal else _ROUNDS):
+        with tempfile.TemporaryDirectory() as folder:
+            process((PYTHON, "-m", "mptrain", *words, *more, f"run.root={folder}", f"run.name=run{number}"), folder)(1)
+            ours.append(json.loads((Path(folder) / f"run{number}" / "summary.json").read_text())["peak_memory"])
+        told = subprocess.run(
+            (PYTHON, "-m", "benchmarks.programs.bare_resnet50"), cwd=ROOT, check=True, capture_output=True, text=True
+        )
+        bare.append(int(told.stdout))
+    return [
+        measured("C14", "", estimate([one / other for one, other in zip(ours, bare, strict=True)])),
+        measured("C14", "MB of the bare loop", estimate([one / 1e6 for one in bare]).value, judged=False),
+    ]
+
+
+def long_records(setting: Setting) -> list[Measurement]:
+    """C15: a run that overflows now and then, replayed under a rule that is not its own, and its report."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        write_run(run, 2_000 if setting.rehearsal else _STEPS)
+        commands = {
+            "replay": (PYTHON, "-m", "mptrain", "replay", str(run), "scaler=deepspeed"),
+            "report": (PYTHON, "-m", "mptrain", "report", str(run)),
+            "import torch": (PYTHON, "-c", "import torch"),
+        }
+        times = _in_turns(commands, folder, setting)
+    return [
+        measured("C15", "replay", times.of("replay")),
+        measured("C15", "report", times.of("report")),
+        measured("C15", "seconds of import torch", times.of("import torch").value, judged=False),
+    ]
+
+
+def short_sweep(setting: Setting) -> list[Measurement]:
+    """C16: two jobs one after the other, and the same two as commands of their own."""
+    words = ("model=mlp", "dataset=digits", "device=cpu", "threads=1", "train.epochs=2")
+    program = (PYTHON, "-m", "mptrain")
+    with tempfile.TemporaryDirectory() as folder:
+        commands = {
+            "sweep": (*program, "-m", *words, "seed=0,1", f"run.root={folder}"),
+            "single": (*program, *words, "seed=0", f"run.root={folder}"),
+        }
+        times = _in_turns(commands, folder, setting)
+    pairs = zip(times.seconds["sweep"], times.seconds["single"], strict=True)
+    return [
+        measured("C16", "", estimate([sweep - 2 * single for sweep, single in pairs])),
+        measured("C16", "seconds over one single run", times.difference("sweep", "single"), judged=False),
+    ]
+
+
+def _in_turns(commands: Mapping[str, tuple[str, ...]], folder: str, setting: Setting) -> Times:
+    blocks = {name: process(words, folder) for name, words in commands.items()}
+    found: dict[str, list[float]] = {name: [] for name in commands}
+    for number in range(2 if setting.rehearsal else 1 + _ROUNDS):
+        for name, block in blocks.items():
+            seconds = block(1)
+            if number:  # the first round warms up
+                found[name].append(seconds)
+    return Times(found)
+
+
+def write_run(root: Path, steps: int) -> None:
+    """Write the run directory of a run with dynamic loss scaling, whose gradients come and go."""
+    draws, paths = random.Random(0), RunPaths(root)
+    root.mkdir(parents=True)
+    directory = RunDirectory(paths)
+    directory.write_state(RunState(id="run", argv=(), command="mptrain").begin().end("done", "", 0, steps))
+    directory.write_config(compose(["precision=fp16_dynamic", "model=mlp"]).yaml, ())
+    writer, scale, clean, updates = RecordWriter(paths), 2.0**16, 0, 0
+    for step in range(1, steps + 1):
+        overflow = scale >= 2.0 ** (18 + 2 * math.sin(step / 9000) + draws.gauss(0, 0.3))
+        updates += not overflow
+        norm = math.inf if overflow else 1 + draws.random()
+        loss = 2.3 * math.exp(-step / steps) + 0.1 * draws.random()
+        writer.take(StepRecord("main", step, updates, step // 45, loss, scale, overflow, overflow, norm, 0.1))
+        clean = 0 if overflow else clean + 1
+        if overflow:
+            scale /= 2
+        elif clean == 2000:
+            scale, clean = scale * 2, 0
+    writer.close()
+
+
+CASES = (
+    Case("peak memory", ("C14",), peak_memory, 3),
+    Case("long records", ("C15",), long_records, 3),
+    Case("short sweep", ("C16",), short_sweep, 2),
+)
