@@ -79,7 +79,7 @@ def _ask(device: torch.device) -> Capabilities:
         )  # some of Intel have no FP64
     if device.type == "mps":
         return Capabilities(fp64=False, bf16=torch.backends.mps.is_macos_or_newer(14, 0), fused=False)
-    return Capabilities(host=True)
+    return Capabilities(host=device.type == "cpu")
 
 
 def widest(device: torch.device) -> torch.dtype:

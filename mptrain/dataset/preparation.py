@@ -78,8 +78,8 @@ class Preparation:
         if device not in self._tables:
             scales = [1.0 / (self.full_range * deviation) for deviation in std]
             shifts = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
-            table = torch.tensor([scales, shifts], dtype=torch.float32, device=device)
-            self._tables[device] = table.view(2, 1, -1, 1, 1)
+            table = torch.tensor([scales, shifts], dtype=torch.float32).view(2, 1, -1, 1, 1)
+            self._tables[device] = table.to(device, non_blocking=True)
         return self._tables[device]
 
 

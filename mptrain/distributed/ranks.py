@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from mptrain.device import current_stream
 from mptrain.distributed.lookout import Lookout
 from mptrain.errors import EXIT_PREEMPTED, MptrainError, Preempted
 
@@ -204,7 +205,7 @@ class Group(Ranks):
             with self._noticing_loss():
                 self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)  # type: ignore[assignment]
             self.name = "nccl"
-            self.look_out(torch.cuda.current_stream(device).query)
+            self.look_out(current_stream(device).query)
 
     def look_out(self, idle: Callable[[], bool]) -> None:
         """From here on, notice ranks that end while the device waits for them.
