@@ -8,6 +8,7 @@ first (`float32_norm`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,26 +73,67 @@ def gradient_norms(grads: list[Tensor]) -> Tensor:
     return torch.stack([_norm_of(large[at]) if at in large else next(norms) for at in range(len(grads))])
 
 
-def total_norm(grads: list[Tensor]) -> Tensor:
-    """The L2 norm of all gradients together in FP64, with fewer operators than one for each of them.
+class HostJudge:
+    """Judge of gradients in a CPU's memory, where the host reads for nothing: finite ones take a handful of operators.
+
+    In a step of a small network the caches have been used up by the passes, so that what counts is how many operators there are.
 
     Args:
-        grads: At least one tensor of any float dtypes and shapes, in a CPU's memory.
-
-    Returns:
-        float64, shape (1,).
+        weights: P dense tensors in a CPU's memory; the gradient of each has its shape.
     """
-    flat = [_flat(grad) for grad in grads]
-    small = [grad for grad in flat if grad.numel() <= _PIECE]
-    pieces = [torch.cat(small)] if small else []
-    for grad in flat:
-        pieces += grad.split(_PIECE) if grad.numel() > _PIECE else ()
-    return _norm_of(pieces).view(1)
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._room = torch.zeros(
+            _PIECE, dtype=torch.float64
+        )  # for one after another: new memory would cost more than the sum
+        self._large = [index for index, weight in enumerate(weights) if weight.numel() > _PIECE]
+        self._groups: list[_Group] = []
+        members: list[int] = []
+        for index, weight in enumerate(weights):
+            if weight.numel() <= _PIECE:
+                if sum(weights[member].numel() for member in members) + weight.numel() > _PIECE:
+                    self._groups.append(_Group(self._room, weights, members))
+                    members = []
+                members.append(index)
+        self._groups.append(_Group(self._room, weights, members))
+        self._overflow = torch.zeros(1, dtype=torch.bool)
+        self._applied = torch.ones(1, dtype=torch.bool)
+        self._skip = torch.zeros(1)
+        self._norms = torch.zeros(len(weights), dtype=torch.float64)
+
+    def __call__(self, grads: Sequence[Tensor], scale: Tensor) -> Verdict | None:
+        """Return the verdict on P gradients that are finite, without their norms; None where one is not, or the scale is 0."""
+        squares = [group.square(grads) for group in self._groups]
+        for index in self._large:
+            for piece in _flat(grads[index]).split(_PIECE):
+                wide = self._room[: len(piece)].copy_(piece)
+                squares.append(torch.dot(wide, wide).item())
+        divisor = scale.item()
+        grad_norm = (
+            math.sqrt(math.fsum(squares)) / divisor if divisor and all(map(math.isfinite, squares)) else math.nan
+        )
+        if not math.isfinite(grad_norm):
+            return None
+        total = torch.tensor([grad_norm], dtype=torch.float64)
+        return Verdict(self._overflow, self._applied, self._skip, total, self._norms)
 
 
-def is_finite(total: Tensor) -> bool:
-    """Whether a norm in a CPU's memory, float64 of shape (1,), is finite; the host reads it."""
-    return math.isfinite(total.item())
+class _Group:
+    """Small tensors that have a place beside each other in a room of FP64."""
+
+    def __init__(self, room: Tensor, weights: Sequence[Tensor], members: Sequence[int]) -> None:
+        self._members = list(members)
+        begins = [0, *itertools.accumulate(weights[index].numel() for index in members)]
+        self._room = room[: begins[-1]]
+        self._places = [
+            room.as_strided(weights[index].shape, weights[index].stride(), begin)
+            for index, begin in zip(members, begins, strict=False)
+        ]
+
+    def square(self, grads: Sequence[Tensor]) -> float:
+        """Return the sum of the squares of all members; of FP32 numbers it fits FP64."""
+        torch._foreach_copy_(self._places, [grads[index] for index in self._members])
+        return torch.dot(self._room, self._room).item()
 
 
 def _pieces(grad: Tensor) -> Sequence[Tensor]:
@@ -146,7 +188,6 @@ def judge(
     refuses: bool,
     complete: bool = False,
     measured: Tensor | None = None,
-    total: Tensor | None = None,
 ) -> Verdict:
     """Turn per-parameter norms into a verdict.
 
@@ -156,17 +197,13 @@ def judge(
         refuses: Whether an overflow refuses the update; else it is applied all the same.
         complete: Every parameter had a gradient.
         measured: What the scaler asked to know.
-        total: float64, shape (1,): the norm of all scaled gradients together, where it is known already.
     """
-    if total is not None:
-        grad_norm = total / scale
-    else:
-        present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
-        grad_norm = (
-            torch.linalg.vector_norm(present, keepdim=True) / scale
-            if present.dtype == torch.float64
-            else _float32_total(present, scale)
-        )
+    present = norms if complete else norms.clamp(min=0.0)  # clamp keeps NaN and inf
+    grad_norm = (
+        torch.linalg.vector_norm(present, keepdim=True) / scale
+        if present.dtype == torch.float64
+        else _float32_total(present, scale)
+    )
     # NaN for inf and NaN, else 0. A scale that has fallen to 0 is found as well: nothing can be unscaled by it.
     rest = grad_norm - grad_norm
     overflow = torch.ne(rest, rest)

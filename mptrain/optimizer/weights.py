@@ -26,7 +26,7 @@ from mptrain.device import capabilities, is_capturing, widest
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
-from mptrain.numerics.verdict import Verdict, clip_coefficient, gradient_norms, is_finite, judge, total_norm
+from mptrain.numerics.verdict import HostJudge, Verdict, clip_coefficient, gradient_norms, judge
 from mptrain.optimizer.gradient_table import upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.rules import Group, Stride
@@ -107,8 +107,8 @@ class Weights:
         self._step = torch.zeros(1, dtype=torch.float32, device=self._work[0].device)
         self._one = torch.ones_like(self._step)
         device = self._step.device
-        self._host = capabilities(device).host and capabilities(device).fp64
-        self._unnamed = torch.zeros(len(self._params), dtype=widest(device), device=device)
+        has = capabilities(device)
+        self._host_judge = HostJudge(self._work) if has.host and has.fp64 else None
         self._no_gradient = torch.full((), -1.0, dtype=widest(self._step.device), device=self._step.device)
         self._groups: dict[tuple[bool, ...], list[tuple[list[int], Group]]] = {}
         # Fixed for good, since every step needs them: what is rounded to what, and what may not become infinite.
@@ -237,23 +237,24 @@ class Weights:
         grads = self._grads()
         present = [grad for grad in grads if grad is not None]
         complete = len(present) == len(grads)
-        total = None
-        if self.one_pass and present:
-            norms = self._kernels_for(grads).norms(present, len(grads))
-        elif offenders_only and present and across is None and self._host and is_finite(total := total_norm(present)):
-            norms = self._unnamed
-        else:
-            norms, total = gradient_norms(present), None
-            if not complete:
-                found = iter(norms)
-                norms = torch.stack([self._no_gradient if grad is None else next(found) for grad in grads])
         measured = None
         if measure is not None:
             found_grads = [g.to(work.dtype) for g, work in zip(grads, self._work, strict=True) if g is not None]
             measured = measure(found_grads) if across is None else across[1](measure, found_grads)
+        if offenders_only and complete and across is None and self._host_judge is not None:
+            verdict = self._host_judge(present, scale)
+            if verdict is not None:
+                return verdict._replace(measured=measured)
+        if self.one_pass and present:
+            norms = self._kernels_for(grads).norms(present, len(grads))
+        else:
+            norms = gradient_norms(present)
+            if not complete:
+                found = iter(norms)
+                norms = torch.stack([self._no_gradient if grad is None else next(found) for grad in grads])
         if across is not None:
             norms = across[0](norms)
-        return judge(norms, scale, refuses=refuses, complete=complete, measured=measured, total=total)
+        return judge(norms, scale, refuses=refuses, complete=complete, measured=measured)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor | None) -> None:
         """Unscale, clip, update and publish, in this order; a refused update changes nothing.

@@ -168,7 +168,9 @@ def test_a_terminal_sees_signs_of_life_while_points_are_checked(sweeping, monkey
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(messages, "_TICK", 0.01)
-    monkeypatch.setattr("mptrain.cli.sweep.check", lambda *args, **kwargs: time.sleep(0.5) or args[1].compose(["precision=nothing"]))
+    monkeypatch.setattr(
+        "mptrain.cli.sweep.check", lambda *args, **kwargs: time.sleep(0.5) or args[1].compose(["precision=nothing"])
+    )
     assert sweeping("-m", "seed=0,1") == 2
     first, *others = sweeping.out.removesuffix("\n").split("\r")
     assert first == "checking 2 points ..."

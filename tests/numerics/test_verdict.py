@@ -8,7 +8,7 @@ from capability import CPU, NoFP64, without
 
 from mptrain.device import widest
 from mptrain.numerics.formats import FLOAT32
-from mptrain.numerics.verdict import clip_coefficient, float32_norm, gradient_norms, is_finite, judge, total_norm
+from mptrain.numerics.verdict import HostJudge, clip_coefficient, float32_norm, gradient_norms, judge
 
 ONE = torch.ones(1)
 
@@ -200,26 +200,50 @@ def test_trap_1_gradients_of_a_scale_that_fell_to_zero_are_refused(norm):
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "gaps"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_norm_of_all_is_the_norm_of_their_norms(dtype, layout, fp64):
+def test_the_host_judges_as_the_device_does(dtype, layout, fp64):
     draw = torch.Generator().manual_seed(0)
-    grads = [
-        laid_out(torch.randn(shape, generator=draw).to(dtype), layout) for shape in (*LARGE, (3,), (0,), (8, 3, 3, 3))
-    ]
-    close = 1e-12 if fp64 else 2.0**-21
-    expected = torch.linalg.vector_norm(gradient_norms(grads))
-    assert total_norm(grads).shape == (1,)
-    assert total_norm(grads).item() == pytest.approx(expected.item(), rel=close)
-    assert total_norm([*grads, torch.ones(5)]).item() == pytest.approx(math.hypot(expected.item(), 5**0.5), rel=close)
+    shapes = ((40, 8, 3, 3), *LARGE, (3,), (0,), (20_000,), (20_000,), ())
+    grads = [laid_out(torch.randn(shape, generator=draw).to(dtype), layout) for shape in shapes]
+    weights = [torch.empty_like(grad, dtype=torch.float32).contiguous() for grad in grads]
+    for place in (0, 2, -1):
+        weights[place] = weights[place].clone(memory_format=torch.preserve_format)
+    judge_on_host, scale = HostJudge(weights), torch.tensor([8.0])
+    for _ in range(2):
+        expected = judge(gradient_norms(grads), scale, refuses=True)
+        found = judge_on_host(grads, scale)
+        close = 1e-12 if fp64 else 2.0**-20
+        assert found.grad_norm.item() == pytest.approx(expected.grad_norm.item(), rel=close)
+        for ours, theirs in zip(found[:3], expected[:3], strict=True):
+            assert torch.equal(ours, theirs)
+        assert (found.norms.shape, found.grad_norm.shape) == ((len(shapes),), (1,))
+        grads = [grad * 3 for grad in grads]
+
+
+def test_the_host_judges_gradients_in_the_order_of_their_weights():
+    weights = [torch.empty(8, 4, 3, 3).to(memory_format=torch.channels_last), torch.empty(5)]
+    grads = [torch.randn(8, 4, 3, 3), torch.randn(5)]
+    expected = math.sqrt(sum((grad.double() ** 2).sum().item() for grad in grads))
+    assert HostJudge(weights)(grads, ONE).grad_norm.item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("size", [1, 5, 40_000, 70_000])
-def test_the_norm_of_all_is_finite_where_all_are(size, value):
+def test_the_host_leaves_what_is_not_finite_to_others(size, value):
     for place in {0, size // 2, size - 1}:
         grads = [torch.full((9,), 3e38), torch.full((50_000,), -3e38), torch.ones(size)]
-        assert is_finite(total_norm(grads))
+        judge_on_host = HostJudge(grads)
+        assert judge_on_host(grads, ONE) is not None
         grads[2][place] = value
-        assert not is_finite(total_norm(grads))
+        assert judge_on_host(grads, ONE) is None
+        grads[2][place] = 1.0
+        assert judge_on_host(grads, ONE) is not None
+
+
+@pytest.mark.parametrize("scale", [0.0, math.inf, math.nan])
+def test_the_host_leaves_a_scale_that_unscales_nothing_to_others(scale):
+    grads = [torch.ones(5)]
+    found = HostJudge(grads)(grads, torch.tensor([scale]))
+    assert (found is None) == judge(gradient_norms(grads), torch.tensor([scale]), refuses=True).overflow.item()
 
 
 @pytest.mark.parametrize("elements", [1, 4095, 4096, 4097, 100_000, 4096 * 4096 + 5])
