@@ -50,7 +50,7 @@ class Verdict(NamedTuple):
     measured: Tensor | None = None
 
 
-#: Elements of a piece: 256 KiB as FP64, which stay in a core's second cache between their conversion and their sum.
+#: Elements of a piece for each thread: 256 KiB as FP64, which stay in a core's second cache between their conversion and their sum.
 _PIECE = 32768
 
 
@@ -83,19 +83,19 @@ class HostJudge:
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._room = torch.zeros(
-            _PIECE, dtype=torch.float64
-        )  # for one after another: new memory would cost more than the sum
-        self._large = [index for index, weight in enumerate(weights) if weight.numel() > _PIECE]
+        size = _PIECE * torch.get_num_threads()
+        self._room = torch.zeros(size, dtype=torch.float64)  # for all: new memory would cost more than the sum
+        self._large = [index for index, weight in enumerate(weights) if weight.numel() > size]
         self._groups: list[_Group] = []
         members: list[int] = []
         for index, weight in enumerate(weights):
-            if weight.numel() <= _PIECE:
-                if sum(weights[member].numel() for member in members) + weight.numel() > _PIECE:
+            if weight.numel() <= size:
+                if sum(weights[member].numel() for member in members) + weight.numel() > size:
                     self._groups.append(_Group(self._room, weights, members))
                     members = []
                 members.append(index)
-        self._groups.append(_Group(self._room, weights, members))
+        if members:
+            self._groups.append(_Group(self._room, weights, members))
         self._overflow = torch.zeros(1, dtype=torch.bool)
         self._applied = torch.ones(1, dtype=torch.bool)
         self._skip = torch.zeros(1)
@@ -105,7 +105,7 @@ class HostJudge:
         """Return the verdict on P gradients that are finite, without their norms; None where one is not, or the scale is 0."""
         squares = [group.square(grads) for group in self._groups]
         for index in self._large:
-            for piece in _flat(grads[index]).split(_PIECE):
+            for piece in _flat(grads[index]).split(len(self._room)):
                 wide = self._room[: len(piece)].copy_(piece)
                 squares.append(torch.dot(wide, wide).item())
         divisor = scale.item()
@@ -143,7 +143,7 @@ def _pieces(grad: Tensor) -> Sequence[Tensor]:
     """
     if not capabilities(grad.device).host or grad.dtype == torch.float64 or grad.numel() <= _PIECE:
         return ()
-    pieces: Sequence[Tensor] = _flat(grad).split(_PIECE)
+    pieces: Sequence[Tensor] = _flat(grad).split(_PIECE * torch.get_num_threads())
     return pieces
 
 

@@ -219,6 +219,18 @@ def test_the_host_judges_as_the_device_does(dtype, layout, fp64):
         grads = [grad * 3 for grad in grads]
 
 
+@pytest.mark.parametrize("sizes", [(100_000,), (100_000, 90_000), (5,), (0,), (32768,), (100_000, 5)], ids=str)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_host_judges_few_tensors_of_any_size(sizes, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        grads = [torch.ones(size) for size in sizes]
+        assert HostJudge(grads)(grads, ONE).grad_norm.item() == math.sqrt(sum(sizes))
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_the_host_judges_gradients_in_the_order_of_their_weights():
     weights = [torch.empty(8, 4, 3, 3).to(memory_format=torch.channels_last), torch.empty(5)]
     grads = [torch.randn(8, 4, 3, 3), torch.randn(5)]
