@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from mptrain import device
+from mptrain.device import capabilities
 
 if TYPE_CHECKING:
     from benchmarks.loops.base import Loop
@@ -49,6 +54,15 @@ def counting() -> Iterator[ReadCounter]:
     finally:
         for name in SILENT:
             delattr(torch.Tensor, name)
+
+
+@contextlib.contextmanager
+def as_on_a_device() -> Iterator[None]:
+    """A region in which loops of ours are made that take a CPU for a device, whose memory the host does not read for nothing."""
+    cpu = torch.device("cpu")
+    has = capabilities(cpu)
+    with mock.patch.dict(device._known, {cpu: replace(has, host=False)}):
+        yield
 
 
 def host_reads(loop: Loop, steps: int = 10) -> float:

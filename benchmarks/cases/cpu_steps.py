@@ -1,11 +1,12 @@
-"""Steps of a small network on one core: what a loop costs besides the network (C1 to C5)."""
+"""Steps of small networks on one core: what a loop costs besides the network (C1 to C5, C12, C13)."""
 
 from __future__ import annotations
 
 import contextlib
 
-from benchmarks.cases.audit import host_reads
+from benchmarks.cases.audit import as_on_a_device, host_reads
 from benchmarks.cases.case import Case, Setting
+from benchmarks.cases.resnet_cpu import RESNET18
 from benchmarks.cases.steps import Contest, contest
 from benchmarks.loops.bare import Bare
 from benchmarks.loops.base import Mode, Work
@@ -13,6 +14,7 @@ from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
 from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import PLACES, Times, in_several_places, take_turns
+from mptrain.precision.widened import has_native_half
 
 #: 36-64-64-10 with ReLU; the labels cannot be learned, so the gradients stay as large as they are.
 MLP = (
@@ -25,6 +27,12 @@ MLP = (
     "train.batch_size=32",
     "train.channels_last=false",
 )
+
+#: Peers that bring a loop of their own; timm's script is a bare loop in FP32.
+FRAMEWORKS = ("fabric", "accelerate", "lightning")
+
+#: 8x8 digits, three convolutions with BatchNorm.
+CNN = ("model=cnn", "dataset=digits", "train.batch_size=32", "train.channels_last=false")
 
 #: torch's own half-precision kernels, as everybody else's loop uses them.
 SMALL = Work(MLP, more=("precision.cpu_kernels=native",))
@@ -45,6 +53,37 @@ def step_with_masters(setting: Setting) -> list[Measurement]:
     return _against_bare("C3", "half", "amp", setting)
 
 
+def step_in_bf16(setting: Setting) -> list[Measurement]:
+    """C12."""
+    if not has_native_half("bfloat16"):
+        return [unavailable("C12", name, "this CPU has no BF16 arithmetic") for name in ("mlp", "cnn", "resnet18")]
+    rows = []
+    for name, words, places in (("mlp", MLP, PLACES), ("cnn", CNN, PLACES), ("resnet18", RESNET18, 1)):
+        found = contest(Work(words), "bf16", setting.seconds / 3, peers=setting.peers, places=places)
+        rows += [
+            measured("C12", name, found.times.ratio("ours", "bare"), void=found.void),
+            *_beside("C12", found, name),
+        ]
+    return rows
+
+
+def step_beside_frameworks(setting: Setting) -> list[Measurement]:
+    """C13: with the scaler of ``precision=fp32`` as users get it, which never scales."""
+    rows = []
+    for name, words in (("mlp", MLP), ("cnn", CNN)):
+        work = Work(words, more=("scaler=none",))
+        found = contest(work, "fp32", setting.seconds / 2, peers=setting.peers, places=PLACES)
+        there = [peer for peer in FRAMEWORKS if peer in found.makers]
+        if not there:
+            rows.append(unavailable("C13", name, "no framework is installed: pip install -e '.[bench]'"))
+            continue
+        best = min(there, key=lambda peer: found.times.of(peer).value)
+        rows.append(measured("C13", name, found.times.ratio("ours", best), void=found.void))
+        rows.append(measured("C13", f"{name}: ours / bare", found.times.ratio("ours", "bare"), judged=False))
+        rows += _beside("C13", found, name)
+    return rows
+
+
 def _against_bare(goal: str, mode: Mode, bare_mode: Mode | None, setting: Setting) -> list[Measurement]:
     found = contest(SMALL, mode, setting.seconds, peers=setting.peers, bare_mode=bare_mode, places=PLACES)
     times, void = found.times, found.void
@@ -56,14 +95,15 @@ def _against_bare(goal: str, mode: Mode, bare_mode: Mode | None, setting: Settin
     ]
 
 
-def _beside(goal: str, found: Contest) -> list[Measurement]:
+def _beside(goal: str, found: Contest, work: str = "") -> list[Measurement]:
     """The other loops against the bare one."""
+    of = f"{work}: " if work else ""
     rows = [
-        measured(goal, f"{name} / bare", found.times.ratio(name, "bare"), judged=False, void=found.void)
+        measured(goal, f"{of}{name} / bare", found.times.ratio(name, "bare"), judged=False, void=found.void)
         for name in found.makers
         if name not in ("ours", "bare")
     ]
-    return rows + [unavailable(goal, f"{name} / bare", why, judged=False) for name, why in found.refused.items()]
+    return rows + [unavailable(goal, f"{of}{name} / bare", why, judged=False) for name, why in found.refused.items()]
 
 
 def record(setting: Setting) -> list[Measurement]:
@@ -86,7 +126,8 @@ def record(setting: Setting) -> list[Measurement]:
 
 def reads(setting: Setting) -> list[Measurement]:
     """C5: counted, in a step with half precision and a scaler."""
-    rows = [measured("C5", "", host_reads(Ours(SMALL, "amp")))]
+    with as_on_a_device():
+        rows = [measured("C5", "", host_reads(Ours(SMALL, "amp")))]
     rows.append(measured("C5", "bare", host_reads(Bare(SMALL, "amp")), judged=False))
     rows.append(measured("C5", "bare_best", host_reads(Bare(SMALL, "amp", best=True)), judged=False))
     for peer in PEERS if setting.peers else ():
@@ -103,6 +144,8 @@ CASES = (
     Case("step in fp32", ("C1",), step_in_fp32, 3),
     Case("step under autocast", ("C2",), step_under_autocast, 3),
     Case("step with master weights", ("C3",), step_with_masters, 2),
+    Case("step in BF16", ("C12",), step_in_bf16, 5),
+    Case("step beside frameworks", ("C13",), step_beside_frameworks, 4),
     Case("record of every step", ("C4",), record, 2),
     Case("host reads", ("C5",), reads, 0.2),
 )
