@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _CPU = torch.device("cpu")
 
-#: States that are kept at most; fairseq's rule has a window of 16,384 steps, at each of a few scales.
+#: States that are kept at most, and ways from one to the next; fairseq's rule has a window of 16,384 steps, at each of a few scales.
 _MOST: Final = 2**16
 
 
@@ -53,6 +53,7 @@ class States:
     def __init__(self, scaler: Scaler) -> None:
         self._scaler = scaler
         self._known: dict[str, State] = {}
+        self._ways = 0
         self.first = self._state(scaler.initial(_CPU))
 
     def after(self, state: State, overflow: bool, grad_norm: float, measured: float) -> State:
@@ -67,7 +68,10 @@ class States:
         found = state.following.get((overflow, measured))
         if found is None:
             verdict = _verdict(overflow, math.inf if overflow else grad_norm, state.scale, measured)
+            if self._ways == _MOST:
+                self._forget()
             found = self._state(self._scaler.after(state.tensors, verdict))
+            self._ways += 1
             if not verdict.norm_was_read:  # else what follows depends on more than what it is kept by
                 state.following[overflow, measured] = found
         return found
@@ -75,10 +79,15 @@ class States:
     def _state(self, tensors: ScalerState) -> State:
         name = repr([(key, value.dtype, value.tolist()) for key, value in tensors.items()])
         if name not in self._known:
-            if len(self._known) >= _MOST:
-                self._known.clear()  # states of before hold those that followed, not the other way round
             self._known[name] = State(tensors, float(tensors["scale"]))
         return self._known[name]
+
+    def _forget(self) -> None:
+        """Let go of all states but those in use, which would hold all that followed them."""
+        for state in self._known.values():
+            state.following.clear()
+        self._known.clear()
+        self._ways = 0
 
 
 class _Verdict(Verdict):

@@ -236,6 +236,7 @@ class Group(Ranks):
         if self._missed():
             self._notice()
             raise RankLost(self._missed())
+        self._heard = time.monotonic()  # a device that gets on waits for nobody
 
     def is_lost(self, error: BaseException) -> bool:
         """See `Ranks.is_lost`; exchanges that were given up fail in many words."""
@@ -243,7 +244,7 @@ class Group(Ranks):
         return is_loss(error) or (bool(self._missed()) and not own)
 
     def _silence(self) -> str:
-        """That no exchange on the host has come about for too long; empty if one has."""
+        """That for too long no exchange was begun or ended, nor has the device come to an event; empty if it is not so."""
         timeout = self._timeout.total_seconds()
         return f"no rank has answered for {timeout:g} s" if time.monotonic() - self._heard > timeout else ""
 

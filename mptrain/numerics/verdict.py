@@ -79,7 +79,7 @@ class HostJudge:
     In a step of a small network the caches have been used up by the passes, so that what counts is how many operators there are.
 
     Args:
-        weights: P dense tensors in a CPU's memory; the gradient of each has its shape.
+        weights: P tensors in a CPU's memory; the gradient of each has its shape.
     """
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -119,14 +119,14 @@ class HostJudge:
 
 
 class _Group:
-    """Small tensors that have a place beside each other in a room of FP64."""
+    """Small tensors that have a place beside each other in a room of FP64, each in its own memory order but without its gaps."""
 
     def __init__(self, room: Tensor, weights: Sequence[Tensor], members: Sequence[int]) -> None:
         self._members = list(members)
         begins = [0, *itertools.accumulate(weights[index].numel() for index in members)]
         self._room = room[: begins[-1]]
         self._places = [
-            room.as_strided(weights[index].shape, weights[index].stride(), begin)
+            room.as_strided(weights[index].shape, torch.empty_like(weights[index], device="meta").stride(), begin)
             for index, begin in zip(members, begins, strict=False)
         ]
 

@@ -197,7 +197,9 @@ class Products:
         return Widened(self.operators) if self.operators else contextlib.nullcontext()
 
     def leave_out_idle(self, model: nn.Module, in_half: Collection[Any]) -> None:
-        """Forget operators that a network never runs: a dispatch mode costs each of all operators some microseconds.
+        """Forget the operators where a network runs none of them: a dispatch mode costs each of all operators some microseconds.
+
+        Where it runs one, all are kept: they cost no more then, and evaluation may run others than training does.
 
         Args:
             model: The network; what its modules may run in other steps is kept.
@@ -210,7 +212,8 @@ class Products:
             if isinstance(module, kind) and not (isinstance(module, _TABLES) and module.weight.dtype not in _HALF)
             for operator in operators
         }
-        self.operators &= may | set(in_half)
+        if not self.operators & (may | set(in_half)):
+            self.operators = frozenset()
 
 
 def products(policy: Policy, device: torch.device, *, compiled: bool = False) -> Products:

@@ -1,5 +1,6 @@
 """States of rules that are kept: the same, step by step, as the rule itself computes them anew."""
 
+import gc
 import math
 import random
 
@@ -56,6 +57,26 @@ def test_states_are_those_of_the_rule_at_every_step(name):
 def test_states_are_those_of_the_rule_where_few_can_be_kept(monkeypatch):
     monkeypatch.setattr(rule_states, "_MOST", 3)
     require_equal_walks(with_window("torch", 5), drawn(0))
+
+
+def test_no_more_states_are_held_than_can_be_kept(monkeypatch):
+    """Of a rule whose state never comes back."""
+
+    class Summing:
+        def initial(self, device):
+            return {"scale": torch.ones(1, dtype=torch.float64)}
+
+        def after(self, state, verdict):
+            return {"scale": state["scale"] + verdict.measured}
+
+    monkeypatch.setattr(rule_states, "_MOST", 10)
+    gc.collect()
+    before = sum(type(one) is rule_states.State for one in gc.get_objects())
+    states = States(Summing())
+    state = states.first
+    for step in range(100):
+        state = states.after(state, False, 1.0, 1.0 + step)
+    assert sum(type(one) is rule_states.State for one in gc.get_objects()) - before <= 12
 
 
 class Counted:

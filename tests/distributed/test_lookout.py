@@ -179,6 +179,14 @@ def test_an_exchange_on_the_host_is_an_answer():
     assert not group._silence()
 
 
+def test_a_device_that_comes_to_events_is_no_silence():
+    """As in a long evaluation, in which nothing is exchanged."""
+    group = Group.__new__(Group)
+    group._timeout, group._heard = timedelta(seconds=5), time.monotonic() - 6
+    group.wait_for(Event())
+    assert not group._silence()
+
+
 class Event:
     def __init__(self, group=None):
         self.group = group

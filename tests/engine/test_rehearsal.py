@@ -13,7 +13,8 @@ import mptrain.config.build
 import mptrain.precision.widened
 from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import EnvironmentRefused, FirstBatchError
-from mptrain.precision.widened import SUMS, Products
+from mptrain.precision.census import OperatorCensus
+from mptrain.precision.widened import PRODUCTS, SUMS, Products
 from mptrain.records import EventRecord
 
 
@@ -179,7 +180,27 @@ def test_it_trains_the_same_bits_as_within_one(tmp_path, native_half, monkeypatc
 def test_a_sum_that_only_some_steps_run_keeps_its_kernel(tmp_path, native_half, monkeypatch):
     monkeypatch.setattr(mptrain.config.build, "build_model", lambda config, dataset: Rarely(**dataset.facts()))
     _, operators = operators_kept(tmp_path, "precision=amp_bf16")
-    assert operators == {torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_layer_norm_backward.default}
+    assert operators == SUMS
+
+
+def test_evaluation_keeps_kernels_that_training_has_no_use_for():
+    """Torch computes attention by other operators where there is dropout."""
+    model, images = nn.Linear(8, 96).half(), torch.randn(2, 16, 8).half()
+
+    def attention(dropout):
+        q, k, v = model(images).view(2, 16, 3, 4, 8).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
+
+    def evaluated():
+        with torch.no_grad(), products():
+            return attention(0.0)
+
+    products, census = Products(PRODUCTS | SUMS), OperatorCensus()
+    expected = evaluated()
+    with census.inside(products)():
+        attention(0.1).float().sum().backward()
+    products.leave_out_idle(model, census.in_half)
+    assert torch.equal(evaluated(), expected)
 
 
 def test_a_sum_that_no_module_stands_for_keeps_its_kernel_where_it_ran(tmp_path, native_half, monkeypatch):

@@ -238,6 +238,24 @@ def test_the_host_judges_gradients_in_the_order_of_their_weights():
     assert HostJudge(weights)(grads, ONE).grad_norm.item() == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("shapes", [[(300, 300)], [(300, 300), (200, 400)]], ids=["one", "two"])
+def test_the_host_judges_gradients_that_are_all_large(shapes):
+    grads = [torch.randn(shape) for shape in shapes]
+    expected = math.sqrt(sum(grad.double().square().sum().item() for grad in grads))
+    assert HostJudge(grads)(grads, ONE).grad_norm.item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_the_host_judges_gradients_of_weights_that_are_parts_of_others(at):
+    """A place with the gaps of its weight would lie upon the next one, and hide what that holds."""
+    weights = [torch.empty(6, 8)[:, :4], torch.empty(5), torch.empty(170, 400)[:, ::4]]
+    grads = [torch.randn(weight.shape) for weight in weights]
+    expected = math.sqrt(sum(grad.double().square().sum().item() for grad in grads))
+    assert HostJudge(weights)(grads, ONE).grad_norm.item() == pytest.approx(expected, rel=1e-12)
+    grads[at].fill_(math.inf)
+    assert HostJudge(weights)(grads, ONE) is None
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("size", [1, 5, 40_000, 70_000])
 def test_the_host_leaves_what_is_not_finite_to_others(size, value):
