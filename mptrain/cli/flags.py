@@ -112,7 +112,7 @@ def read_flags(words: Sequence[str]) -> Flags:
                 raise UsageError(f"{flag} {value}: there is no such configuration", f"it shows {', '.join(_CFG)}")
         elif flag in _SHOWING_ALONE:
             show = True
-            if flag in ("--info", "-i") and rest and rest[0] in INFO:
+            if flag in ("--info", "-i") and rest and is_asked_of_info(rest[0]):
                 rest.pop(0)
         elif word not in _COMPLETION:
             after = rest.pop(0) if not equals and rest and "=" not in rest[0] and not rest[0].startswith("-") else ""
@@ -167,6 +167,11 @@ _CFG = ("job", "hydra", "all")
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
+def is_asked_of_info(word: str) -> bool:
+    """Return whether a word behind ``--info`` says what to show: it is neither an override nor a flag."""
+    return "=" not in word and not word.startswith(("-", "~"))
+
+
 def _value(flag: str, rest: list[str]) -> str:
     if not rest or rest[0].startswith("-"):
         raise UsageError(f"{flag} needs a value", f"write {flag} VALUE")
@@ -206,6 +211,8 @@ def meant_by(word: str, value: str, flags: Sequence[str] = _SUGGESTED) -> str:
 def _hint(word: str, meant: str) -> str:
     """Return the hint for an unknown flag that stands for these words."""
     flag = word.partition("=")[0]
+    if flag == "--version":
+        return "it stands alone: mptrain --version"
     if flag in ("--config-path", "-cp"):
         return "--config-dir adds a folder of groups and options"
     if meant.startswith("mptrain "):

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.global_hydra import GlobalHydra
 
-from mptrain.cli.flags import INFO
+from mptrain.cli.flags import INFO, is_asked_of_info
 from mptrain.config.compose import COMPOSITION_ERRORS, Composer
-from mptrain.config.overrides import read
 from mptrain.config.ranges import first_line
 from mptrain.errors import EXIT_OK, ConfigError, UsageError
 
@@ -67,8 +66,7 @@ def show(flags: Flags) -> int:
     """
     asked = _asked(flags)
     composer = Composer(flags.config_dirs, flags.config_name)
-    if problems := read(flags.overrides, composer.catalogue).problems:
-        raise ConfigError(problems)
+    composer.require_keys(flags.overrides)
     handlers, level = logging.root.handlers[:], logging.root.level
     said = io.StringIO()
     try:
@@ -122,7 +120,7 @@ def _asked(flags: Flags) -> _Asked:
         elif flag in ("--package", "-p"):
             asked.package = value if equals else rest.pop(0)
         elif flag in ("--info", "-i"):
-            asked.info = value if equals else rest.pop(0) if rest and rest[0] in INFO else "all"
+            asked.info = value if equals else rest.pop(0) if rest and is_asked_of_info(rest[0]) else "all"
         elif flag == "--resolve":
             asked.resolve = True
         elif flag == "--hydra-help":
