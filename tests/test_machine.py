@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -116,3 +117,17 @@ def test_large_files_are_written_without_advice_to_the_system(tmp_path):
     with HashedFile(tmp_path / "large", {}) as file:
         file.write(bytes(2**25))
     assert (tmp_path / "large").stat().st_size == 2**25
+
+
+def test_objects_of_which_none_is_dropped_are_looked_at_neither_while_they_are_made_nor_ever_after():
+    looks = []
+    gc.callbacks.append(lambda phase, info: looks.append(phase))
+    try:
+        with machine.dropping_nothing():
+            made = [[number] for number in range(10_000)]
+        assert not looks
+        assert not {id(one) for one in gc.get_objects()} & set(map(id, made))
+        assert gc.isenabled()
+    finally:
+        gc.callbacks.pop()
+        gc.unfreeze()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from mptrain.machine import dropping_nothing
 from mptrain.numerics.exponents import INFINITE_FROM, total
 from mptrain.numerics.looked_at import Anchor, Largest, anchor, between, gradients_of, largest_of
 from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
@@ -204,7 +205,8 @@ def read_traces(run: Run, half: bool) -> tuple[dict[str, Trace], list[StepRecord
     found: dict[str, Trace] = {}
     for histogram in run.histograms():
         found.setdefault(histogram.learner, Trace(half)).look(histogram)
-    steps = list(run.steps())
+    with dropping_nothing():
+        steps = list(run.steps())
     for record in steps:
         if record.learner not in found:
             found[record.learner] = Trace(half)

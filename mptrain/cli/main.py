@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -27,7 +26,7 @@ from mptrain.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     Command = Callable[[list[str]], int]
 
@@ -169,30 +168,16 @@ def _train(words: list[str]) -> int:
 
         return sweep(flags)
     from mptrain.engine.interrupt import ending_at_once
+    from mptrain.machine import dropping_nothing
 
     with ending_at_once():
-        with _importing():
+        with dropping_nothing():
             from mptrain.config.compose import compose
 
             config = compose(flags.overrides, config_dirs=flags.config_dirs, config_name=flags.config_name)
             warn(config.warnings)
             from mptrain.cli.train import train
         return train(config)
-
-
-@contextlib.contextmanager
-def _importing() -> Iterator[None]:
-    """Look for no garbage while modules are imported, nor among them ever after.
-
-    Importing makes many objects and drops none: looking at them costs 0.2 s of torch's 1.7, and later as much whenever a
-    command makes many objects of its own.
-    """
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
 
 
 def _resume(words: list[str]) -> int:
@@ -249,8 +234,10 @@ def _diagnose(words: list[str]) -> int:
 
 
 def _replay(words: list[str]) -> int:
+    from mptrain.machine import dropping_nothing
+
     run, overrides = run_and_overrides("replay", words)
-    with _importing():
+    with dropping_nothing():
         from mptrain.cli.replay import replay
 
     return replay(run, overrides)
