@@ -106,7 +106,10 @@ class Lookout:
         """Whether the device has no idle moment for so long that it must be waiting."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
-            if self._idle() or self._over.wait(GLANCE):
+            try:
+                if self._idle() or self._over.wait(GLANCE):
+                    return False
+            except RuntimeError:  # the device has failed, of which whoever waits for it hears
                 return False
         return True
 

@@ -147,6 +147,19 @@ def test_who_has_ended_is_not_missed_where_the_device_is_idle_now_and_then(quick
     watched.close()
 
 
+def test_a_device_that_fails_waits_for_nobody(quick):
+    watched = Watched(ended="rank 1 has ended with exit code 1")
+
+    def failing():
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    watched.lookout._idle = failing
+    time.sleep(0.3)
+    assert watched.lookout._thread.is_alive()
+    assert not watched.lookout.lost
+    watched.close()
+
+
 def test_what_the_first_rank_says_is_believed(quick):
     store = HashStore()
     store.set("gone", "rank 3 was ended by SIGKILL")
