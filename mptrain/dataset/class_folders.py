@@ -93,6 +93,7 @@ def load_image_folder(
         val=splits.get("val"),
         test=splits.get("test"),
         told=_classes_in_words(classes, {part: listing for part, (listing, _) in parts.items()}),
+        decode=decode,
     )
 
 

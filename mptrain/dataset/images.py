@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from mptrain.dataset.augment import Augmentation
     from mptrain.dataset.batch import Batch
+    from mptrain.dataset.decoding import Decoding
     from mptrain.dataset.faults import OnError
     from mptrain.dataset.source import Split
 
@@ -40,6 +41,7 @@ class ImageDataset:
         val: Validation samples, or None.
         test: Test samples, or None.
         told: What else there is to tell the person at the terminal, such as ``4 classes``; empty for nothing.
+        decode: How much of its files was decoded; see `mptrain.dataset.class_folders.load_image_folder`.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ImageDataset:
     val: Split | None
     test: Split | None
     told: str = ""
+    decode: Decoding = "full"
 
     def facts(self) -> dict[str, Any]:
         """``in_channels`` and ``image_size`` (side of the square in pixels); where there are two classes, ``num_classes`` and ``class_names``."""
@@ -70,8 +73,9 @@ class ImageDataset:
         return {"num_classes": hint} if len(self.class_names) < 2 else {}
 
     def card(self) -> dict[str, Any]:
-        """Class names, and how stored images become inputs."""
-        return {"labels": list(self.class_names), "preparation": self.preparation.card()}
+        """Class names, how stored images become inputs, and how files were decoded where that was not in full."""
+        decode = {} if self.decode == "full" else {"decode": self.decode}
+        return {"labels": list(self.class_names), **decode, "preparation": self.preparation.card()}
 
     def in_words(self) -> str:
         """Channels, height and width: ``1x8x8``; of images in folders also their classes: ``3x224x224, 4 classes``."""
