@@ -11,7 +11,7 @@ import torch
 
 from mptrain.engine.spread import Alone
 from mptrain.errors import ConfigError
-from mptrain.scaler.base import measure_of
+from mptrain.scaler.base import measure_of, reads_norms
 from mptrain.scaler.static import NoScaler
 
 if TYPE_CHECKING:
@@ -99,7 +99,8 @@ class Learner:
         self._others = tuple(others)
         self._measure = measure_of(scaler)
         self._refuses = scaler.on_overflow == "skip"
-        self.scales = not isinstance(scaler, NoScaler)
+        self.scales = type(scaler) is not NoScaler  # a subclass may begin elsewhere
+        self._reads_norms = reads_norms(scaler)
 
     @property
     def name(self) -> str:
@@ -150,11 +151,11 @@ class Learner:
             loss: This rank's share of it, float32 scalar; becomes the whole, in place.
             offenders_only: See `Weights.judge`.
         """
-        across = None
+        across, wanted = None, offenders_only and not self._reads_norms
         if self.spread.ranks.count > 1:
             across = (functools.partial(self.spread.agreed_norms, loss=loss), self.spread.agreed_measure)
         return self.weights.judge(
-            self.scale, refuses=self._refuses, measure=self._measure, across=across, offenders_only=offenders_only
+            self.scale, refuses=self._refuses, measure=self._measure, across=across, offenders_only=wanted
         )
 
     def advance(self, verdict: Verdict) -> None:

@@ -61,3 +61,8 @@ class Scaler(Protocol):
 def measure_of(scaler: Scaler) -> Measure | None:
     """What a rule asks to know of the gradients besides the verdict; None where it asks for nothing."""
     return getattr(scaler, "measure", None)
+
+
+def reads_norms(scaler: Scaler) -> bool:
+    """Return whether a rule may look at the norms of single gradients; those that come with mptrain do not."""
+    return not type(scaler).__module__.startswith("mptrain.scaler.")

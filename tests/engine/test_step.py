@@ -11,10 +11,12 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from mptrain.dataset.batch import Batch
 from mptrain.engine.guard import BufferGuard
+from mptrain.engine.learner import Learner
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError
 from mptrain.records import EventRecord, OverflowRecord, ScaleRecord, StepRecord
+from mptrain.scaler import NoScaler
 from mptrain.task.base import Objective
 
 
@@ -275,6 +277,31 @@ def fake_steps(objective=None, overrides=()):
         ("none", "st")
     )
     assert isinstance(learner.updates, torch._subclasses.FakeTensor)
+
+
+class _Curious(NoScaler):
+    """A rule of somebody's: begins at 4, and looks at single norms."""
+
+    seen = ()
+
+    def initial(self, device):
+        return {"scale": torch.full((1,), 4.0, device=device)}
+
+    def after(self, state, verdict):
+        object.__setattr__(self, "seen", verdict.norms.tolist())
+        return state
+
+
+def test_a_rule_of_somebody_else_sees_every_norm_and_its_scale_is_divided_by():
+    ours, _ = parts_of(*TINY, "precision=fp32")
+    theirs, _ = parts_of(*TINY, "precision=fp32")
+    learner = theirs.learners[0]
+    curious = Learner(learner.objective, learner.weights, _Curious(), learner.rates, theirs.device)
+    for parts, one in ((ours, ours.learners[0]), (theirs, curious)):
+        train_step(one, parts.model, batches(parts, 1)[0], parts.plan, ring_for(parts))
+    assert min(curious.scaler.seen) > 0
+    after = theirs.full_precision()
+    assert all(torch.equal(value, after[name]) for name, value in ours.full_precision().items())
 
 
 @pytest.mark.usefixtures("valueless")
