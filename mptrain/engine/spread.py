@@ -171,7 +171,7 @@ class DataParallel(_Several):
             if missing and self._complete[key] and not self._find_unused:
                 raise ConfigError(
                     f"{next(iter(missing))} gets no gradient from a batch, though every parameter got one from the first batch",
-                    "write distributed.find_unused_parameters=true",
+                    "write distributed.find_unused_parameters=true, behind mptrain resume RUN to go on with this run",
                 )
             weights.take_sums(self._sums)
             self._sums.clear()
