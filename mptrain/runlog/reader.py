@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _FARTHEST = 1100
 
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
+_STEP_FIELDS = ("learner", "step", "updates", "epoch", "loss", "loss_scale", "overflow", "skipped", "grad_norm", "lr")
+_STEP_TYPES = (str, int, int, int, float, float, bool, bool, float, float)
 _STEP_KINDS: dict[str, Kind] = {
     "learner": is_text,
     **dict.fromkeys(("step", "updates", "epoch"), is_count),
@@ -66,6 +68,10 @@ class Run:
         """
         path = self.paths.steps
         for number, line in self._lines(path):
+            usual = _usual_step(line)
+            if usual is not None:
+                yield usual
+                continue
             fields = _object(path, number, line)
             if wrong := misfit(fields, _STEP_KINDS):
                 raise _damaged(path, number, f"'{wrong}' holds a value of another kind")
@@ -174,6 +180,22 @@ def _overrides(path: Path) -> tuple[str, ...]:
             raise _damaged(path, number, "it is not a quoted string")
         found.append(override)
     return tuple(found)
+
+
+def _usual_step(line: str) -> StepRecord | None:
+    """Return the step of a line as `mptrain.records.step_json` writes most; None for any other line, which may be right all the same."""
+    try:
+        fields = parse_strict(line)
+        if (
+            type(fields) is not dict
+            or tuple(map(type, fields.values())) != _STEP_TYPES
+            or tuple(fields) != _STEP_FIELDS
+        ):
+            return None
+    except ValueError:
+        return None
+    record = StepRecord(*fields.values())
+    return record if is_count(record.step) and is_count(record.updates) and is_count(record.epoch) else None
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:

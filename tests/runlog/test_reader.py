@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -60,6 +61,34 @@ def test_the_overrides_file_is_a_yaml_list_of_strings(run, overrides):
     yaml = pytest.importorskip("yaml")
     run.write_config("", overrides)
     assert yaml.safe_load(run.paths.overrides.read_text()) == overrides
+
+
+def test_a_step_reads_the_same_in_whatever_order_its_fields_are(run):
+    found = list(read_run(run.paths.root).steps())
+    lines = run.paths.steps.read_text().splitlines()
+    turned = [json.dumps(dict(reversed(json.loads(line).items()))) for line in lines]
+    run.paths.steps.write_text("".join(f"{line}\n" for line in turned))
+    assert all(map(same, read_run(run.paths.root).steps(), found))
+    assert len(turned) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"step": 1,', '"step": -1,'),
+        ('"step": 1,', '"step": true,'),
+        ('"step": 1,', '"step": 9223372036854775808,'),
+        ('"lr": ', '"lr": "x", "rest": '),
+        ('"lr": ', '"lr": NaN, "rest": '),
+        ('"skipped": ', '"skipped": 0, "lost": '),
+    ],
+)
+def test_a_step_with_a_value_of_another_kind_is_damage(run, old, new):
+    text = run.paths.steps.read_text()
+    assert old in text
+    run.paths.steps.write_text(text.replace(old, new, 1))
+    with pytest.raises(StorageError, match="line 1"):
+        list(read_run(run.paths.root).steps())
 
 
 def test_a_run_that_has_written_nothing_yet_reads_as_empty(tmp_path):
