@@ -206,7 +206,7 @@ class Autocast(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)  # all of them would take some 8 GiB
 def drawn(model: str, *words: str) -> tuple[Any, Parts, Any]:
     """A configuration, what was built of it on the CPU in FP32, and a batch."""
     small = ("train.batch_size=2", "device=cpu", "precision=fp32", *WORDS.get(model, ()))
