@@ -260,7 +260,7 @@ def parts_of(model: str, precision: str, *words: str, scaler: str | None = None)
 
 @dataclass
 class Seen:
-    """What steps had to do with the host.
+    """Dealings of steps with the host.
 
     Attributes:
         found: Each thing, in words; one that ended the step is the last.

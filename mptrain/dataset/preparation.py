@@ -74,7 +74,7 @@ class Preparation:
         return (images * scale).add_(shift).expand(-1, self.channels, -1, -1)
 
     def _constants(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
-        """What stored values are multiplied by and what is added then, float32 ``[2, 1, C, 1, 1]``; copied to a device once."""
+        """Return the factor and the shift of stored values, float32 ``[2, 1, C, 1, 1]``; they are copied to a device once."""
         if device not in self._tables:
             scales = [1.0 / (self.full_range * deviation) for deviation in std]
             shifts = [-average / deviation for average, deviation in zip(mean, std, strict=True)]

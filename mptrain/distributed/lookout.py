@@ -103,7 +103,7 @@ class Lookout:
                 return
 
     def _waits(self) -> bool:
-        """Whether the device has no idle moment for so long that it must be waiting."""
+        """Return whether the device has had no idle moment for so long that it must be waiting."""
         until = time.monotonic() + PATIENCE
         while time.monotonic() < until:
             try:

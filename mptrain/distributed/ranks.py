@@ -119,7 +119,7 @@ class Ranks:
         event.synchronize()
 
     def is_lost(self, error: BaseException) -> bool:
-        """Whether an exception came of another rank's end."""
+        """Return whether an exception came of another rank's end."""
         return False
 
     def who_ended(self) -> str:

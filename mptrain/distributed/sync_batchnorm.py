@@ -111,7 +111,7 @@ class _Synchronised(torch.autograd.Function):
 
 
 def _kernels_for(x: Tensor) -> Any:
-    """Where the five functions are that compute on the device of a tensor."""
+    """Return the holder of the five functions that compute on the device of a tensor."""
     return torch if x.is_cuda else OnCpu
 
 

@@ -27,7 +27,7 @@ _ROW = 4096
 
 
 class Verdict(NamedTuple):
-    """What one step's gradients turned out to be. All tensors live on the training device; float64 is float32 where it has no FP64.
+    """Judgement of one step's gradients. All tensors live on the training device; float64 is float32 where it has no FP64.
 
     Attributes:
         overflow: bool, shape (1,): some gradient holds inf or NaN, or the scale is 0; exactly where ``grad_norm`` is

@@ -43,7 +43,7 @@ _INTERPRETED = ("1", "true", "yes", "on", "y")  # what Triton takes for yes
 
 
 def available(device: torch.device, rule: Known) -> bool:
-    """Whether these kernels run there for a rule that `supports` knows."""
+    """Return whether these kernels run there for a rule that `supports` knows."""
     return not obstacle(device, rule)
 
 

@@ -366,7 +366,7 @@ class Weights:
         ]
 
     def _sum_of(self, index: int) -> Tensor:
-        """Where the FP32 sum of one parameter's half gradients is formed."""
+        """Return the FP32 sum of one parameter's half gradients, made when it is first asked for."""
         wide = self._wide_grads[index]
         if wide is None:
             wide = self._wide_grads[index] = torch.empty_like(self._work[index])

@@ -1,4 +1,4 @@
-"""What is left of a capture: nothing where it fails, with stand-ins that behave as torch's own do on a CUDA device."""
+"""Traces of a capture: none where it fails, with stand-ins that behave as torch's own do on a CUDA device."""
 
 from __future__ import annotations
 

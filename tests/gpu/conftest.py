@@ -1,4 +1,4 @@
-"""What the tests on a CUDA device share: settings of the whole process that end with the test that made them."""
+"""Shared by the tests on a CUDA device: settings of the whole process that end with the test that made them."""
 
 from __future__ import annotations
 

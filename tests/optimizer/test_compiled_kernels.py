@@ -1,4 +1,4 @@
-"""What Triton makes of the kernels for devices that are not here: compiled and launched through a driver that is none.
+"""The kernels for devices that are not here: compiled and launched through a driver that is none.
 
 The expected numbers are counts of instructions for one thread. Each kernel has its body twice: for whole blocks of aligned
 tensors, and element by element under a mask.
@@ -121,7 +121,7 @@ def train(rule, decay, sizes=(UPDATE_BLOCK,), steps=1, offset=0):
 
 
 def resources(kernel, tmp_path):
-    """What ptxas gave a kernel, by NVIDIA's own tool: registers, and bytes of stack and of local memory."""
+    """Return the resources that ptxas gave a kernel, by NVIDIA's own tool: registers, and bytes of stack and of local memory."""
     tools = Path(importlib.import_module("triton.backends.nvidia").__file__).parent / "bin"
     binary = tmp_path / "kernel.cubin"
     binary.write_bytes(kernel.asm["cubin"])
@@ -132,7 +132,7 @@ def resources(kernel, tmp_path):
 
 
 def count(code, instruction):
-    """How often an instruction is in the code; those on two numbers at once (f32x2) count twice."""
+    """Count an instruction in the code; those on two numbers at once (f32x2) count twice."""
     return len(re.findall(rf"\b{instruction}(?!x2)\b", code)) + 2 * len(re.findall(rf"\b{instruction}x2\b", code))
 
 

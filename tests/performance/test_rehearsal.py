@@ -46,7 +46,7 @@ def gpu(python, *words, timeout=60):
 
 
 def needs(distribution, *extras):
-    """What a distribution needs here, with some of its extras."""
+    """Return the requirements of a distribution here, with some of its extras."""
     found = map(Requirement, importlib.metadata.requires(distribution) or [])
     chosen = [{"extra": extra} for extra in ("", *extras)]
     return [one for one in found if one.marker is None or any(one.marker.evaluate(extra) for extra in chosen)]
