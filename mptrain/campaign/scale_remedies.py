@@ -259,7 +259,7 @@ def _by_itself(case: Case, goal: float) -> float | None:
     device = case.parts.device
     infinite = torch.full((1,), math.inf, dtype=widest(device), device=device)
     yes = torch.ones(1, dtype=torch.bool, device=device)
-    refused = Verdict(yes, ~yes, torch.ones(1, device=device), *[infinite] * 3)
+    refused = Verdict(yes, ~yes, torch.ones(1, device=device), infinite, infinite, infinite)
     in_a_row = int(case.moment.state["accounts"][learner.name]["history"]["consecutive"])
     state = {**learner.scale_state, "scale": torch.full_like(learner.scale, case.seen.loss_scale)}
     landing, enough = None, max(goal / 2.0**MARGIN, learner.scaler.floor)

@@ -46,7 +46,8 @@ def train_step(
     watch.judged(learner.weights, verdict, scale)
     learner.weights.update(verdict, lr, scale if learner.scales else None)  # unscale, clip, update, publish
     watch.updated(learner.weights)
-    plan.guard.restore(verdict.skip)
+    if not verdict.known_finite:
+        plan.guard.restore(verdict.skip)
     learner.advance(verdict)
     ring.record(total, scale, verdict.grad_norm, verdict.norms, lr, learner.scale)
 

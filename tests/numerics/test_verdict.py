@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from capability import CPU, NoFP64, without
+from loops import each
 
 from mptrain.device import widest
 from mptrain.numerics.formats import FLOAT32
@@ -24,9 +25,9 @@ def verdict_of(*grads, scale=1.0, refuses=True):
     return judge(gradient_norms(list(grads)), torch.tensor([scale]), refuses=refuses)
 
 
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("length", [1, 7, 64, 1000])
+@each("bad", [math.inf, -math.inf, math.nan])
+@each("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@each("length", [1, 7, 64, 1000])
 def test_trap_09_one_non_finite_element_anywhere_is_an_overflow(bad, dtype, length):
     for place in {0, length // 2, length - 1}:
         grad = torch.ones(length, dtype=dtype)
@@ -72,7 +73,7 @@ def test_trap_12_half_gradients_whose_norm_exceeds_65504_are_no_overflow():
     assert verdict.grad_norm.item() == 600000.0
 
 
-@pytest.mark.parametrize("offenders", [1, 2, 3, 10, 100])
+@each("offenders", [1, 2, 3, 10, 100])
 def test_trap_17_the_flag_is_exactly_one_however_many_offenders_there_are(offenders):
     grads = [torch.full((2,), math.inf)] * offenders + [torch.ones(2)]
     verdict = verdict_of(*grads)
@@ -115,9 +116,9 @@ def laid_out(values, layout):
     return values.clone()
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "gaps"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", LARGE, ids=str)
+@each("layout", ["contiguous", "channels_last", "transposed", "gaps"])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("shape", LARGE)
 def test_the_norm_of_a_large_gradient_is_the_root_of_the_sum_of_its_squares(shape, dtype, layout, fp64):
     values = laid_out(torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype), layout)
     small = torch.ones(3)
@@ -126,8 +127,8 @@ def test_the_norm_of_a_large_gradient_is_the_root_of_the_sum_of_its_squares(shap
     )
 
 
-@pytest.mark.parametrize("shape", LARGE[1:], ids=str)
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@each("shape", LARGE[1:])
+@each("value", [math.inf, -math.inf, math.nan])
 def test_one_bad_element_of_a_large_gradient_is_found_wherever_it_is(shape, value):
     for place in (0, 32767, 32768, -1):
         values = torch.ones(shape)
@@ -137,7 +138,7 @@ def test_one_bad_element_of_a_large_gradient_is_found_wherever_it_is(shape, valu
             assert norms.isfinite().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("exponent", [-149, -140, -126, -76, -75, -63, 63, 64, 127])
+@each("exponent", [-149, -140, -126, -76, -75, -63, 63, 64, 127])
 def test_trap_12_no_square_leaves_the_range_in_a_large_gradient(exponent, fp64):
     if not fp64 and not -126 <= exponent <= 119:
         pytest.skip("norms are FP32")
@@ -153,7 +154,7 @@ def test_an_empty_tensor_has_norm_zero():
     assert verdict.norms.tolist() == [0.0, 2.0]
 
 
-@pytest.mark.parametrize("exponent", [0, 1, 16, 24, 60])
+@each("exponent", [0, 1, 16, 24, 60])
 def test_the_norm_is_that_of_unscaled_gradients_and_exactly_so_for_powers_of_two(exponent, fp64):
     grad = torch.randn(1000)
     plain = verdict_of(grad).grad_norm
@@ -176,7 +177,7 @@ def test_the_arguments_are_left_as_they_were():
     assert scale == 2.0
 
 
-@pytest.mark.parametrize("norm", [0.0, 1e-12, 0.5, 1.0, 2.0, 1e6, 1e30])
+@each("norm", [0.0, 1e-12, 0.5, 1.0, 2.0, 1e6, 1e30])
 def test_the_clip_coefficient_is_torchs(norm, fp64):
     parameter = torch.nn.Parameter(torch.zeros(1, dtype=widest(CPU)))
     parameter.grad = torch.tensor([norm], dtype=widest(CPU))
@@ -191,15 +192,15 @@ def test_trap_21_a_non_finite_norm_clips_nothing(bad):
     assert clip_coefficient(torch.tensor([bad], dtype=widest(CPU)), 1.0).item() == 1.0
 
 
-@pytest.mark.parametrize("norm", [0.0, 1.0, 1e30])
+@each("norm", [0.0, 1.0, 1e30])
 def test_trap_1_gradients_of_a_scale_that_fell_to_zero_are_refused(norm):
     verdict = judge(torch.tensor([norm, -1.0], dtype=widest(CPU)), torch.zeros(1), refuses=True)
     assert verdict.overflow
     assert verdict.skip == 1
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "gaps"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@each("layout", ["contiguous", "channels_last", "transposed", "gaps"])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_the_host_judges_as_the_device_does(dtype, layout, fp64):
     draw = torch.Generator().manual_seed(0)
     shapes = ((40, 8, 3, 3), *LARGE, (3,), (0,), (20_000,), (20_000,), ())
@@ -219,8 +220,8 @@ def test_the_host_judges_as_the_device_does(dtype, layout, fp64):
         grads = [grad * 3 for grad in grads]
 
 
-@pytest.mark.parametrize("sizes", [(100_000,), (100_000, 90_000), (5,), (0,), (32768,), (100_000, 5)], ids=str)
-@pytest.mark.parametrize("threads", [1, 2])
+@each("sizes", [(100_000,), (100_000, 90_000), (5,), (0,), (32768,), (100_000, 5)])
+@each("threads", [1, 2])
 def test_the_host_judges_few_tensors_of_any_size(sizes, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -256,8 +257,8 @@ def test_the_host_judges_gradients_of_weights_that_are_parts_of_others(at):
     assert HostJudge(weights)(grads, ONE) is None
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("size", [1, 5, 40_000, 70_000])
+@each("value", [math.inf, -math.inf, math.nan])
+@each("size", [1, 5, 40_000, 70_000])
 def test_the_host_leaves_what_is_not_finite_to_others(size, value):
     for place in {0, size // 2, size - 1}:
         grads = [torch.full((9,), 3e38), torch.full((50_000,), -3e38), torch.ones(size)]
@@ -269,15 +270,45 @@ def test_the_host_leaves_what_is_not_finite_to_others(size, value):
         assert judge_on_host(grads, ONE) is not None
 
 
-@pytest.mark.parametrize("scale", [0.0, math.inf, math.nan])
+@each("layout", ["contiguous", "channels_last", "transposed", "gaps"])
+def test_rows_of_fp32_are_within_their_bound(layout):
+    draw = torch.Generator().manual_seed(0)
+    for shape in ((40_000,), (100_003,), (64, 64, 5, 5), (300, 400)):
+        normal = torch.randn(shape, generator=draw)
+        for values in (normal, normal.exp() * 1e-3, torch.full(shape, 1 / 3), normal * 2.0 ** (normal * 12)):
+            grads = [laid_out(values, layout), torch.ones(3)]
+            right = HostJudge(grads)(grads, ONE).grad_norm.item()
+            found = HostJudge(grads, exact=False)(grads, ONE).grad_norm.item()
+            assert found == pytest.approx(right, rel=2.0**-16 if layout == "gaps" else 2.0**-22)
+
+
+@each("exponent", [-149, -140, -126, -76, -75, -63, -40, -39, -38, -37, 55, 59, 60, 63, 64, 118, 127])
+def test_rows_of_fp32_leave_to_fp64_what_leaves_their_range(exponent):
+    """Squares vanish or overflow in FP32; a norm of 2^-30, below which they may count, is that of elements of 2^-38 here."""
+    grads = [torch.full((65536,), 2.0**exponent)]
+    found = HostJudge(grads, exact=False)(grads, ONE)
+    assert found.grad_norm.item() == 2.0 ** (exponent + 8)
+    assert found.known_finite
+    grads[0][70] = math.inf
+    assert HostJudge(grads, exact=False)(grads, ONE) is None
+
+
+def test_small_elements_beside_large_ones_count_in_rows_of_fp32():
+    grads = [torch.full((65536,), 2.0**-64), torch.full((40_000,), 2.0**-38)]
+    for order in (grads, grads[::-1]):
+        right = HostJudge(order)(order, ONE).grad_norm.item()
+        assert HostJudge(order, exact=False)(order, ONE).grad_norm.item() == pytest.approx(right, rel=2.0**-22)
+
+
+@each("scale", [0.0, math.inf, math.nan])
 def test_the_host_leaves_a_scale_that_unscales_nothing_to_others(scale):
     grads = [torch.ones(5)]
     found = HostJudge(grads)(grads, torch.tensor([scale]))
     assert (found is None) == judge(gradient_norms(grads), torch.tensor([scale]), refuses=True).overflow.item()
 
 
-@pytest.mark.parametrize("elements", [1, 4095, 4096, 4097, 100_000, 4096 * 4096 + 5])
-@pytest.mark.parametrize("factor", [2.0**-120, 1.0, 2.0**120])
+@each("elements", [1, 4095, 4096, 4097, 100_000, 4096 * 4096 + 5])
+@each("factor", [2.0**-120, 1.0, 2.0**120])
 def test_a_norm_in_fp32_is_that_of_fp64_within_its_bound(elements, factor):
     values = torch.rand(elements) * factor
     right = torch.linalg.vector_norm(values, dtype=torch.float64).item()
@@ -309,7 +340,7 @@ def test_a_norm_in_fp32_is_non_finite_exactly_where_an_element_is():
         assert float32_norm(torch.tensor(values)).item() == pytest.approx(right, nan_ok=True)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 2.0**24, 1e38])
+@each("scale", [1e-30, 1.0, 2.0**24, 1e38])
 def test_norms_near_the_ends_of_fp32_are_judged_without_fp64_as_with_it(scale):
     """A norm beyond FP32 stands as its largest number, and is no overflow."""
     for norms in ([FLOAT32.max] * 3, [FLOAT32.max, 1e-45], [1e-38, 1e-38], [3e38, -1.0], [0.0]):
