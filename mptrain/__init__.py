@@ -1,3 +1,3 @@
 """Mixed precision training from the command line: every step's loss scale and overflow on record."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -8,7 +8,8 @@
     ├── NumericsError (4)       training cannot go on: only overflows, a diverged loss
     ├── DataError (6)           data missing, damaged or inconsistent with the model
     ├── StorageError (6)        run directory, records or disk
-    │   └── CheckpointError (6) no usable checkpoint
+    │   ├── CheckpointError (6) no usable checkpoint
+    │   └── OlderLayout (6)     an older mptrain wrote it, and this one does not read that
     └── Preempted (75 / 130)    a signal, or a lost rank, ended the run; it can go on
 
 Messages are written for the person at the terminal: ``str(error)`` says what and where, ``hint`` says what to do.
@@ -23,8 +24,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
+from mptrain import __version__
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 EXIT_OK = 0
 EXIT_BUG = 1
@@ -122,6 +126,26 @@ class StorageError(MptrainError):
 
 class CheckpointError(StorageError):
     """No checkpoint of a run can be used."""
+
+
+class OlderLayout(StorageError):
+    """Folders that an older mptrain wrote, which this one does not read.
+
+    Args:
+        writers: Each folder with the version that wrote it.
+    """
+
+    def __init__(self, writers: Mapping[Path, str]) -> None:
+        self.writers = writers
+        shown = list(map(str, writers))
+        shown[4:] = [f"{len(shown) - 4} more"] if shown[4:] else []
+        versions = " and ".join(sorted(set(writers.values())))
+        were, them = ("was", "it") if len(shown) == 1 else ("were", "them")
+        places = " and ".join([*filter(None, [", ".join(shown[:-1])]), shown[-1]])
+        super().__init__(
+            f"{places} {were} written by mptrain {versions}, which mptrain {__version__} cannot read",
+            f"read {them} with mptrain {versions}, or train again in another folder",
+        )
 
 
 class Preempted(MptrainError):

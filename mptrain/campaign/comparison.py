@@ -23,7 +23,7 @@ from mptrain.config.ranges import UnfitError, fit, show
 from mptrain.config.trust import retyped_for
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
-from mptrain.runlog import last_run, read_run
+from mptrain.runlog import last_run, read_run, read_runs
 from mptrain.runlog.layout import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 
@@ -215,7 +215,7 @@ def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Co
     for place in places:
         for path in _runs_of(place):
             found.setdefault(path.resolve(), place)
-    runs = [measure(read_run(path)) for path in found]
+    runs = [measure(run) for run in read_runs(found)]
     _require_keys(question.claimed, runs)
     comparison = _compare(group_runs(runs, places=list(found.values())), question, (), anyway=anyway)
     fatal = [objection for objection in comparison.objections if objection.fatal]

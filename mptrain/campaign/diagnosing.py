@@ -233,7 +233,7 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Plac
     remark = f"step {wanted:,}, from {begins}{trained}"
     place = Place(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
     state = directory.read_state()
-    return replace(place, because=_OF_RANKS) if state is not None and (state.ranks or 1) > 1 else place
+    return replace(place, because=_OF_RANKS) if state is not None and state.ranks > 1 else place
 
 
 def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> Moment:

@@ -63,7 +63,7 @@ def read_ending(directory: RunDirectory, trust: str = "") -> Ending:
             cause=str(fields["cause"]),
             batch=_batch(saved),
             random=saved["random"],
-            ranks=int(saved.get("ranks", 1)),
+            ranks=int(saved["ranks"]),
         )
     except OSError as error:
         why, cause = f"cannot be read: {error.strerror or error}", error

@@ -29,15 +29,13 @@ from mptrain.records import as_json
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.reader import read_run
 from mptrain.runlog.storage import write_atomically
-from mptrain.runlog.sweeps import Sweep, SweepPaths, is_sweep, read_sweep
+from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_sweep
 
 if TYPE_CHECKING:
     from mptrain.campaign.points import Point
     from mptrain.campaign.recipe import Recipe
     from mptrain.campaign.worker import Program
     from mptrain.compare.results import Comparison, RunMeasures
-
-SCHEMA = 1
 
 #: Entry of the recipe's arithmetic to measure to value.
 Numbers = dict[str, dict[str, float]]

@@ -189,10 +189,9 @@ def _flags(command: str) -> Iterator[Candidate]:
 
 def _saved(run: str) -> Path | None:
     """The saved configuration of a run."""
-    from mptrain.runlog.directory import last_run
-    from mptrain.runlog.layout import RunPaths
+    from mptrain.runlog.directory import find_run
 
-    return last_run(Path("outputs")).paths.config if run == "last" else RunPaths(Path(run).expanduser()).config
+    return find_run(str(Path(run).expanduser())).paths.config
 
 
 def _recipes() -> Iterator[Candidate]:

@@ -186,7 +186,7 @@ def _digests(
             Objection(
                 f"the {what} could not be checked for all runs of {', '.join(sorted(unknown))}: no digest on record",
                 False,
-                "runs of an older version, or killed early, have none",
+                "runs that were killed early have none",
             )
         )
     if equal and equal == compared:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 #: Version of the layout.
-SCHEMA = 1
+SCHEMA = 2
 
 
 def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
@@ -51,7 +51,7 @@ def read_comparisons(path: Path) -> dict[str, Comparison]:
     """What `write_comparisons` wrote.
 
     Raises:
-        StorageError: It is missing, damaged or of a newer version.
+        StorageError: It is missing, damaged or of another version.
     """
     with storing(path, "read"):
         text = read_bytes(path).decode("utf-8", "replace")
@@ -72,7 +72,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     for result in fields["arms"]:
         for run in result["arm"]["runs"]:
             del run["course"]
-    found: dict[str, Any] = json.loads(as_json({"schema": SCHEMA, **fields}))
+    found: dict[str, Any] = json.loads(as_json(fields))
     return found
 
 
@@ -80,17 +80,10 @@ def from_json(fields: dict[str, Any]) -> Comparison:
     """The comparison that `to_json` was given, but for the courses of its runs.
 
     Raises:
-        StorageError: It is of a newer version, or damaged.
+        StorageError: It is damaged.
     """
-    schema = fields.get("schema")
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise StorageError(
-            f"the comparison has schema {schema}, this mptrain reads up to {SCHEMA}",
-            "use the newer mptrain that wrote it",
-        )
     try:
         values = restore_nonfinite(fields)
-        del values["schema"]
         found = Comparison(
             **{
                 **values,
@@ -137,7 +130,7 @@ def _run(fields: dict[str, Any]) -> RunMeasures:
             "overrides": tuple(fields["overrides"]),
             "data": {int(epoch): tuple(digests) for epoch, digests in fields["data"].items()},
             "attempts": tuple(tuple(attempt) for attempt in fields["attempts"]),
-            "changes": tuple(fields.get("changes", ())),
+            "changes": tuple(fields["changes"]),
         }
     )
 

@@ -1,6 +1,6 @@
 """From a run directory to the numbers that a comparison needs.
 
-Reads what is on record and computes nothing of its own; what an older or unfinished run does not say stays unknown.
+Reads what is on record and computes nothing of its own; what an unfinished run does not say stays unknown.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _PROCS = re.compile(r"^(distributed:\n(?:  .*\n)*?  procs:).*$", re.MULTILINE)
 def _with_ranks(run: Run) -> str:
     """The configuration, which under torchrun does not know of how many ranks it is, with their number; null for one."""
     ranks = run.state.ranks
-    return run.config if ranks is None else _PROCS.sub(rf"\g<1> {ranks if ranks > 1 else 'null'}", run.config, count=1)
+    return _PROCS.sub(rf"\g<1> {ranks if ranks > 1 else 'null'}", run.config, count=1)
 
 
 def _measured(run: Run, seen: _Events) -> RunMeasures:
@@ -172,9 +172,9 @@ def _overflows(learners: Sequence[dict[str, Any]]) -> dict[str, int]:
 
 
 def _steady(summary: dict[str, Any]) -> float | None:
-    """The steady throughput, where enough steps were timed; how many they were, older runs do not say."""
+    """The steady throughput, where enough steps were timed."""
     throughput: float | None = summary.get("steady_terms_per_second")
-    return throughput if summary.get("steady_steps", TIMED_STEPS) >= TIMED_STEPS else None
+    return throughput if summary.get("steady_steps", 0) >= TIMED_STEPS else None
 
 
 def _digest_of_data(run: Run) -> str:

@@ -205,17 +205,11 @@ def _misplaced(chosen: dict[str, str], catalogue: Catalogue) -> str:
     return "GROUP"
 
 
-#: Groups that saved configurations of earlier versions lack, and what they mean by that.
-_LATER = {"logger": "mptrain.logger.NoLogger", "diagnostics": "mptrain.diagnostics.probe.NoProbe"}
-
-
 def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]) -> dict[str, Target]:
     allow = extensions.allow if extensions else ()
     targets = {}
     for group in TARGET_GROUPS:
         node = tree.get(group)
-        if node is None and group in _LATER:  # a configuration from before there were any
-            node = {"_target_": _LATER[group]}
         if node is UNRESOLVED:
             continue
         if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):

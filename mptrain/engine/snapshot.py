@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mptrain.engine.job import Parts
     from mptrain.engine.ledger import Ledger
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def take_snapshot(
@@ -283,7 +283,7 @@ def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> 
         notes = _clamped(parts, saved)
         for learner in parts.learners:
             notes += learner.load_state_dict(saved["learners"][learner.name])
-        before, now = saved.get("ranks", 1), parts.ranks.count
+        before, now = saved["ranks"], parts.ranks.count
         if before != now:
             each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} on each"
             notes.append(f"{before} rank{'s' if before != 1 else ''} before, {now} now: the same batches, {each}")

@@ -16,10 +16,10 @@ from mptrain.files import read_bytes
 from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
 from mptrain.report.wording import counted, number
 from mptrain.runlog.kinds import is_number
-from mptrain.runlog.state import parse_object
+from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import restore_nonfinite
-from mptrain.runlog.sweeps import SweepPaths
+from mptrain.runlog.sweeps import SCHEMA, SweepPaths
 
 _TONES: Final[dict[str, Tone]] = {
     "REPRODUCED": "good",
@@ -53,9 +53,13 @@ def read_verdict(folder: Path) -> RecipeVerdict:
     """The verdict in a recipe's folder; empty where it is not there yet."""
     path = SweepPaths(folder).verdict
     try:
+        if not path.exists():
+            return RecipeVerdict({})
         with storing(path, "read"):
-            text = read_bytes(path).decode("utf-8", "replace") if path.exists() else "{}"
-        return RecipeVerdict(restore_nonfinite(parse_object(text, path)))
+            text = read_bytes(path).decode("utf-8", "replace")
+        fields = parse_object(text, path)
+        check_schema(fields, SCHEMA, path)
+        return RecipeVerdict(restore_nonfinite(fields))
     except StorageError as error:
         return RecipeVerdict({}, str(error))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):

@@ -104,7 +104,7 @@ def environment(run: Run, settings: dict[str, Any]) -> Facts:
     return facts(
         ("run", state.id),
         ("device", state.device),
-        ("ranks", f"{state.ranks}, {settings.get('distributed.kind', '')}" if (state.ranks or 1) > 1 else ""),
+        ("ranks", f"{state.ranks}, {settings.get('distributed.kind', '')}" if state.ranks > 1 else ""),
         ("CPU threads", str(threads) if threads else ""),
         ("versions", ", ".join(f"{name} {version}" for name, version in state.versions.items())),
         ("commit", state.git_sha or ""),

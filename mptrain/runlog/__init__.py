@@ -8,7 +8,7 @@ from mptrain.runlog.directory import RunDirectory, create_run, existing_run, fin
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.lock import Holder
 from mptrain.runlog.naming import check_run_name
-from mptrain.runlog.reader import Run, read_run
+from mptrain.runlog.reader import Run, read_run, read_runs
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.runlog.state import Attempt, RunState
 from mptrain.runlog.storage import readable_bytes, storing, write_atomically
@@ -32,6 +32,7 @@ __all__ = [
     "last_run",
     "open_run",
     "read_run",
+    "read_runs",
     "read_summary",
     "readable_bytes",
     "storing",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-SCHEMA = 1
+SCHEMA = 2
 
 #: Letters of the words in a file's name at most.
 _LONGEST = 60
@@ -182,7 +182,7 @@ def read_examination(path: Path) -> Examination:
     """What was written.
 
     Raises:
-        StorageError: The file cannot be read, is damaged, or of a newer schema.
+        StorageError: The file cannot be read, is damaged, or of another schema.
     """
     with storing(path, "read"):
         text = read_bytes(path).decode("utf-8", "replace")
@@ -197,7 +197,7 @@ def read_examination(path: Path) -> Examination:
         )
         remedies = tuple(Remedy(**{**one, "words": tuple(one["words"])}) for one in fields["remedies"])
         texts = {name: tuple(fields[name]) for name in ("notes", "remarks")}
-        also = tuple(Found(**one) for one in fields.get("also", ()))
+        also = tuple(Found(**one) for one in fields["also"])
         found = Examination(**{**fields, **texts, "modules": modules, "remedies": remedies, "also": also})
         if not is_built_as(found, Examination):
             raise ValueError("a value is of another kind than was written")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.errors import ConfigError, StorageError, did_you_mean
+from mptrain.errors import ConfigError, OlderLayout, StorageError, did_you_mean
 from mptrain.files import read_bytes
 from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
@@ -59,7 +59,7 @@ class RunDirectory:
         """The content of ``run.json``; None if the run's process was killed before it wrote that.
 
         Raises:
-            StorageError: The file cannot be read, is damaged, or is of a newer schema.
+            StorageError: The file cannot be read, is damaged, or is of another schema.
         """
         path = self.paths.run_json
         with storing(path, "read"):
@@ -114,7 +114,8 @@ class RunDirectory:
         Raises:
             StorageError: Something cannot be removed.
         """
-        remove_drafts(self.root)
+        for folder in (self.root, *filter(Path.is_dir, self.paths.folders)):
+            remove_drafts(folder)
 
     def read_config(self) -> str:
         """The text of ``config.yaml``.
@@ -177,7 +178,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
 
     Raises:
         ConfigError: The name is not usable.
-        StorageError: ``root/NAME`` is something else than a run directory, or has symbolic links in it.
+        StorageError: ``root/NAME`` is something else than a run directory, has symbolic links in it, or cannot be read.
     """
     paths = RunPaths(root / check_run_name(name))
     with storing(paths.root, "read"):
@@ -186,7 +187,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
         early = {paths.lock.name, paths.config.name, paths.overrides.name, paths.data.name}
         found = {entry.name for entry in paths.root.iterdir() if entry.suffix != TEMPORARY}
         if RUN_JSON in found or found <= early:
-            return _without_links(paths)
+            return _readable(paths)
     raise StorageError(f"{paths.root} exists and is not a run: it has no {RUN_JSON}", "choose another run.name")
 
 
@@ -194,24 +195,26 @@ def open_run(path: Path) -> RunDirectory:
     """The run in a directory.
 
     Raises:
-        StorageError: There is no such directory, it holds no ``run.json``, or there are symbolic links in it.
+        StorageError: There is no such directory, it holds no ``run.json`` that can be read, or there are symbolic links in it.
     """
     paths = RunPaths(path)
     if not path.is_dir():
         raise StorageError(f"no run directory {path}", _meant(path))
     if not paths.run_json.exists():
         raise StorageError(f"{path} is not a run directory: it has no {RUN_JSON}", "name the folder of one run")
-    return _without_links(paths)
+    return _readable(paths)
 
 
-def _without_links(paths: RunPaths) -> RunDirectory:
-    """The run, if no link in it leads elsewhere.
+def _readable(paths: RunPaths) -> RunDirectory:
+    """The run, if no link in it leads elsewhere and its ``run.json`` can be read, which stands for all its files.
 
     Raises:
-        StorageError: Names a link.
+        StorageError: Names a link; or as `RunDirectory.read_state`.
     """
     require_no_links(paths.root, paths.folders)
-    return RunDirectory(paths)
+    directory = RunDirectory(paths)
+    directory.read_state()
+    return directory
 
 
 def _meant(path: Path) -> str:
@@ -249,19 +252,26 @@ def last_run(root: Path) -> RunDirectory:
     """The run that was started or resumed last; directories with a damaged ``run.json`` are passed over.
 
     Raises:
+        OlderLayout: Older versions of mptrain wrote all runs below the root.
         StorageError: There is no run below the root, or the last one has symbolic links in it.
     """
     newest: tuple[str, RunDirectory] | None = None
+    older: dict[Path, str] = {}
     for run in _runs_below(root):
         try:
             state = run.read_state()
+        except OlderLayout as error:
+            older |= error.writers
+            continue
         except StorageError:
             continue
         if state is not None and (newest is None or state.started > newest[0]):
             newest = (state.started, run)
+    if newest is None and older:
+        raise OlderLayout(older)
     if newest is None:
         raise StorageError(f"there is no run in {root}", "train first, or set run.root to where the runs are")
-    return _without_links(newest[1].paths)
+    return _readable(newest[1].paths)
 
 
 def _create_fresh(root: Path, label: str) -> RunDirectory:

@@ -10,7 +10,7 @@ import json
 import re
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mptrain.errors import CheckpointError
 from mptrain.files import read_bytes
@@ -21,18 +21,18 @@ from mptrain.runlog.storage import storing
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA = 1
+SCHEMA = 2
 LAST = "last"
 BEST = "best"
 DATA = ".pt"
 
 _KINDS: dict[str, Kind] = {
     **dict.fromkeys(("step", "bytes"), is_count),
-    **dict.fromkeys(("file", "sha256", "config_digest"), is_text),
+    **dict.fromkeys(("file", "sha256", "config_digest", "parts"), is_text),
     "records": mapping(is_count),
     "metric": optional(is_number),
+    **dict.fromkeys(("digests", "part_files"), mapping(is_text)),
 }
-LATER: dict[str, Kind] = {"digests": mapping(is_text), "parts": is_text, "part_files": mapping(is_text)}
 _NAME = re.compile(r"step-(\d{8,})\.json")
 
 
@@ -48,7 +48,7 @@ class Manifest:
         records: Byte length of each record file at that moment, by name.
         metric: The metric of exactly these weights on validation data; None if they were not evaluated.
         config_digest: Digest of the configuration that made it.
-        digests: SHA-256 of so many bytes of each record file; empty where an older version wrote it.
+        digests: SHA-256 of so many bytes of each record file.
         schema: Version of this layout.
         parts: Name of the folder with the parts of tensors that ranks held (`mptrain.runlog.shards`); empty where there is none.
         part_files: SHA-256 of its files by name.
@@ -66,19 +66,15 @@ class Manifest:
     parts: str = ""
     part_files: dict[str, str] = field(default_factory=dict)
 
-    def fields(self) -> dict[str, Any]:
-        """All fields; those of `LATER` only where there is anything, as they were written before there were such."""
-        return {name: value for name, value in asdict(self).items() if value or name not in LATER}
-
     def to_json(self) -> str:
         """The text of the file: indented strict JSON, with a digest of its own fields under ``check``."""
-        fields = self.fields()
+        fields = asdict(self)
         ordered = {"schema": fields.pop("schema"), **fields, "check": self.digest()}
         return json.dumps(ordered, indent=2, allow_nan=False) + "\n"
 
     def digest(self) -> str:
         """SHA-256 of all fields: it betrays a bit flipped in a length or a metric, still valid JSON."""
-        return hashlib.sha256(json.dumps(self.fields(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 def manifest_name(step: int) -> str:
@@ -107,18 +103,16 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest in a file.
 
     Raises:
-        StorageError: It cannot be read, is damaged or of a newer schema.
+        StorageError: It cannot be read, is damaged or of another schema.
     """
     with storing(path, "read"):
         text = read_bytes(path).decode("utf-8", "replace")
     fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     try:
-        later = {name: fields[name] for name in LATER if name in fields}
-        known = {name: fields[name] for name in Manifest.__dataclass_fields__ if name not in LATER}
-        manifest = Manifest(**known, **later)
+        manifest = Manifest(**{name: fields[name] for name in Manifest.__dataclass_fields__})
         sound = (
-            not misfit(fields, {**_KINDS, **{name: LATER[name] for name in later}})
+            not misfit(fields, _KINDS)
             and _is_plain_name(manifest.file)
             and manifest.file.endswith(DATA)
             and all(map(_is_plain_name, (manifest.parts, *manifest.part_files) if manifest.parts else ()))

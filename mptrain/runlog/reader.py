@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mptrain.errors import StorageError
+from mptrain.errors import OlderLayout, StorageError
 from mptrain.files import open_to_read, read_bytes
 from mptrain.records import EpochRecord, ExponentCounts, HistogramRecord, StepRecord
 from mptrain.runlog.directory import open_run
@@ -22,7 +22,7 @@ from mptrain.runlog.summary import read_summary
 from mptrain.runlog.writer import EPOCHS_AFTER, EPOCHS_BEFORE, VAL_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from mptrain.runlog.layout import RunPaths
@@ -156,6 +156,25 @@ def read_run(path: Path) -> Run:
         overrides=_overrides(paths.overrides),
         summary=read_summary(paths.summary),
     )
+
+
+def read_runs(paths: Iterable[Path]) -> list[Run]:
+    """The runs in some directories, in their order.
+
+    Raises:
+        OlderLayout: Older versions of mptrain wrote some of them; names all of these.
+        StorageError: As `read_run`.
+    """
+    found: list[Run] = []
+    older: dict[Path, str] = {}
+    for path in paths:
+        try:
+            found.append(read_run(path))
+        except OlderLayout as error:
+            older |= error.writers
+    if older:
+        raise OlderLayout(older)
+    return found
 
 
 def _text(path: Path) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from mptrain.errors import StorageError
+from mptrain.errors import OlderLayout, StorageError
 from mptrain.runlog.kinds import Kind, each, is_count, is_text, is_whole, mapping, misfit, optional
 from mptrain.runlog.strict_json import parse_strict
 
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-SCHEMA = 1
+SCHEMA = 2
+
+#: The release that wrote files whose schema number is below that of today, where they do not say it themselves.
+_OLDER = "0.1"
 Status = Literal["running", "done", "failed", "preempted"]
 
 _STATE_KINDS: dict[str, Kind] = {
@@ -30,7 +33,7 @@ _STATE_KINDS: dict[str, Kind] = {
     "exit_code": optional(is_whole),
     "git_sha": optional(is_text),
     "versions": mapping(is_text),
-    "ranks": optional(is_count),
+    "ranks": is_count,
 }
 _ATTEMPT_KINDS: dict[str, Kind] = {
     **dict.fromkeys(("started", "host"), is_text),
@@ -92,7 +95,7 @@ class RunState:
         versions: Name to version of what computes: python, torch, mptrain, CUDA.
         device: The device in words.
         precision: Which dtype everything has, in words.
-        ranks: Processes that train it; None in records from before it was kept.
+        ranks: Processes that train it.
         attempts: Every process that worked on it, in order.
         schema: Version of this layout.
     """
@@ -108,7 +111,7 @@ class RunState:
     versions: dict[str, str] = field(default_factory=dict)
     device: str = ""
     precision: str = ""
-    ranks: int | None = None
+    ranks: int = 1
     attempts: tuple[Attempt, ...] = ()
     schema: int = SCHEMA
 
@@ -144,14 +147,13 @@ def parse_state(text: str, path: Path) -> RunState:
         path: Where it came from, for the message.
 
     Raises:
-        StorageError: Not JSON, fields missing or of a wrong type, or of a newer schema.
+        StorageError: Not JSON, fields missing or of a wrong type, or of another schema.
     """
     fields = parse_object(text, path)
     check_schema(fields, SCHEMA, path)
     try:
         attempts = tuple(
-            Attempt(**{**_only(Attempt, item), "changes": tuple(item.get("changes", ()))})
-            for item in fields["attempts"]
+            Attempt(**{**_only(Attempt, item), "changes": tuple(item["changes"])}) for item in fields["attempts"]
         )
         known = {**_only(RunState, fields), "argv": tuple(fields["argv"]), "attempts": attempts}
         state = RunState(**known)
@@ -182,9 +184,10 @@ def parse_object(text: str, path: Path) -> dict[str, Any]:
 
 
 def check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
-    """Refuse a file of a layout that this version cannot read.
+    """Refuse a file of another layout than this version writes.
 
     Raises:
+        OlderLayout: An older mptrain wrote it; names the folder that it lies in.
         StorageError: No schema number, or a newer one than ``known``.
     """
     schema = fields.get("schema")
@@ -192,9 +195,13 @@ def check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
         raise _damaged(path, "no schema number")
     if schema > known:
         raise StorageError(
-            f"{path} has schema {schema}, this mptrain reads up to {known}",
+            f"{path} has schema {schema}, this mptrain reads {known}",
             "use the newer mptrain that wrote it",
         )
+    if schema < known:
+        versions = fields.get("versions")
+        named = versions.get("mptrain") if isinstance(versions, dict) else None
+        raise OlderLayout({path.parent: named if isinstance(named, str) else _OLDER})
 
 
 def now() -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-SCHEMA = 1
+SCHEMA = 2
 
 _NUMBERS = mapping(optional(is_number))
 _LEARNER: dict[str, Kind] = {
@@ -82,7 +82,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """The final numbers, without the schema; empty where the run has not written them yet.
 
     Raises:
-        StorageError: The file cannot be read, is damaged or of a newer schema.
+        StorageError: The file cannot be read, is damaged or of another schema.
     """
     with storing(path, "read"):
         try:

@@ -21,7 +21,8 @@ from mptrain.runlog.sweep_csv import write_rows
 if TYPE_CHECKING:
     from pathlib import Path
 
-SCHEMA = 1
+#: Version of the layout of ``sweep.json``, and of ``verdict.json`` beside it.
+SCHEMA = 2
 SWEEP_JSON = "sweep.json"
 JobStatus = Literal["waiting", "running", "done", "failed", "interrupted", "preempted"]
 Kind = Literal["sweep", "comparison", "recipe"]
@@ -195,7 +196,7 @@ def read_sweep(folder: Path) -> Sweep:
     """The sweep in a folder.
 
     Raises:
-        StorageError: There is none, ``sweep.json`` is damaged or of a newer schema, or there are symbolic links in it.
+        StorageError: There is none, ``sweep.json`` is damaged or of another schema, or there are symbolic links in it.
     """
     path = SweepPaths(folder).json
     require_no_links(folder, [SweepPaths(folder).figures])
