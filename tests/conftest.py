@@ -7,10 +7,14 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import functools
 import signal
 
 import pytest
 import torch
+
+from mptrain.config import compose as composing
+from mptrain.config import location
 
 if (
     signal.getsignal(signal.SIGINT) is signal.SIG_IGN
@@ -23,3 +27,22 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 @pytest.fixture(autouse=True)
 def _random_state_of_one_test_does_not_reach_the_next():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_configs_are_read_once():
+    """Share one composer among tests: reading the files of the project's own groups is most of the time of composing."""
+    fresh = composing.Composer
+
+    @functools.cache
+    def shared(configs, config_name, typed):
+        return fresh((), config_name, typed)
+
+    def composer(config_dirs=(), config_name="train", typed=None):
+        if config_dirs:
+            return fresh(config_dirs, config_name, typed)
+        return shared(location.configs(), config_name, None if typed is None else tuple(typed))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composing, "Composer", composer)
+        yield

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from capability import CPU, NoFP64, without
+from loops import each
 
 from mptrain import device as devices
 from mptrain.config.build import build
@@ -45,7 +46,7 @@ BATCH = SimpleNamespace(tensors=dict)
 XPU = SimpleNamespace(has_fp64=False, has_fp16=True, total_memory=2**34)
 
 
-@pytest.mark.parametrize(
+@each(
     ("level", "built", "runs"),
     [
         ((7, 0), WHEEL, False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
+from loops import each
 
 from mptrain import errors
 from mptrain.errors import ConfigError, MptrainError, Preempted, Problem, StorageError, did_you_mean, near_names
@@ -19,10 +20,11 @@ EXIT_CODES = {
     "DataError": 6,
     "StorageError": 6,
     "CheckpointError": 6,
+    "OlderLayout": 6,
 }
 
 
-@pytest.mark.parametrize(("name", "code"), EXIT_CODES.items())
+@each(("name", "code"), EXIT_CODES.items())
 def test_each_error_class_has_its_documented_exit_code(name, code):
     assert getattr(errors, name).exit_code == code
 
@@ -73,7 +75,7 @@ def test_a_close_word_is_suggested_and_a_far_one_is_not(word, answer):
 MODES = ["amp_bf16", "amp_dynamic", "amp_static", "bf16", "bf16_pure", "fp16_dynamic", "fp16_static", "fp32", "tf32"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "names"),
     [
         ("fp16", ["fp16_dynamic", "fp16_static"]),  # not bf16, which is as near by spelling

@@ -9,6 +9,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from loops import each
 
 PACKAGE = Path(__file__).parents[1] / "mptrain"
 #: Methods that bring a tensor's values to the host, or may.
@@ -30,7 +31,10 @@ READING_FUNCTIONS = {
     ("restart.py", "take_up"): "once, after a restart",
     ("static.py", "_constant"): "once, after a restart",
     ("verdict.py", "__call__"): "of `HostJudge`, for a CPU's memory",
+    ("verdict.py", "_squares"): "of a part of it",
+    ("verdict.py", "_square_by_rows"): "of a part of it",
     ("verdict.py", "square"): "of a part of it",
+    ("verdict.py", "memory_order"): "asks for strides",
     ("verdict.py", "__init__"): "sums shapes up",
     ("bits.py", "read_counts"): "its numbers are on the host already",
     ("multi_tensor.py", "obstacle"): "before the first step",
@@ -82,7 +86,7 @@ def is_allowed(file: str, function: str) -> bool:
     return (file, function) in READING_FUNCTIONS or file in WITHOUT_TENSORS
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}/{path.name}")
+@each("path", SOURCES)
 def test_a_source_of_the_step_reads_nothing_on_the_host(path):
     found = [
         f"{path.name}:{line} in {function}: {text}"
@@ -108,7 +112,7 @@ def test_files_without_tensors_import_no_torch():
             assert "torch" not in {name.name.split(".")[0] for node in imported for name in node.names}
 
 
-@pytest.mark.parametrize(
+@each(
     "planted",
     [
         "verdict.overflow.item()",

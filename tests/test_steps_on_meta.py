@@ -41,6 +41,7 @@ NETWORKS = [(name,) for name in MODELS] + [key for key in WAITS if len(key) > 1]
     [USUAL, pytest.param(tuple(sorted({*PRECISIONS} - {*USUAL})), marks=pytest.mark.slow)],
     ids=["usual modes", "other modes"],
 )
+@pytest.mark.workload
 @pytest.mark.parametrize("network", NETWORKS, ids=" ".join)
 def test_a_step_of_every_model_in_every_mode_waits_for_nothing_but_what_is_documented(network, modes, record_property):
     record_property("combinations", len(modes))
@@ -52,6 +53,7 @@ def test_a_step_of_every_model_in_every_mode_waits_for_nothing_but_what_is_docum
         assert {mode: one for mode, one in found.items() if [operator in line for line in one] != [True]} == {}
 
 
+@pytest.mark.workload
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_step_with_every_scaler_in_every_mode_waits_for_nothing(precision, record_property):
     found = {scaler: look_at(*parts_of("mlp", precision, scaler=scaler)).found for scaler in SCALERS}
@@ -67,6 +69,7 @@ OTHERWISE = (
 )
 
 
+@pytest.mark.workload
 @pytest.mark.parametrize("ours", [True, False], ids=["our kernels", "torch's kernels"])
 @pytest.mark.parametrize("words", OTHERWISE, ids=" ".join)
 def test_so_do_steps_with_other_parts(words, ours, monkeypatch):

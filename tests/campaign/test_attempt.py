@@ -219,3 +219,13 @@ def test_a_checkpoint_that_there_is_no_memory_for_is_not_taken_for_damaged(broke
     assert "out of memory while reading" in capsys.readouterr().err
     assert sorted(path.name for path in (broken_off / "checkpoints").iterdir()) == before
     assert main(["resume", str(broken_off)]) == 0
+
+
+def test_a_failed_run_that_is_tried_again_has_all_its_patience_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ("train.batch_size=8", "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3")
+    assert main([*WORDS, *words]) == 4
+    for last in (6, 9):
+        capsys.readouterr()
+        assert main(["resume", "outputs/run"]) == 4
+        assert f"3 steps in a row overflowed, the last at step {last} " in capsys.readouterr().err

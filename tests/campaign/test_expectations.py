@@ -7,6 +7,7 @@ import math
 import pytest
 from compare.fake_runs import failed as failing
 from compare.fake_runs import measures
+from loops import each
 from scipy import stats
 
 from mptrain.campaign.expectations import judge
@@ -243,7 +244,7 @@ def test_measures_that_there_are_not_are_named_with_a_guess():
     ]
 
 
-@pytest.mark.parametrize("measure", sorted(MEASURES))
+@each("measure", sorted(MEASURES))
 def test_every_measure_can_be_asked_of_a_run(measure):
     value = MEASURES[measure](measures(0))
     assert value is None or math.isfinite(value)

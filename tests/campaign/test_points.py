@@ -1,4 +1,5 @@
 import pytest
+from loops import each
 
 from mptrain.campaign.points import MOST_POINTS, expand, validate
 from mptrain.config.compose import Composer
@@ -35,7 +36,7 @@ def test_one_point_without_any_choice(composer):
     assert labels(["a=1"], composer) == ["(no overrides)"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "message"),
     [
         ("optimizer.lr=interval(0,1)", "no end of values"),

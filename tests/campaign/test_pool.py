@@ -180,6 +180,7 @@ def test_no_descriptor_and_no_child_is_left(tmp_path):
     assert set(children_of_this_process()) <= set(children)
 
 
+@pytest.mark.process
 def test_when_the_fork_server_is_killed_its_jobs_fail_and_the_others_go_on(tmp_path):
     class Murderer(Heard):
         def started(self, number):

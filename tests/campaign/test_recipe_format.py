@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from loops import each
 
 from mptrain.campaign.recipe_format import RESERVED, read_recipe
 from mptrain.campaign.recipes import recipe_points
@@ -50,7 +51,7 @@ def test_arithmetic_cannot_call_the_command_line(recipe_of, tmp_path):
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     "target",
     [
         "mptrain.cli.main.main",
@@ -62,7 +63,7 @@ def test_arithmetic_cannot_call_the_command_line(recipe_of, tmp_path):
         "subprocess.getoutput",
     ],
 )
-@pytest.mark.parametrize("group", ["model", "dataset", "task", "optimizer", "schedule", "scaler"])
+@each("group", ["model", "dataset", "task", "optimizer", "schedule", "scaler"])
 def test_the_words_of_a_recipe_choose_no_other_code(recipe_of, group, target):
     point = recipe_points(recipe_of(base=["model=mlp", f"{group}._target_={target}"]))[0]
     with pytest.raises(ConfigError, match=f"_target_ '{target}' is not in an allowed package"):
@@ -77,8 +78,8 @@ def test_nor_do_those_of_one_learner(recipe_of):
         compose(recipe_points(recipe_of(base=["model=mlp", word]))[0].overrides)
 
 
-@pytest.mark.parametrize("place", ["base", "smoke", "groups.small", "arms.bf16"])
-@pytest.mark.parametrize(
+@each("place", ["base", "smoke", "groups.small", "arms.bf16"])
+@each(
     "word",
     ["extensions.allow=[os.*]", "++extensions.allow=[os.*]", "+extensions.allow.0=os", "extensions={allow: [os.*]}"],
 )

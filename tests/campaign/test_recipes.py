@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from loops import each
 from small_runs import environment
 
 from mptrain.campaign.recipe_format import RESERVED, read_recipe
@@ -136,7 +137,7 @@ def test_words_statements_and_plan_are_checked_together(recipe_of):
     ]
 
 
-@pytest.mark.parametrize("key", sorted(RESERVED))
+@each("key", sorted(RESERVED))
 def test_a_recipe_cannot_say_what_is_the_users_to_say(recipe_of, key):
     word = f"{key}=3" if key == "seed" else f"{key}.name=x"
     [(what, _)] = problems_of(recipe_of, ("model=mlp", f"model=mlp, +{word}"))
@@ -301,6 +302,7 @@ def test_a_recipe_is_found_by_name_folder_or_file(recipe_of, tmp_path, monkeypat
         find_recipe(".")
 
 
+@pytest.mark.workload
 @pytest.mark.parametrize("name", recipe_names())
 @pytest.mark.parametrize("smoke", [False, True])
 def test_every_recipe_that_comes_with_mptrain_is_sound_and_its_words_compose(name, smoke):

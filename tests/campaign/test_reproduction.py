@@ -104,7 +104,7 @@ def test_a_verdict_is_strict_json_and_keeps_numbers_that_are_not_finite(tmp_path
     reproduction = Reproduction(RECIPE, False, ("train.epochs=3",), tmp_path, (), Composer())
     path = write_verdict(reproduction, verdict, {"a": {"sum": math.inf, "lost": math.nan, "mean": 8.3}})
     found = restore_nonfinite(parse_strict(path.read_text()))
-    assert (found["schema"], found["verdict"], found["words"]) == (1, "REPRODUCED", ["train.epochs=3"])
+    assert (found["schema"], found["verdict"], found["words"]) == (2, "REPRODUCED", ["train.epochs=3"])
     assert found["expectations"][0]["statistics"]["off"] == math.inf
     assert found["arithmetic"]["a"]["sum"] == math.inf
     assert math.isnan(found["arithmetic"]["a"]["lost"])

@@ -36,6 +36,7 @@ def found(report):
     return {(finding.kind, finding.where) for finding in report.findings}
 
 
+@pytest.mark.workload
 @pytest.mark.parametrize("precision", ["amp_static", "fp16_static"])
 @pytest.mark.parametrize("model", QUICK)
 def test_in_a_sound_model_nothing_is_found(model, precision):

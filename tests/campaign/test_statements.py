@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from loops import each
 
 from mptrain.campaign.statements import Names, Quantity, StatementError, in_groups, read_statement
 
@@ -18,7 +19,7 @@ def test_a_difference_between_arms_has_two_sides_and_an_amount():
     assert (found.relation, found.amount, found.is_ratio) == ("<", 0.5, False)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("2^24", 2.0**24),
@@ -51,7 +52,7 @@ def test_blanks_do_not_matter():
     assert read_statement("a.top1=b.top1 within 2^-5").amount == 2.0**-5
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("a.top1", "no single <, > or ="),

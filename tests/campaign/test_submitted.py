@@ -25,6 +25,8 @@ from mptrain.config.launcher import Launcher
 from mptrain.errors import EnvironmentRefused, StorageError
 from mptrain.runlog.sweeps import read_sweep
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("submitit")
 LOCAL = Launcher(executor="local", at_once=2)
 

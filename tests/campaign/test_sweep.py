@@ -7,6 +7,7 @@ from datetime import datetime
 
 import jobs_that_end as jobs
 import pytest
+from loops import each
 
 from mptrain.campaign import sweep as sweeps
 from mptrain.campaign.points import Point, expand
@@ -278,6 +279,6 @@ def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path):
         sweep_folder(RunOptions(root=str(tmp_path / "file")))
 
 
-@pytest.mark.parametrize("text", ["plain", "it's", "back\\slash", "a,b", "x: {y}", "tail\\", "\\'"])
+@each("text", ["plain", "it's", "back\\slash", "a,b", "x: {y}", "tail\\", "\\'"])
 def test_quoted_values_come_back_as_they_were(text):
     assert compose([f"run.root={quoted(text)}"]).run.root == text

@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from loops import each
 
 from mptrain.campaign.trace import Trace
 from mptrain.numerics.forecast import GradientHistory
@@ -39,7 +40,7 @@ def trace(steps, looks=(), half=True):
 CLEAN, OVER, LOST = step(5, 64.0), step(5, 64.0, overflow=True), step(5, 64.0, overflow=True, loss=math.nan)
 
 
-@pytest.mark.parametrize(
+@each(
     ("record", "scale", "expected"),
     [
         (CLEAN, 64.0, (False, "known")),
@@ -185,7 +186,7 @@ def test_the_largest_gradient_is_that_of_the_parameters_at_the_scale_that_is_ask
     assert found.measured(lambda grads: grads[0], 1, 8.0) is None  # a measure of somebody's own
 
 
-@pytest.mark.parametrize(
+@each(
     ("edge", "scale", "share"),
     [
         (4.0, 1.0, 24 / 100),  # all of [4, 8) and of [8, 16)

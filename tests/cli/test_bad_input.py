@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from loops import each
 
 from mptrain.distributed.torchrun import Begun, begun_by_torchrun
 
@@ -97,7 +98,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("words", "expected"), ROWS)
+@each(("words", "expected"), ROWS)
 def test_bad_input_gets_its_answer_and_exit_code_2(terminal, words, expected):
     assert terminal(*words) == 2
     for text in expected:
@@ -238,7 +239,7 @@ def malformed(random_source):
     return words
 
 
-@pytest.mark.parametrize("seed", range(200))
+@each("seed", range(200))
 def test_a_random_malformed_command_line_never_shows_a_traceback(terminal, monkeypatch, seed):
     monkeypatch.setattr("mptrain.cli.sweep.finish", lambda *_: 0)
     words = malformed(random.Random(seed))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from loops import each
 from small_runs import environment
 
 from mptrain.cli.completion import SCRIPTS
@@ -92,7 +93,7 @@ def test_keys_with_a_sign_before_them_are_completed():
     assert offered("~debu") == ["~debug"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "values"),
     [
         ("run.resume=", ["auto", "never", "must"]),
@@ -226,7 +227,7 @@ def test_a_damaged_world_offers_nothing_and_says_nothing(terminal):
     assert terminal.out + terminal.err == ""
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "words", "current", "rest", "quote"),
     [
         ("mptrain ", ["mptrain"], "", "", ""),

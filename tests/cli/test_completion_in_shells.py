@@ -15,6 +15,8 @@ from small_runs import environment
 
 from mptrain.runlog import RunState, create_run
 
+pytestmark = pytest.mark.process
+
 
 class Shell:
     """An interactive shell on a terminal of its own, in which mptrain shows its words instead of training."""

@@ -1,4 +1,5 @@
 import pytest
+from loops import each
 
 from mptrain.cli.flags import read_flags
 from mptrain.errors import ConfigError, UsageError
@@ -22,7 +23,7 @@ def test_flags_that_ask_hydra_to_show_something_are_noticed():
     assert read_flags(["--info", "a=1"]).overrides == ("a=1",)
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "message", "hint"),
     [
         (["--multi-run"], "unknown option '--multi-run'", "did you mean --multirun?"),
@@ -79,7 +80,7 @@ def test_the_number_of_jobs_belongs_to_sweeps(words):
         read_flags([word for word in words if word != "-m"])
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "two", "1.5", "²", "99999"])
+@each("number", ["0", "-1", "two", "1.5", "²", "99999"])
 def test_a_number_of_jobs_that_is_none_is_refused(number):
     with pytest.raises(UsageError, match=r"^--jobs .*must be a whole number, at least 1"):
         read_flags(["-m", f"--jobs={number}"])

@@ -1,4 +1,4 @@
-import pytest
+from loops import each
 
 from mptrain.cli import main as main_module
 from mptrain.config import location
@@ -26,7 +26,7 @@ def test_help_fits_the_terminal(terminal, monkeypatch):
     assert max(map(len, terminal.out.splitlines())) <= 90
 
 
-@pytest.mark.parametrize("name", sorted(main_module.COMMANDS))
+@each("name", sorted(main_module.COMMANDS))
 def test_every_command_explains_itself(terminal, name):
     assert terminal(name, "--help") == 0
     assert terminal.out.startswith("usage: mptrain")
@@ -47,7 +47,7 @@ def test_what_a_continued_run_may_change_is_said(terminal):
     assert "except what the run is about: model, dataset, task, and train.batch_size" in text
 
 
-@pytest.mark.parametrize("group", sorted(Catalogue([location.configs()]).groups))
+@each("group", sorted(Catalogue([location.configs()]).groups))
 def test_help_about_a_group_has_a_line_for_each_option(terminal, group):
     assert terminal("help", group) == 0
     by_command = terminal.out

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import yaml
+from loops import each
 
 from mptrain.cli.doctor import doctor
 
@@ -79,7 +80,7 @@ def test_the_check_of_python_3_14_breaks_hydras_parser_as_it_does_there():
 
 
 @pytest.mark.usefixtures("python_3_14")
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         *(("--cfg", kind) for kind in ("job", "hydra", "all")),
@@ -113,7 +114,7 @@ def test_hydras_own_help_is_shown_or_refused_in_a_sentence(terminal, request):
     assert "Traceback" not in terminal.err
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "said"),
     [
         (("--info", "--cfg", "job"), "only one of"),

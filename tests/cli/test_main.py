@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from loops import each
 
 from mptrain import __version__, errors
 
@@ -59,7 +60,7 @@ def test_warnings_are_printed_once_and_training_goes_on(terminal):
     assert len(terminal.trained) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("raised", "code", "text"),
     [
         (
@@ -142,6 +143,7 @@ def test_output_into_a_closed_pipe_ends_quietly():
     assert found.returncode == 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", ["--help", "list", "train.max_steps=1 device=cpu precision=fp32"])
 def test_a_full_disk_behind_the_output_is_exit_code_6(words, tmp_path):
     command = f"{sys.executable} -m mptrain {words} > /dev/full"
@@ -152,6 +154,7 @@ def test_a_full_disk_behind_the_output_is_exit_code_6(words, tmp_path):
     assert "Exception ignored" not in found.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", ["--help >&-", "train.max_steps=1 device=cpu precision=fp32 >&-", "trian >&- 2>&-"])
 def test_closed_output_is_no_error(words, tmp_path):
     found = run_in_shell(f"{sys.executable} -m mptrain {words}", tmp_path)

@@ -1,4 +1,4 @@
-import pytest
+from loops import each
 from report.folders import make_run, make_sweep
 
 
@@ -16,7 +16,7 @@ def test_the_last_run_is_that_started_last(terminal, tmp_path):
     assert terminal.out.splitlines()[0] == "outputs/only/report.html"
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "code", "message"),
     [
         ([], 2, "report needs a folder"),

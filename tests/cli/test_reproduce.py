@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from compare.fake_runs import some_summary, write_run
-from small_runs import run_command
+from small_runs import run_command, run_in_process
 
 from mptrain.campaign.points import validate
 from mptrain.campaign.sweep import take_stock
@@ -379,10 +379,10 @@ def test_a_recipe_runs_from_start_to_verdict_and_goes_on(recipe, tmp_path):
     recipe(
         ("seeds: [0, 1, 2]", "seeds: [0, 1]"), ("within 0.05", "within 0.0000001"), ("train.epochs=1", "train.epochs=3")
     )
-    found = run_command("reproduce", "mine", "--jobs", "2", cwd=tmp_path)
+    found = run_in_process("reproduce", "mine", "--jobs", "2", cwd=tmp_path)
     assert found.returncode == 5, found.stderr
     assert "NOT REPRODUCED" in found.stdout
-    again = run_command("reproduce", "mine", cwd=tmp_path)
+    again = run_in_process("reproduce", "mine", cwd=tmp_path)
     assert again.returncode == 5
     assert "4 of them have ended before" in again.stdout
     assert "job=" not in again.stdout

@@ -1,11 +1,12 @@
 import math
 
 import pytest
+from loops import each
 
 from mptrain.cli import wording
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "text"),
     [(0, "0:00"), (59.6, "1:00"), (725, "12:05"), (10810, "3:00:10"), (math.inf, "-"), (-1, "-")],
 )

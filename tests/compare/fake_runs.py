@@ -16,7 +16,7 @@ MODES = {
     "fp16_static": {"parameters": "float16", "compute": "float16", "autocast": False, "master_weights": True},
 }
 CPU = "cpu (1 threads, AVX512)"
-VERSIONS = {"mptrain": "0.1.0", "python": "3.11.7", "torch": "2.15.0", "cuda": "13.2"}
+VERSIONS = {"mptrain": "0.2.0", "python": "3.11.7", "torch": "2.15.0", "cuda": "13.2"}
 
 
 def yaml_of(seed=0, precision="fp32", **changes):

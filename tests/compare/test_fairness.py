@@ -83,6 +83,23 @@ def test_other_weights_orders_or_batches_are_fatal(change, what):
 
 
 @pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"data": {2: ("other", "batch 0 2")}}, "orders of the training samples"),
+        ({"data": {2: ("order 0 2", "other")}}, "first batches of the epochs"),
+        ({"evaluated": {"test": "other"}}, "samples that were evaluated"),
+    ],
+)
+def test_data_that_are_other_ones_in_a_single_epoch_or_split_are_fatal(change, what):
+    run = measures(precision="amp_dynamic")
+    other = replace(run, **{name: {**getattr(run, name), **value} for name, value in change.items()})
+    (found,) = objections(arm("fp32", [0.95]), Arm("amp_dynamic", (other,)))
+    assert found.fatal
+    assert f"the {what}" in found.what
+    assert "not the same at seed 0" in found.what
+
+
+@pytest.mark.parametrize(
     ("change", "key", "claimed"),
     [
         ({"initial_weights": "other"}, "model__widths", "model"),
@@ -152,7 +169,7 @@ def test_an_arm_that_is_called_tf32_may_have_it_unless_it_is_the_reference():
         ({"device": "cuda:0 (H100)"}, "device: cpu (1 threads, AVX512) (fp32); cuda:0 (H100) (amp_dynamic)"),
         ({"threads": 2}, "CPU threads: 1 (fp32); 2 (amp_dynamic)"),
         (
-            {"versions": {"mptrain": "0.1.0", "torch": "2.11.0", "cuda": "13.2"}},
+            {"versions": {"mptrain": "0.2.0", "torch": "2.11.0", "cuda": "13.2"}},
             "version of torch: 2.15.0 (fp32); 2.11",
         ),
     ],

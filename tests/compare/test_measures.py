@@ -145,8 +145,6 @@ def test_too_few_steps_after_warm_up_give_no_speed(tmp_path):
 
     assert speed("a", steady_steps=19) is None
     assert speed("b", steady_steps=20) == 100.0
-    older = {name: value for name, value in some_summary().items() if name != "steady_steps"}
-    assert measure(write_run(tmp_path, "c", summary=older)).terms_per_second == 100.0
 
 
 def test_the_digest_of_the_data_is_of_what_they_are_and_not_of_where_they_lie(tmp_path):
@@ -167,7 +165,7 @@ def test_damage_of_what_is_said_of_the_data_is_located(tmp_path):
         measure(run)
 
 
-@pytest.mark.parametrize(("ranks", "known"), [(None, None), (1, None), (2, 2)])
+@pytest.mark.parametrize(("ranks", "known"), [(1, None), (2, 2)])
 def test_how_many_ranks_there_were_stands_where_torchrun_is_not_known_of(tmp_path, ranks, known):
     config = yaml_of(distributed={"kind": "ddp", "deeper": {"procs": 7}, "procs": None, "timeout": 1800.0})
     run = write_run(tmp_path, config=config, summary=some_summary())

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from loops import each
 from scipy import stats
 
 from mptrain.compare.statistics import (
@@ -27,8 +28,8 @@ SLEEP_1 = (0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0)
 SLEEP_2 = (1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4)
 
 
-@pytest.mark.parametrize("n", [2, 3, 8, 50])
-@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+@each("n", [2, 3, 8, 50])
+@each("level", [0.9, 0.95, 0.99])
 def test_the_interval_is_that_of_scipy(n, level):
     values = np.random.default_rng(n).normal(0.9, 0.02, n).tolist()
     found = mean_interval(values, level)
@@ -127,8 +128,8 @@ def test_a_margin_of_two_spreads_needs_more_than_three_pairs():
     assert pairs_for_power(3, 1.5) == 4
 
 
-@pytest.mark.parametrize("difference", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("pairs", [2, 3, 8])
+@each("difference", [0.0, 0.5, 1.0])
+@each("pairs", [2, 3, 8])
 def test_power_is_how_often_equivalence_is_found(difference, pairs):
     samples = np.random.default_rng(17).normal(difference, 0.9, (200_000, pairs))
     half = stats.t.ppf(0.95, pairs - 1) * samples.std(axis=1, ddof=1) / math.sqrt(pairs)
@@ -201,8 +202,8 @@ def test_equal_differences_of_rounded_values_are_no_certainty():
     assert equal.power < 1
 
 
-@pytest.mark.parametrize(("samples", "spread"), [(397, 0.0025), (200, 0.005)])
-@pytest.mark.parametrize("pairs", [2, 3, 4, 5, 8])
+@each(("samples", "spread"), [(397, 0.0025), (200, 0.005)])
+@each("pairs", [2, 3, 4, 5, 8])
 def test_of_metrics_in_steps_of_a_sample_at_most_5_in_100_differences_are_wrongly_found(samples, spread, pairs):
     def differences(true):
         drawn = np.random.default_rng(pairs).normal(true, spread, (10_000, pairs))

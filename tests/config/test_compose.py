@@ -6,6 +6,7 @@ import shlex
 import sys
 
 import pytest
+from loops import each
 
 from mptrain.config import compose as module
 from mptrain.config import location
@@ -85,7 +86,7 @@ def test_every_problem_is_reported_at_once():
     assert len(found) == 6
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "what", "hint"),
     [
         ("precision=amp_dynamc", "no option 'amp_dynamc' in precision", "did you mean amp_dynamic?"),
@@ -166,7 +167,7 @@ KEYS = {
 WRONG = ("1.5x", "nan", "inf", "-1", "[x,{}]", "-0.5", "{a:1}")
 
 
-@pytest.mark.parametrize(("key", "value"), list(itertools.product(KEYS, WRONG)))
+@each(("key", "value"), list(itertools.product(KEYS, WRONG)))
 def test_a_value_out_of_range_is_answered_with_key_value_and_range(key, value):
     found = problems(f"{key}={value}")
     words = [what for what in found if what.startswith(f"{key}=")]
@@ -178,7 +179,7 @@ def test_a_value_out_of_range_is_answered_with_key_value_and_range(key, value):
     assert wanted is None or words[0].endswith(f"must be {wanted}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "hint"),
     [
         ("scaler.init_scale=2**16", "write scaler.init_scale=65536"),
@@ -234,7 +235,7 @@ def test_a_key_of_another_optimizer_names_the_optimizers_that_have_it():
 FP16 = "did you mean fp16_dynamic, fp16_noscale, fp16_pure or fp16_static? mptrain help precision says what they are"
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "hint"),
     [
         ("precision=fp16", FP16),
@@ -271,7 +272,7 @@ def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
     assert hinted == hint
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "hint"),
     [
         ("learning_rate=0.1", "did you mean optimizer.lr=0.1?"),
@@ -292,8 +293,8 @@ def test_a_key_as_other_frameworks_call_it_hints_ours(word, hint):
     assert list(problems(word).values()) == [hint]
 
 
-@pytest.mark.parametrize("group", ["distributed", "scaler", "optimizer", "model", "precision", "logger", "task"])
-@pytest.mark.parametrize("form", ["{}=null", "~{}"])
+@each("group", ["distributed", "scaler", "optimizer", "model", "precision", "logger", "task"])
+@each("form", ["{}=null", "~{}"])
 def test_a_group_that_cannot_be_left_out_says_what_to_write_instead(group, form):
     [(what, hint)] = problems(form.format(group)).items()
     assert what.endswith(f": a run needs an option of {group}")

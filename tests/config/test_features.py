@@ -12,7 +12,7 @@ from mptrain.config.compose import compose
 from mptrain.engine.evaluate import evaluate
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.files import read_text
-from mptrain.runlog import RunDirectory
+from mptrain.runlog import RunDirectory, RunState
 
 CLASSIFIER = ("model=cnn", "model.widths=[4,6]", "dataset.train_samples=96", "train.epochs=1", "precision=amp_dynamic")
 PAIR = ("model=dcgan", "model.width=2", "model.latent=4", "dataset.image_size=16", "dataset.train_samples=64",
@@ -29,7 +29,7 @@ def trained(tmp_path_factory):
     paths.config.write_text(compose(CLASSIFIER).yaml)
     paths.data.write_text(json.dumps(loop.parts.data_card()))
     loop.storage.writer.close()
-    paths.run_json.write_text("{}")
+    RunDirectory(paths).write_state(RunState(id="run", argv=(), command=""))
     return loop
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from loops import each
 
 from mptrain.config.compose import compose, reload
 from mptrain.errors import ConfigError
@@ -63,7 +64,7 @@ def test_choosing_another_option_of_a_group_drops_what_a_learner_had_changed_in_
     assert reload(config.yaml, ["precision=fp32"]).for_learner("critic").scaler.path.endswith("NoScaler")
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "message", "hint"),
     [
         (["learners.a.optimizer.lr=-1"], "learners.a.optimizer.lr=-1", ""),

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import pytest
 from annotated_types import Interval, MinLen, MultipleOf
+from loops import each
 
 from mptrain.config.ranges import UNRESOLVED, UnfitError, describe, fit, show
 from mptrain.fields import AboveOne, BelowOne, BelowOneOrZero, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
@@ -41,7 +42,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("value", "annotation"), REFUSED)
+@each(("value", "annotation"), REFUSED)
 def test_a_value_outside_its_annotation_is_refused_with_words(value, annotation):
     with pytest.raises(UnfitError, match=r"^must be "):
         fit(value, annotation)
@@ -66,7 +67,7 @@ ACCEPTED = [
 ]
 
 
-@pytest.mark.parametrize(("value", "annotation", "expected"), ACCEPTED)
+@each(("value", "annotation", "expected"), ACCEPTED)
 def test_a_value_inside_is_converted_to_what_the_field_wants(value, annotation, expected):
     found = fit(value, annotation)
     assert found == expected
@@ -93,7 +94,7 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("annotation", "words"), WORDS)
+@each(("annotation", "words"), WORDS)
 def test_ranges_are_said_in_words(annotation, words):
     assert describe(annotation) == words
 

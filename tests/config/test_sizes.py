@@ -11,6 +11,7 @@ import re
 
 import pytest
 import torch
+from loops import each
 
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
@@ -108,7 +109,7 @@ def stated(option):
     return sum(number(part) for part in found["count"].split(" + ")), found["facts"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@each("name", MODELS)
 def test_a_model_has_as_many_parameters_as_its_file_says(name):
     count, words = stated(MODELS[name])
     facts = facts_of(words)
@@ -117,12 +118,12 @@ def test_a_model_has_as_many_parameters_as_its_file_says(name):
     assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@each("name", PUBLISHED)
 def test_published_classifiers_have_the_literatures_number_of_parameters(name):
     assert stated(MODELS[name])[0] == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("option", [*MODELS.values(), *DATASETS.values()], ids=lambda option: option.name)
+@each("option", [*MODELS.values(), *DATASETS.values()])
 def test_models_and_data_say_their_size_and_what_they_need_below_what_they_are(option):
     lines = [line for line in option.lines if "@package" not in line][:3]
     assert lines[1:] == [comment(option, "Size"), comment(option, "Needs")]

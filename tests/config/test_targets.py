@@ -1,6 +1,7 @@
 import sys
 
 import pytest
+from loops import each
 
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
@@ -54,7 +55,7 @@ def extension(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     [
         "os.system",
@@ -85,7 +86,7 @@ def _functions_that_do_more():
     yield from ("mptrain.cli.main.main", "mptrain.runlog.storage.write_atomically", "mptrain.records.as_json")
 
 
-@pytest.mark.parametrize("path", list(_functions_that_do_more()))
+@each("path", list(_functions_that_do_more()))
 def test_no_group_admits_what_mptrain_itself_is_made_of(path):
     for packages in PACKAGES.values():
         with pytest.raises(ConfigError, match="not in an allowed package") as caught:
@@ -103,7 +104,7 @@ def test_a_published_network_may_be_called_by_its_own_name():
     assert resolve("torchvision.models.resnet18", PACKAGES["model"]).__name__ == "resnet18"
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     [
         "mptrain.cli.os.system",  # a module that an allowed module imported
@@ -216,10 +217,10 @@ def _shipped_targets():
         for option in options.values():
             for entry in option.entries:
                 if entry.key.endswith("_target_"):
-                    yield pytest.param(group, entry.value, id=f"{group}-{option.name}")
+                    yield group, entry.value
 
 
-@pytest.mark.parametrize(("group", "path"), list(_shipped_targets()))
+@each(("group", "path"), list(_shipped_targets()))
 def test_every_shipped_target_exists_and_annotates_all_its_arguments(group, path):
     accepted, open_ended = parameters(resolve(path, PACKAGES[group]))
     assert not open_ended

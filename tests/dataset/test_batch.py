@@ -43,6 +43,12 @@ def test_shares_of_an_uneven_split_are_exact():
     assert [batch.share(piece) for piece in batch.split(3)] == [3 / 8, 3 / 8, 2 / 8]
 
 
+@pytest.mark.parametrize(("whole", "shares"), [(None, [6 / 8, 2 / 8]), (16, [6 / 16, 2 / 16])])
+def test_shares_count_terms_and_not_samples_of_the_whole_batch(whole, shares):
+    batch = Batch(torch.zeros(3, 5), torch.zeros(3, 5), counts=(5, 1, 2), whole=whole)
+    assert [batch.share(part) for part in batch.split(2)] == shares
+
+
 def test_one_part_is_the_batch_itself():
     batch = numbered(5)
     assert batch.split(1)[0] is batch

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from loops import each
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "dataset"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
@@ -68,13 +69,13 @@ def test_these_data_sets_are_offered():
     assert set(NAMES) == IMAGES | TEXT | BOXED | PAIRS | SPEECH | SOUND | PHOTOS
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_the_file_gives_every_key_its_target_takes_and_no_other(name):
     _, keys = read(name)
     assert set(keys) - {"_target_"} == set(inspect.signature(target_of(keys)).parameters) - FACTS
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_values_in_the_file_are_the_targets_defaults(name):
     _, keys = read(name)
     for key, parameter in inspect.signature(target_of(keys)).parameters.items():
@@ -116,14 +117,14 @@ def test_photos_follow_the_model_and_fall_back_to_the_targets_defaults(name):
         assert keys[key] == f"${{oc.select:model.defaults.{key},{default}}}"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_annotations_can_be_resolved_at_run_time(name):
     _, keys = read(name)
     target = target_of(keys)
     assert set(inspect.signature(target).parameters) <= set(typing.get_type_hints(target, include_extras=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_the_file_describes_itself_and_each_key(name):
     text, _ = read(name)
     lines = text.splitlines()

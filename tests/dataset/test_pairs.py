@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from loops import each
 
 from mptrain.dataset.number_names import name_of
 from mptrain.dataset.number_words import draw_numbers, load_number_words
@@ -36,7 +37,7 @@ def numbers():
 
 
 class TestNames:
-    @pytest.mark.parametrize(
+    @each(
         ("number", "english", "german", "french"),
         [
             (0, "zero", "null", "zéro"),

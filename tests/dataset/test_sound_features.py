@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from loops import each
 
 from mptrain.dataset.sound_features import FLOOR, Features
 from mptrain.errors import ConfigError
@@ -75,8 +76,8 @@ def test_each_utterance_has_mean_0_and_deviation_1_whatever_its_loudness(form):
         assert row[:length].std(correction=0) == pytest.approx(1, abs=3e-3)
 
 
-@pytest.mark.parametrize("form", [MEL, SPECTRUM], ids=["mel", "spectrogram"])
-@pytest.mark.parametrize("samples", [1, 7, 159, 5000])
+@each("form", [MEL, SPECTRUM])
+@each("samples", [1, 7, 159, 5000])
 def test_silence_of_any_length_is_all_zeros_and_neither_nan_nor_inf(form, samples):
     features, frames = form.compute(*batch_of(torch.zeros(samples, dtype=torch.int16), noise(900)))
     assert frames[0] == form.frames(samples) >= 1

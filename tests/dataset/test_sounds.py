@@ -6,6 +6,7 @@ import wave
 
 import pytest
 import torch
+from loops import each
 
 from mptrain.dataset import Loader, load_asterisk_audio, load_recordings, make_sounds, mu_law
 from mptrain.dataset.asterisk import SOUNDS, TRANSCRIPTS
@@ -42,7 +43,7 @@ def ramp(count):
 
 
 class TestWindows:
-    @pytest.mark.parametrize("length", [1, 4, 5, 6, 13, 30])
+    @each("length", [1, 4, 5, 6, 13, 30])
     def test_every_sample_is_a_target_once_and_its_input_is_the_one_before_it(self, length):
         dataset = dataset_of(ramp(length))
         batch = prepared(dataset, list(range(len(dataset.train))))
@@ -144,14 +145,14 @@ class TestParts:
         assert all({clip.speaker for clip in part} == {0, 1} for part in parts.values())
         assert hold_out_clips("toys", self.CLIPS, 0.1, 0.2, None) == parts
 
-    @pytest.mark.parametrize("short", range(11))
+    @each("short", range(11))
     def test_short_recordings_alone_are_no_part(self, short):
         clips = [Clip(str(number), 500 if number == short else 16000) for number in range(11)]
         parts = hold_out_clips("toys", clips, 0.1, 0.1, None)
         assert all(sum(clip.samples for clip in part) >= 16000 for part in parts.values())
         assert sorted(int(clip.name) for part in parts.values() for clip in part) == list(range(11))
 
-    @pytest.mark.parametrize("long", range(6))
+    @each("long", range(6))
     def test_one_recording_that_is_most_of_all_does_not_join_a_short_one(self, long):
         clips = [Clip(str(number), 10**6 if number == long else 500) for number in range(6)]
         parts = hold_out_clips("toys", clips, 0.1, 0.0, None)

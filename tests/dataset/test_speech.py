@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from loops import each
 from scipy.io import wavfile
 
 from mptrain.dataset.alphabet import Alphabet
@@ -37,7 +38,7 @@ NOTHING_HELD = {"val_share": 0.0, "test_share": 0.0}
 
 
 class TestAlphabet:
-    @pytest.mark.parametrize(
+    @each(
         ("text", "spelled"),
         [
             ("Hello, world!", "hello world"),
@@ -340,7 +341,7 @@ def uttered(texts):
 class TestDivision:
     """Whole transcripts are held out, so that none is known; but of a few words each part has its share."""
 
-    @pytest.mark.parametrize(
+    @each(
         ("texts", "shares", "by"),
         [
             (["yes", "no", "up", "down"] * 20, (0.1, 0.1), "utterance"),

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from loops import each
 
 from mptrain.dataset import Loader, load_python_docs, load_text
 from mptrain.dataset.python_docs import read_topics
@@ -72,7 +73,7 @@ class TestWindows:
 
 
 class TestLanes:
-    @pytest.mark.parametrize(("windows", "lanes"), [(20, 4), (23, 4), (20, 20), (3, 7), (40, 1), (41, 3)])
+    @each(("windows", "lanes"), [(20, 4), (23, 4), (20, 20), (3, 7), (40, 1), (41, 3)])
     def test_over_an_epoch_each_lane_reads_on_without_a_gap(self, windows, lanes):
         split = split_of(tokens=windows * 5 + 1, lanes=lanes)
         batches = batches_of(split, lanes)

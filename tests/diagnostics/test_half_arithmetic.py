@@ -1,5 +1,6 @@
 import pytest
 import torch
+from loops import each
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,7 +22,7 @@ def constants(compute, tensor=HALF):
     return {(one.operator, one.value, one.becomes) for one in seen(compute, tensor).constants}
 
 
-@pytest.mark.parametrize(
+@each(
     ("compute", "operator", "value", "becomes"),
     [
         (lambda x: x + 1e-8, "add", 1e-8, "zero"),
@@ -46,7 +47,7 @@ def test_a_constant_that_torch_refuses_is_seen_before():
     assert constant == (LOSS, "masked_fill", -1e9, "infinite")
 
 
-@pytest.mark.parametrize(
+@each(
     "compute",
     [
         lambda x: x.masked_fill(MASK, float("-inf")),

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from loops import each
 
 from mptrain.diagnostics import OverflowHistory
 from mptrain.diagnostics.overflow import DESCENDED, SETTLED, offenders
@@ -48,6 +49,12 @@ def test_the_first_growth_ends_the_descent():
         (True, 32.0, 16.0),
     ]
     assert [phase for phase in phases_of(trace) if phase] == ["calibrating", "growth probe", "unexpected"]
+
+
+@pytest.mark.parametrize(("steps", "phase"), [(SETTLED - 1, "calibrating"), (SETTLED, "growth probe")])
+def test_a_scale_settles_with_the_last_of_so_many_clean_steps(steps, phase):
+    trace = [*clean(32.0, steps - 1), (False, 32.0, 64.0), (True, 64.0, 32.0)]
+    assert phases_of(trace)[-1] == phase
 
 
 def test_a_state_of_before_the_descent_was_counted_is_taken_up():
@@ -95,7 +102,7 @@ def test_clean_steps_have_no_phase():
     assert phases_of(clean(8.0, 3)) == [None, None, None]
 
 
-@pytest.mark.parametrize("cut", [0, 1, 10, SETTLED, SETTLED + 1, SETTLED + 2, SETTLED + 3])
+@each("cut", [0, 1, 10, SETTLED, SETTLED + 1, SETTLED + 2, SETTLED + 3])
 def test_trap_37_a_history_survives_json_at_any_place(cut):
     trace = [(True, 64.0, 32.0), *clean(32.0, SETTLED), (False, 32.0, 64.0), (True, 64.0, 32.0), (True, 32.0, 16.0)]
     whole = OverflowHistory()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-import pytest
+from loops import each
 
 from mptrain.diagnostics.scaling import LOST, Distances, OutputErrors, by_module
 from mptrain.diagnostics.step_accuracy import StepAccuracy
@@ -16,7 +16,7 @@ def accuracy(outputs=None, error=0.0, *, form=FLOAT16, expected=0.0, fp32=0.0, s
     return StepAccuracy(form, outputs or {}, by_module([one], form))
 
 
-@pytest.mark.parametrize(
+@each(
     ("form", "error", "explained", "wrong"),
     [
         (FLOAT16, 2.0**-7, 0.0, False),
@@ -27,6 +27,7 @@ def accuracy(outputs=None, error=0.0, *, form=FLOAT16, expected=0.0, fp32=0.0, s
         (BFLOAT16, 2.0**-4, 0.0, False),
         (BFLOAT16, 1.01 * 2.0**-4, 0.0, True),
         (FLOAT16, math.inf, 0.0, True),
+        (FLOAT16, math.nan, 0.0, True),
     ],
 )
 def test_an_output_may_be_off_by_what_rounding_explains(form, error, explained, wrong):
@@ -42,7 +43,7 @@ def test_the_first_output_that_is_wrong_is_named_and_none_behind_one_that_fp32_g
     assert accuracy({"a": OutputErrors(math.nan, math.nan, math.nan), "b": wrong}).wrong_output == "b"
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "expected", "inexact", "wrong"),
     [
         (2.0**-7, 0.0, False, False),

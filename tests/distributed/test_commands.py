@@ -21,6 +21,8 @@ from mptrain.engine.revisit import look
 from tests.faults.attempts import children_of
 from tests.faults.references import result_of
 
+pytestmark = pytest.mark.distributed
+
 WORDS = (
     "model=mlp",
     "precision=fp16_dynamic",

@@ -61,7 +61,7 @@ def require_same(alone, answers, tolerance=FP32_ROUNDING, samples=2.5):
         assert several["metrics"]["top1"] == pytest.approx(one["metrics"]["top1"], abs=samples / one["samples"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp2", marks=pytest.mark.distributed)])
 def test_two_ranks_equal_one_with_two_micro_batches(kind):
     cases = [[*BASE, f"precision={mode}", "train.clip_norm=1.0"] for mode in MODES]
     for case, answers in zip(cases, trained_by(2, *([*case, f"distributed={kind}"] for case in cases)), strict=True):
@@ -70,6 +70,7 @@ def test_two_ranks_equal_one_with_two_micro_batches(kind):
             require_same(trained_alone(*case), answers)
 
 
+@pytest.mark.distributed
 def test_other_shapes_of_training_on_two_ranks():
     cases = [
         [*BASE, "precision=amp_dynamic", "train.accumulate=4", "optimizer=adamw", "train.ema_decay=0.9"],
@@ -95,6 +96,7 @@ def test_other_shapes_of_training_on_two_ranks():
         require_same(alone, answer, tolerance=1e-2 if rounded_again else 1e-4 if "model=cnn" in case else FP32_ROUNDING)
 
 
+@pytest.mark.distributed
 def test_statistics_of_batch_normalisation_over_all_ranks():
     words = [*BASE, "model=cnn", "precision=fp32", "distributed.sync_batchnorm=true", "dataset.train_samples=96"]
     uneven = [*words, "dataset.train_samples=67", "train.batch_size=8", "train.accumulate=4"]
@@ -106,6 +108,7 @@ def test_statistics_of_batch_normalisation_over_all_ranks():
     assert second["weights"] == first["weights"]
 
 
+@pytest.mark.distributed
 def test_a_state_carried_from_batch_to_batch_and_two_learners():
     """Each rank carries the state of its own rows. A GAN's noise differs from that of one rank, its decisions do not."""
     gan = ["model=dcgan", "model.width=4", "model.latent=8", "dataset.image_size=16", "dataset.train_samples=96"]
@@ -124,6 +127,7 @@ def test_a_state_carried_from_batch_to_batch_and_two_learners():
         assert str(learners[1][field]) == str(learners[0][field])
 
 
+@pytest.mark.distributed
 def test_five_ranks_of_which_one_has_nothing_to_do_in_the_last_batch():
     words = [*BASE, "precision=fp16_dynamic", "train.epochs=1"]
     for answers in trained_by(5, words, [*words, "distributed=fsdp2", "train.accumulate=7"]):
@@ -142,6 +146,7 @@ SMALL = {
 }
 
 
+@pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,6 +166,7 @@ def test_networks_of_every_task_on_two_ranks(kind):
         assert answers[1]["weights"] == answers[0]["weights"]
 
 
+@pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_every_mode_on_several_ranks(ranks):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from several_ranks import trained_by
 
+pytestmark = pytest.mark.distributed
+
 BASE = [
     "model=mlp",
     "dataset.image_size=8",

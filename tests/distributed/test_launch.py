@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from small_runs import environment
 
 from mptrain.distributed import launch
@@ -21,6 +22,7 @@ def test_forked_ranks_meet_where_no_other_machine_can():
     assert listening == [f"0100007F:{store.port:04X}"]  # 127.0.0.1, as Linux writes it
 
 
+@pytest.mark.distributed
 def test_a_rank_that_dies_before_all_have_met_is_missed_at_once(tmp_path):
     script = """
 import os, signal
@@ -41,6 +43,7 @@ except launch.RankLost as error:
     assert done.stdout == "rank 1 was ended by SIGKILL before training began\n", done.stderr
 
 
+@pytest.mark.distributed
 def test_ranks_that_cannot_meet_leave_at_once():
     script = """
 import os, time
@@ -66,6 +69,7 @@ except EnvironmentRefused:
     assert done.stdout == "True True\n", done.stderr
 
 
+@pytest.mark.distributed
 def test_others_that_wait_for_the_first_rank_do_not_hold_its_error_up():
     script = """
 import time

@@ -71,6 +71,7 @@ def lose_a_rank(folder, waits_in):
     return ended
 
 
+@pytest.mark.distributed
 def test_a_killed_rank_is_noticed_by_all_that_wait_for_an_event(tmp_path):
     ended = lose_a_rank(tmp_path, "an event")
     for rank in (0, 1):  # the second has not begun the third, and hears of it
@@ -78,11 +79,13 @@ def test_a_killed_rank_is_noticed_by_all_that_wait_for_an_event(tmp_path):
     assert "continue with: mptrain resume" in ended.stderr
 
 
+@pytest.mark.distributed
 def test_a_process_that_does_not_come_back_from_its_device_is_ended(tmp_path):
     ended = lose_a_rank(tmp_path, "the driver")
     assert "the last checkpoint is what there is" in ended.stderr
 
 
+@pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(20))
 def test_a_killed_rank_is_noticed_every_time(tmp_path, attempt):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from distributed.batch_norms import OPTIONS, PARTS, SHAPES, layer_of, over_ranks, whole
+from loops import each
 from torch import nn
 
 from mptrain.distributed import sync_batchnorm
 from mptrain.distributed.sync_batchnorm import OnCpu, synchronised
 
 
-@pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("more", OPTIONS, ids=str)
+@each("kind", SHAPES)
+@each("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@each("more", OPTIONS)
 def test_ranks_with_parts_of_any_sizes_have_the_numbers_of_one(kind, dtype, more):
     layer, x, grad = layer_of(kind, **more), torch.randn(SHAPES[kind]) * 3 + 20, torch.randn(SHAPES[kind])
     if kind is nn.BatchNorm2d:

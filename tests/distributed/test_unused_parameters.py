@@ -7,6 +7,8 @@ import json
 import pytest
 from small_runs import environment, run_command
 
+pytestmark = pytest.mark.distributed
+
 #: A network whose side branch is used by whom, and when: by (rank, forward pass in training, the rehearsal's is 0).
 NET = """
 import os

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import run_command
+from loops import each
+from small_runs import run_command, run_in_process
 
 from mptrain.campaign.comparison import name_arms
 from mptrain.campaign.points import expand, validate
@@ -36,18 +37,20 @@ def shape(text):
     return lines
 
 
+@pytest.mark.process
 def test_the_run_that_is_shown_looks_like_a_run(tmp_path):
     first, _, output = SHOWN.partition("\n")
     words = first.removeprefix("$ mptrain ").split()
-    done = run_command(*words, cwd=tmp_path)
+    done = run_in_process(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert shape(done.stdout) == shape(output)
 
 
+@pytest.mark.process
 def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
     shown = next(block for block in BLOCKS if block.startswith("$ mptrain doctor"))
     first, _, output = shown.partition("\n")
-    done = run_command(*first.removeprefix("$ mptrain ").split(), cwd=tmp_path)
+    done = run_in_process(*first.removeprefix("$ mptrain ").split(), cwd=tmp_path)
     assert done.returncode == 4, done.stderr
     said, expected = (re.sub(r"[\d.]+(e-\d+)?", "#", text).split() for text in (done.stdout, output))
     assert said == expected
@@ -61,14 +64,14 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("words", [words for words in COMMANDS if words and "=" in words[0]], ids=" ".join)
+@pytest.mark.process
+@each("words", [words for words in COMMANDS if words and "=" in words[0]])
 def test_the_commands_that_are_shown_are_valid(words):
     assert compose(words).precision.name in README
 
 
-@pytest.mark.parametrize(
-    "words", [words for words in COMMANDS if words and words[0] in ("-m", "compare")], ids=" ".join
-)
+@pytest.mark.process
+@each("words", [words for words in COMMANDS if words and words[0] in ("-m", "compare")])
 def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
     composer = Composer()
     plain = [word for word in words[1:] if "=" in word]
@@ -79,11 +82,14 @@ def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
 
 def test_every_recipe_is_in_the_table_and_has_a_page():
     folders = sorted(path.parent for path in location.recipes().glob("*/recipe.yaml"))
-    assert [folder.name for folder in folders] == sorted(re.findall(r"^\| \[`(\w+)`\]\(recipes/", README, re.MULTILINE))
+    rows = set(re.findall(r"^\| \[`(\w+)`\]\(recipes/", README, re.MULTILINE))
+    names = {folder.name for folder in folders}
+    assert not names - rows, f"add a row to the table of recipes in README.md for {sorted(names - rows)}"
+    assert not rows - names, f"README.md has rows of recipes that are not in recipes/: {sorted(rows - names)}"
     for folder in folders:
         page = (folder / "README.md").read_text()
         for part in ("**Claim.**", "**Source.**", "**Cost.**", "cannot show"):
-            assert part in page, folder.name
+            assert part in page, f"recipes/{folder.name}/README.md: say {part}"
 
 
 def test_the_recipe_that_is_shown_is_one(tmp_path):
@@ -95,7 +101,8 @@ def test_the_recipe_that_is_shown_is_one(tmp_path):
 
 def test_every_precision_mode_is_in_the_table():
     modes = {path.stem for path in (location.configs() / "precision").glob("*.yaml")}
-    assert modes <= set(re.findall(r"`(\w+)`", README))
+    missing = sorted(modes - set(re.findall(r"`(\w+)`", README)))
+    assert not missing, f"add a row to the table of precision modes in README.md for {missing}"
 
 
 def test_an_invalid_command_would_be_noticed():
@@ -103,6 +110,7 @@ def test_an_invalid_command_would_be_noticed():
         compose(["precision=amp_dynamc"])
 
 
+@pytest.mark.process
 def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
     own = README.partition("## Your own parts")[2].partition("\n## ")[0]
     for kind, code in re.findall(r"```(python|yaml)\n(.*?)```", own, flags=re.DOTALL):

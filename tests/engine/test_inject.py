@@ -2,11 +2,12 @@ import json
 
 import pytest
 import torch
+from loops import each
 
 from mptrain.engine.loop import Loop
 from mptrain.errors import ConfigError, NumericsError
 from mptrain.records import EventRecord, OverflowRecord, StepRecord
-from tests.small_runs import TINY, Kept, loop_of, parts_of, run_command
+from tests.small_runs import TINY, Kept, loop_of, parts_of, run_in_process
 
 
 def run(tmp_path, *overrides) -> tuple[Loop, Kept]:
@@ -97,11 +98,11 @@ def test_some_steps_in_a_row_can_have_it(tmp_path):
 
 def test_a_resumed_run_has_the_fault_in_the_same_step(tmp_path):
     words = [*TINY, "run.root=o", "inject.step=5", "inject.tensor=gradient:3.bias", "run.resume=auto", "train.epochs=2"]
-    whole = run_command(*words, "run.name=whole", cwd=tmp_path)
+    whole = run_in_process(*words, "run.name=whole", cwd=tmp_path)
     assert whole.returncode == 0, whole.stderr
-    first = run_command(*words, "run.name=parts", "train.max_steps=3", cwd=tmp_path)
+    first = run_in_process(*words, "run.name=parts", "train.max_steps=3", cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    second = run_command("resume", "o/parts", "train.max_steps=null", cwd=tmp_path)
+    second = run_in_process("resume", "o/parts", "train.max_steps=null", cwd=tmp_path)
     assert second.returncode == 0, second.stderr
     found = [(tmp_path / "o" / name / "steps.jsonl").read_bytes() for name in ("whole", "parts")]
     assert b'"step": 5' in found[0]
@@ -112,7 +113,7 @@ def test_a_resumed_run_has_the_fault_in_the_same_step(tmp_path):
     assert [[e["step"] for e in events if e["event"] == "injected"] for events in injected] == [[5], [5]]
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "says"),
     [
         (["inject.step=1"], "needs an inject.tensor"),

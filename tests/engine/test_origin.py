@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, run_command
+from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, run_in_process
 from torch import nn
 
 from mptrain.config.build import build
@@ -103,7 +103,7 @@ def test_dimensions_that_tensor_cores_do_not_take_are_counted_by_their_elements(
 
 
 def test_a_run_says_how_it_began(tmp_path):
-    finished = run_command(*TINY, "run.name=r", "train.epochs=1", cwd=tmp_path)
+    finished = run_in_process(*TINY, "run.name=r", "train.epochs=1", cwd=tmp_path)
     assert finished.returncode == 0, finished.stderr
     lines = (tmp_path / "outputs/r/events.jsonl").read_text().splitlines()
     start, *others = (json.loads(line) for line in lines)

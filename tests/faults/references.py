@@ -75,7 +75,7 @@ def result_of(run):
         epochs = [{key: value for key, value in row.items() if key not in TIMES} for row in csv.DictReader(file)]
     # Sorted: when overflows are read off the device, between two other events, is the clock's business.
     events = sorted(line for line in (run / "events.jsonl").read_bytes().splitlines() if _kind_of(line) in EVENTS)
-    return Result((run / "steps.jsonl").read_bytes(), epochs, events, computed(_state_of, run))
+    return Result((run / "steps.jsonl").read_bytes(), epochs, events, computed(state_of, run))
 
 
 def _kind_of(line):
@@ -85,7 +85,7 @@ def _kind_of(line):
         return EVENTS[0]
 
 
-def _state_of(run):
+def state_of(run):
     """A digest for each part of the last checkpoint that does not depend on the clock."""
     import hashlib
     from pathlib import Path

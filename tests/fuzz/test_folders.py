@@ -23,7 +23,7 @@ EXAMINATION = Examination(
     {"operators": [], "casts": []},
 )  # fmt: skip
 VERDICT = {
-    "schema": 1,
+    "schema": 2,
     "recipe": "mine",
     "title": "Mine",
     "claim": "It works.",

@@ -32,6 +32,7 @@ def test_after_them_the_settings_are_those_of_a_new_process():
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not hasattr(torch._C, "_cuda_set_sync_debug_mode"), reason="needs a build for CUDA")
 def test_no_test_leaves_its_settings_to_the_next(tmp_path):
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text())

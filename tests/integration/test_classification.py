@@ -8,6 +8,8 @@ from small_runs import Kept, continue_loop, interrupt_after, loop_of, steps_of
 
 from mptrain.records import EvalRecord
 
+pytestmark = pytest.mark.workload
+
 #: Each network narrower still, on 40 digits that it can learn by heart.
 NETWORKS = {
     "alexnet_small": ("model.width=8", "model.hidden=32", "model.dropout=0", "dataset.image_size=16"),

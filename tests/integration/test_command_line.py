@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from small_runs import TINY, run_command
+from small_runs import TINY, run_command, run_in_process
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +42,7 @@ def test_output_in_a_pipe_has_no_control_characters(tmp_path):
         assert all(letter.isprintable() or letter == "\n" for letter in text)
 
 
+@pytest.mark.process
 def test_five_runs_started_at_once_get_five_directories(tmp_path):
     with ThreadPoolExecutor(5) as pool:
         runs = list(pool.map(lambda _: run_command(*TINY, "train.max_steps=2", cwd=tmp_path), range(5)))
@@ -52,28 +53,29 @@ def test_five_runs_started_at_once_get_five_directories(tmp_path):
 
 
 def test_eval_gives_the_numbers_of_the_run(tmp_path):
-    assert run_command(*TINY, "precision=fp16_dynamic", "run.name=run", cwd=tmp_path).returncode == 0
+    assert run_in_process(*TINY, "precision=fp16_dynamic", "run.name=run", cwd=tmp_path).returncode == 0
     summary = json.loads((tmp_path / "outputs" / "run" / "summary.json").read_text())
-    done = run_command("eval", "outputs/run", cwd=tmp_path)
+    done = run_in_process("eval", "outputs/run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     test_line = next(line for line in done.stdout.splitlines() if line.startswith("split=test"))
     assert f"top1={summary['test']['top1']:.6g}" in test_line
-    wide = run_command("eval", "outputs/run", "precision.eval=fp32", cwd=tmp_path)
+    wide = run_in_process("eval", "outputs/run", "precision.eval=fp32", cwd=tmp_path)
     assert wide.returncode == 0, wide.stderr
     assert "split=test samples=397" in wide.stdout
-    best = run_command("eval", "outputs/run", "--best", cwd=tmp_path)
+    best = run_in_process("eval", "outputs/run", "--best", cwd=tmp_path)
     assert best.returncode == 0, best.stderr
 
 
 def test_the_saved_configuration_trains_the_same_again(tmp_path):
-    assert run_command(*TINY, "scaler.growth_interval=5", "run.name=one", cwd=tmp_path).returncode == 0
+    assert run_in_process(*TINY, "scaler.growth_interval=5", "run.name=one", cwd=tmp_path).returncode == 0
     run = tmp_path / "outputs" / "one"
     state = json.loads((run / "run.json").read_text())
     words = state["command"].replace("run.name=one", "run.name=two").split()[1:]
-    assert run_command(*words, cwd=tmp_path).returncode == 0
+    assert run_in_process(*words, cwd=tmp_path).returncode == 0
     assert (run / "steps.jsonl").read_bytes() == (tmp_path / "outputs" / "two" / "steps.jsonl").read_bytes()
 
 
+@pytest.mark.process
 @pytest.mark.timeout(600)
 def test_a_wheel_carries_its_configs_and_runs_from_another_directory(tmp_path):
     built = subprocess.run(

@@ -6,10 +6,12 @@ import json
 import re
 
 import pytest
-from small_runs import TINY, run_command
+from small_runs import TINY, run_in_process
 
 from mptrain.compare.keeping import read_comparisons
 from mptrain.runlog.sweeps import SweepPaths
+
+pytestmark = pytest.mark.process
 
 SHORT = (*TINY, "train.epochs=2", "threads=1")
 
@@ -18,7 +20,7 @@ SHORT = (*TINY, "train.epochs=2", "threads=1")
 def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
     words = ("precision=fp32,fp16_dynamic", "seed=0,1,2", "run.name=c")
-    finished = run_command("compare", *SHORT, *words, "--jobs", "2", "--margin", "0.2", cwd=folder)
+    finished = run_in_process("compare", *SHORT, *words, "--jobs", "2", "--margin", "0.2", cwd=folder)
     return folder, finished
 
 
@@ -45,7 +47,7 @@ def test_a_comparison_goes_on_where_it_was_broken_off_and_is_judged_again(compar
     state = json.loads(run.read_text())
     before = (folder / "outputs/c/000-precision=fp32,seed=0/run.json").read_text()
     run.write_text(json.dumps({**state, "status": "preempted"}))
-    finished = run_command("resume", "outputs/c", cwd=folder)
+    finished = run_in_process("resume", "outputs/c", cwd=folder)
     assert finished.returncode == 0, finished.stderr
     assert "1/1 missing points valid, 5 done before" in finished.stdout
     assert re.search(r"^fp16_dynamic (equivalent|undecided|worse|better): ", finished.stdout, re.MULTILINE)
@@ -55,7 +57,7 @@ def test_a_comparison_goes_on_where_it_was_broken_off_and_is_judged_again(compar
 def test_runs_that_exist_are_compared_by_their_directories(compared):
     folder, _ = compared
     runs = sorted(str(path.parent.relative_to(folder)) for path in (folder / "outputs/c").glob("*/run.json"))
-    finished = run_command("compare", *runs, "--metric", "loss", cwd=folder)
+    finished = run_in_process("compare", *runs, "--metric", "loss", cwd=folder)
     assert finished.returncode == 0, finished.stderr
     (place,) = (folder / "outputs/comparisons").glob("*/*")
     comparison = read_comparisons(SweepPaths(place).comparison)[""]
@@ -68,22 +70,22 @@ def test_runs_that_exist_are_compared_by_their_directories(compared):
 
 def test_runs_that_differ_in_more_than_they_claim_are_refused_by_their_keys(compared, tmp_path):
     folder, _ = compared
-    other = run_command(*SHORT, "precision=fp16_dynamic", "train.batch_size=32", "run.name=b", cwd=tmp_path)
+    other = run_in_process(*SHORT, "precision=fp16_dynamic", "train.batch_size=32", "run.name=b", cwd=tmp_path)
     assert other.returncode == 0, other.stderr
     words = ("compare", str(folder / "outputs/c/000-precision=fp32,seed=0"), "b")
-    refused = run_command(*words, cwd=tmp_path)
+    refused = run_in_process(*words, cwd=tmp_path)
     assert refused.returncode == 2
     assert "train.batch_size is 16 in 000-precision=fp32,seed=0, 32 in b" in refused.stderr
     assert "first batches" in refused.stderr
     assert not (tmp_path / "outputs/comparisons").exists()
-    mistyped = run_command(*words, "--by", "train.batchsize", cwd=tmp_path)
+    mistyped = run_in_process(*words, "--by", "train.batchsize", cwd=tmp_path)
     assert mistyped.returncode == 2
     assert "did you mean train.batch_size?" in mistyped.stderr
-    claimed = run_command(*words, "--by", "train.batch_size", cwd=tmp_path)
+    claimed = run_in_process(*words, "--by", "train.batch_size", cwd=tmp_path)
     assert claimed.returncode == 0, claimed.stderr
     assert "undecided" in claimed.stdout
     assert "a verdict needs two seeds at least" in claimed.stdout
-    insisted = run_command(*words, "--anyway", cwd=tmp_path)
+    insisted = run_in_process(*words, "--anyway", cwd=tmp_path)
     assert insisted.returncode == 0
     assert "unfair: " in insisted.stdout
 
@@ -101,7 +103,7 @@ def test_runs_that_differ_in_more_than_they_claim_are_refused_by_their_keys(comp
     ],
 )
 def test_bad_words_are_refused_before_anything_is_run(tmp_path, words, said):
-    finished = run_command("compare", *words, cwd=tmp_path)
+    finished = run_in_process("compare", *words, cwd=tmp_path)
     assert finished.returncode == 2
     assert said in finished.stderr
     assert "Traceback" not in finished.stderr

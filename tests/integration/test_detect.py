@@ -14,6 +14,8 @@ from mptrain.engine.evaluate import evaluate
 from mptrain.engine.rehearsal import rehearse
 from mptrain.records import EvalRecord
 
+pytestmark = pytest.mark.workload
+
 NARROW = (
     "model=ssd_small", "model.width=4", "dataset.image_size=32", "dataset.train_samples=96", "dataset.val_samples=20",
     "dataset.test_samples=20", "train.batch_size=16", "train.epochs=4", "checkpoint.every_epochs=null",

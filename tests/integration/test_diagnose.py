@@ -17,6 +17,8 @@ from mptrain.config.compose import compose
 from mptrain.errors import ConfigError, UsageError
 from mptrain.runlog.diagnosis import read_examination
 
+pytestmark = pytest.mark.workload
+
 
 @pytest.fixture
 def theirs(tmp_path, monkeypatch):

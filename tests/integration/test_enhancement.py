@@ -14,6 +14,8 @@ from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
 from mptrain.records import EvalRecord
 
+pytestmark = pytest.mark.workload
+
 WORDS = ("dataset.patch_size=16", "dataset.patches=240", "dataset.tile_size=32", "dataset.tiles_per_photo=6",
          "train.batch_size=8", "train.epochs=4", "checkpoint.every_epochs=null")  # fmt: skip
 ENLARGES = ("model=edsr_small", "model.blocks=1", "model.width=16", *WORDS)

@@ -14,6 +14,8 @@ from small_runs import environment, run_command
 
 from mptrain.compare.keeping import read_comparisons
 
+pytestmark = pytest.mark.process
+
 FILES = {
     "theirs/__init__.py": "",
     "theirs/net.py": """

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from small_runs import environment
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

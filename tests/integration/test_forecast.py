@@ -10,6 +10,8 @@ from mptrain.engine.step import train_step
 from mptrain.numerics.exponents import merged, zero_share
 from mptrain.numerics.forecast import GradientHistory
 
+pytestmark = pytest.mark.workload
+
 
 class _NoRing:
     def record(self, *values):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from precision_promises import PROMISED
-from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, run_command, steps_of
+from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, run_in_process, steps_of
 from torch import nn
 
 from mptrain.config.compose import compose
@@ -19,6 +19,8 @@ from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError
 from mptrain.records import StepRecord
+
+pytestmark = pytest.mark.workload
 
 NARROW = (
     "model=dcgan", "model.width=4", "model.latent=8", "dataset.image_size=16", "dataset.train_samples=96",
@@ -295,7 +297,7 @@ def test_what_does_not_fit_together_is_refused_before_anything_trains(words, say
 
 @pytest.mark.slow
 def test_the_shipped_dcgan_trains_three_epochs_in_fp16(tmp_path):
-    done = run_command(
+    done = run_in_process(
         "model=dcgan", "precision=fp16_dynamic", "train.epochs=3", "run.name=it", f"run.root={tmp_path}", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,8 @@ import time
 import pytest
 from small_runs import TINY, command, environment, run_command
 
+pytestmark = pytest.mark.process
+
 GREEDY = """
     from dataclasses import dataclass
 

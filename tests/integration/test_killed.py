@@ -84,6 +84,7 @@ def kill_and_resume(tmp_path, precision, kills, epochs, seed, workload="cnn"):
     return [(folder / "outputs" / "run" / "steps.jsonl").read_bytes() for folder in (undisturbed, killed)]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("precision", "kills", "seed"),
     [("amp_dynamic", 2, 1), *(pytest.param(mode, 1, 5, marks=pytest.mark.slow) for mode in ("fp16_dynamic", "fp32"))],
@@ -94,6 +95,7 @@ def test_sigkill_and_resume_write_the_same_records(tmp_path, precision, kills, s
     assert expected.count(b"\n") == 36 * 15
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
@@ -103,6 +105,7 @@ def test_twenty_sigkills_and_resumes_write_the_same_records(tmp_path, precision)
     assert expected.count(b"\n") == 120 * 15
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("workload", "precision", "lines"),
     [
@@ -117,6 +120,7 @@ def test_sigkill_and_resume_write_the_same_records_of_every_shape_of_training(tm
     assert expected.count(b"\n") == 20 * lines
 
 
+@pytest.mark.process
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("workload", "lines"), [("word_lstm", 15), ("transformer", 15), ("dcgan", 30)])
@@ -162,6 +166,7 @@ def test_sigkill_while_a_checkpoint_is_written_behind_training_goes_on_from_the_
     assert found == expected
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_a_signal_in_training_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, number, code):
     process = start(*words_for("fp32"), "train.epochs=400", "run.name=run", cwd=tmp_path)
@@ -198,6 +203,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.process
 def test_sigterm_in_evaluation_saves_and_the_evaluation_is_done_on_resume(tmp_path):
     words = (*words_for("fp32"), "train.epochs=1", "run.name=run")
     process = start(*words, cwd=tmp_path, program=SLOW_EVALUATION)
@@ -216,6 +222,7 @@ def test_sigterm_in_evaluation_saves_and_the_evaluation_is_done_on_resume(tmp_pa
     assert json.loads((run / "run.json").read_text())["status"] == "done"
 
 
+@pytest.mark.process
 def test_the_same_command_line_with_resume_auto_is_idempotent(tmp_path):
     words = (*words_for("fp32"), "train.epochs=1", "run.name=run", "run.resume=auto")
     first = run_command(*words, cwd=tmp_path)
@@ -226,6 +233,7 @@ def test_the_same_command_line_with_resume_auto_is_idempotent(tmp_path):
     assert (tmp_path / "outputs" / "run" / "steps.jsonl").read_bytes() == steps
 
 
+@pytest.mark.process
 def test_two_writers_of_one_run_are_refused(tmp_path):
     words = (*words_for("fp32"), "train.epochs=400", "run.name=run", "run.resume=auto")
     process = start(*words, cwd=tmp_path)
@@ -237,6 +245,7 @@ def test_two_writers_of_one_run_are_refused(tmp_path):
     assert f"pid {process.pid}" in second.stderr.replace("process ", "pid ")
 
 
+@pytest.mark.process
 def test_a_damaged_checkpoint_falls_back_with_a_warning_and_the_records_stay_right(tmp_path):
     process = start(*words_for("amp_dynamic"), "run.name=run", cwd=tmp_path)
     wait_until(lambda: has_steps(tmp_path, 16), process)

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from small_runs import TINY, run_command
+from small_runs import TINY, run_in_process
 
 from mptrain.campaign.attempt import launch, resume
 from mptrain.campaign.evaluation import evaluate_run
@@ -102,7 +102,7 @@ def test_a_run_is_found_by_its_name():
 
 
 def test_a_run_that_ran_out_of_time_says_so_and_how_to_give_it_more(tmp_path):
-    done = run_command(*TINY, "train.epochs=100000", "train.max_minutes=0.005", "run.name=r", cwd=tmp_path)
+    done = run_in_process(*TINY, "train.epochs=100000", "train.max_minutes=0.005", "run.name=r", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "train.max_minutes=0.005 was up, after" in done.stdout
     assert "mptrain resume outputs/r train.max_minutes=0.01\n" in done.stdout
@@ -110,8 +110,8 @@ def test_a_run_that_ran_out_of_time_says_so_and_how_to_give_it_more(tmp_path):
 
 def test_the_command_that_export_proposes_makes_the_same_model(tmp_path):
     words = (*TINY, "model.hidden=[7,5]", "train.max_steps=2", "run.name=r")
-    assert run_command(*words, cwd=tmp_path).returncode == 0
-    said = run_command("export", "r", cwd=tmp_path).stdout
+    assert run_in_process(*words, cwd=tmp_path).returncode == 0
+    said = run_in_process("export", "r", cwd=tmp_path).stdout
     tune = shlex.split(said.partition(" tune ")[2])
     data = [word for word in TINY if word.startswith("dataset")]
     assert data
@@ -119,7 +119,7 @@ def test_the_command_that_export_proposes_makes_the_same_model(tmp_path):
     assert set(tune[2:]) == {"model.hidden=[7,5]", "model.weights=outputs/r/export/last-float32.pt", *data}
     assert re.search(r"mptrain\.model\.mlp\(hidden=.7,\s+5.,.*num_classes=10", said, flags=re.DOTALL)
     assert "data.json: labels, and how inputs are prepared" in said
-    refused = run_command("export", "r", "--output", ".", cwd=tmp_path)
+    refused = run_in_process("export", "r", "--output", ".", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--output . is a folder" in refused.stderr
 

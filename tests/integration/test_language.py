@@ -20,6 +20,8 @@ from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError, DataError
 from mptrain.records import EvalRecord, StepRecord
 
+pytestmark = pytest.mark.workload
+
 LSTM = ("model=word_lstm", "model.embedding_size=8", "model.hidden_size=8", "model.layers=2", "dataset.sequence_length=8",
         "train.batch_size=8", "dataset.train_samples=44", "dataset.max_vocabulary=50", "dataset.val_share=0.02",
         "dataset.test_share=0.01", "checkpoint.every_epochs=null")  # fmt: skip

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from small_runs import TINY, Kept, continue_loop, loop_of, run_command, steps_of
+from small_runs import TINY, Kept, continue_loop, loop_of, run_in_process, steps_of
 
 from mptrain.config.build import build
 from mptrain.config.compose import compose
@@ -37,7 +37,7 @@ class TestMaxMinutes:
         assert [step["step"] for step in steps_of(second)] == list(range(1, steps + 4))
 
     def test_the_command_line_says_done(self, tmp_path):
-        done = run_command(*TINY, "train.epochs=100000", "train.max_minutes=0.01", cwd=tmp_path)
+        done = run_in_process(*TINY, "train.epochs=100000", "train.max_minutes=0.01", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "done" in done.stdout
         assert "train.max_minutes=0.02" in done.stdout

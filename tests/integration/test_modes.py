@@ -11,6 +11,8 @@ from torch import nn
 
 from mptrain.records import StepRecord
 
+pytestmark = pytest.mark.workload
+
 SMALL = {
     "cnn": ("train.batch_size=16",),
     "resnet18": ("train.batch_size=4",),

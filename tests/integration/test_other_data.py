@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from small_runs import run_command
+from small_runs import run_in_process
 
 WORDS = (
     "model=char_lstm", "model.hidden_size=16", "model.embedding_size=8", "dataset=text", "dataset.path=text",
@@ -21,7 +21,7 @@ def trained(tmp_path):
     (tmp_path / "text").mkdir()
     for part, times in (("train", 20), ("valid", 5), ("test", 5)):
         (tmp_path / "text" / f"{part}.txt").write_text(LETTERS * times)
-    done = run_command(*WORDS, "precision=fp32", "run.name=a", cwd=tmp_path)
+    done = run_in_process(*WORDS, "precision=fp32", "run.name=a", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     return tmp_path
 
@@ -33,21 +33,21 @@ def change(folder, part):
 
 
 def test_unchanged_data_are_not_spoken_of(trained):
-    resumed = run_command("resume", "a", "train.epochs=3", cwd=trained)
+    resumed = run_in_process("resume", "a", "train.epochs=3", cwd=trained)
     assert resumed.returncode == 0, resumed.stderr
     assert "other ones" not in resumed.stderr
-    assert "are not those" not in run_command("eval", "a", cwd=trained).stdout
+    assert "are not those" not in run_in_process("eval", "a", cwd=trained).stdout
 
 
 def test_a_run_that_goes_on_with_other_samples_says_so_and_belongs_to_no_arm(trained):
     shutil.copytree(trained / "outputs/a", trained / "outputs/b")
     change(trained, "train")
-    resumed = run_command("resume", "a", "train.epochs=3", cwd=trained)
+    resumed = run_in_process("resume", "a", "train.epochs=3", cwd=trained)
     assert resumed.returncode == 0, resumed.stderr
     said = "the training data are other ones: epoch 2 would not begin as it did"
     assert f"warning: {said}" in resumed.stderr
     assert said in json.loads((trained / "outputs/a/run.json").read_text())["attempts"][-1]["changes"]
-    compared = run_command("compare", "outputs/a", "outputs/b", cwd=trained)
+    compared = run_in_process("compare", "outputs/a", "outputs/b", cwd=trained)
     assert "changed on the way: train.epochs was 2, now 3; the training data are other ones" in " ".join(
         (compared.stdout + compared.stderr).split()
     )
@@ -55,16 +55,16 @@ def test_a_run_that_goes_on_with_other_samples_says_so_and_belongs_to_no_arm(tra
 
 def test_an_evaluation_of_other_samples_says_so_unless_a_key_explains_it(trained):
     change(trained, "test")
-    found = run_command("eval", "a", cwd=trained).stdout
+    found = run_in_process("eval", "a", cwd=trained).stdout
     assert "note=the test data are not those that the run evaluated: " in found
     assert "the val data" not in found
-    assert "are not those" not in run_command("eval", "a", "train.batch_size=2", cwd=trained).stdout
+    assert "are not those" not in run_in_process("eval", "a", "train.batch_size=2", cwd=trained).stdout
 
 
 def test_a_comparison_objects_to_other_test_data(trained):
     change(trained, "test")
-    assert run_command(*WORDS, "precision=bf16", "run.name=b", cwd=trained).returncode == 0
-    compared = run_command("compare", "outputs/a", "outputs/b", cwd=trained)
+    assert run_in_process(*WORDS, "precision=bf16", "run.name=b", cwd=trained).returncode == 0
+    compared = run_in_process("compare", "outputs/a", "outputs/b", cwd=trained)
     said = " ".join((compared.stdout + compared.stderr).split())
     assert "the samples that were evaluated of b and a are not the same at seed 0" in said
     assert "samples that were evaluated were compared" not in said

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from PIL import Image
 from small_runs import loop_of
 
 from mptrain.cli.main import main
+
+pytestmark = pytest.mark.workload
 
 WORDS = (
     "dataset=image_folder",

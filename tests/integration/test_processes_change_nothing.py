@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from small_runs import run_command
+
+pytestmark = pytest.mark.process
 
 WORDS = (
     "model=cnn", "precision=fp16_dynamic", "scaler.init_scale=16777216", "dataset.image_size=8",

@@ -17,6 +17,8 @@ from mptrain.engine.step import accumulate_gradients
 from mptrain.errors import ConfigError, DataError
 from mptrain.records import EvalRecord, StepRecord
 
+pytestmark = pytest.mark.workload
+
 NARROW = ("model=wavenet_small", "model.stacks=1", "model.layers=4", "model.residual=8", "model.skip=12", "model.condition=4",
           "dataset.train_samples=12", "dataset.val_samples=4", "dataset.test_samples=4", "dataset.window=1000",
           "dataset.context=15", "train.batch_size=8", "train.epochs=4", "optimizer.lr=0.02", "task.seconds=0.004",

@@ -6,9 +6,11 @@ import json
 import re
 
 import pytest
-from small_runs import run_command
+from small_runs import run_in_process
 
 from mptrain.config import location
+
+pytestmark = pytest.mark.process
 
 NAMES = sorted(path.parent.name for path in location.recipes().glob("*/recipe.yaml"))
 
@@ -20,7 +22,7 @@ OFTEN = ("dynamic_matches_fp32", "parity_classification", "parity_translation", 
 
 
 def smoke(name, tmp_path):
-    found = run_command("reproduce", name, "--smoke", "--jobs", "2", cwd=tmp_path, timeout=280)
+    found = run_in_process("reproduce", name, "--smoke", "--jobs", "2", cwd=tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     return found.stdout
 
@@ -45,7 +47,7 @@ def test_everything_that_a_recipe_needs_runs(tmp_path, name):
 @pytest.mark.timeout(600)
 def test_the_networks_of_the_published_table_run(tmp_path):
     words = ("reproduce", LARGE, "--smoke", "--jobs", "1", "run.root=out")
-    found = run_command(*words, cwd=tmp_path, timeout=290)
+    found = run_in_process(*words, cwd=tmp_path)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "21 of 21 runs done" in found.stdout
 
@@ -72,7 +74,7 @@ smoke: [train.max_steps=2]
 def test_an_expectation_that_is_false_ends_with_5_and_says_by_how_much(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "recipe.yaml").write_text(FALSE)
-    found = run_command("reproduce", "mine", "--jobs", "2", cwd=tmp_path)
+    found = run_in_process("reproduce", "mine", "--jobs", "2", cwd=tmp_path)
     assert found.returncode == 5, found.stdout + found.stderr
     assert re.search(r"not met +fp16\.top1 < fp32\.top1 by 0\.5", found.stdout)
     assert re.search(r"off by 0\.[45]", found.stdout)

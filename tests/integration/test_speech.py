@@ -18,6 +18,8 @@ from mptrain.model.masked_norm import MaskedBatchNorm
 from mptrain.records import EvalRecord, StepRecord
 from mptrain.task.exhibits import Texts
 
+pytestmark = pytest.mark.workload
+
 SMALL = ("model=deepspeech2_small", "model.channels=2", "model.hidden_size=8", "dataset.train_samples=20",
          "dataset.val_samples=4", "dataset.test_samples=4", "dataset.hop_ms=20", "train.batch_size=8", "train.epochs=3",
          "checkpoint.every_epochs=null")  # fmt: skip

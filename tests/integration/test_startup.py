@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 from small_runs import TINY, environment
+
+pytestmark = pytest.mark.process
 
 CODE = """
 import sys

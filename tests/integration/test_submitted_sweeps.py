@@ -11,6 +11,8 @@ import time
 import pytest
 from small_runs import command, environment, run_command
 
+pytestmark = pytest.mark.process
+
 pytest.importorskip("submitit")
 WORDS = ("model=mlp", "train.epochs=100", "log.ring=10", "checkpoint.every_epochs=5", "seed=0,1")
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from small_runs import command, environment, run_command
 
+pytestmark = pytest.mark.process
+
 MODEL = """
     import os
     import signal

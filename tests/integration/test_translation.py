@@ -20,6 +20,8 @@ from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.records import EvalRecord, StepRecord
 
+pytestmark = pytest.mark.workload
+
 DATA = (
     "dataset.samples=40",
     "dataset.vocabulary=80",

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from small_runs import TINY, environment, parts_of, run_command
+from small_runs import TINY, environment, parts_of, run_in_process
 
 from mptrain.campaign.attempt import launch, resume
 from mptrain.campaign.evaluation import evaluate_run
@@ -36,6 +36,7 @@ def train(*words):
     return launch(compose(words), lambda opening: []).root
 
 
+@pytest.mark.workload
 @pytest.mark.parametrize("precision", ["fp32", "fp16_dynamic"])
 def test_exported_weights_give_the_same_predictions_in_plain_torchvision(tmp_path, monkeypatch, precision):
     monkeypatch.chdir(tmp_path)
@@ -119,12 +120,12 @@ def test_an_average_that_a_run_has_not_is_not_made_up_for_its_evaluation(tmp_pat
 
 
 def test_the_command_says_where_the_weights_are_and_how_to_load_them(tmp_path):
-    assert run_command(*TINY, "run.name=r", cwd=tmp_path).returncode == 0
-    done = run_command("export", "outputs/r", "--fp16", "--output", "mine.pt", cwd=tmp_path)
+    assert run_in_process(*TINY, "run.name=r", cwd=tmp_path).returncode == 0
+    done = run_in_process("export", "outputs/r", "--fp16", "--output", "mine.pt", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "model.load_state_dict(torch.load('mine.pt', weights_only=True))" in done.stdout
     assert torch.load(tmp_path / "mine.pt", weights_only=True)["1.weight"].dtype == torch.float16
-    tuned = run_command(*TINY, "model.weights=mine.pt", "train.max_steps=1", cwd=tmp_path)
+    tuned = run_in_process(*TINY, "model.weights=mine.pt", "train.max_steps=1", cwd=tmp_path)
     assert tuned.returncode == 0, tuned.stderr
     assert "8 of 8 tensors begin as in mine.pt" in tuned.stdout
 
@@ -139,7 +140,7 @@ def test_the_command_says_where_the_weights_are_and_how_to_load_them(tmp_path):
     ],
 )
 def test_a_word_that_export_does_not_know_is_refused(tmp_path, words, message):
-    done = run_command("export", *words, cwd=tmp_path)
+    done = run_in_process("export", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr
 
@@ -168,7 +169,7 @@ def test_a_resumed_run_does_not_need_the_weights_it_once_began_with(tmp_path, mo
 
 
 def test_a_value_that_is_no_path_is_refused(tmp_path):
-    done = run_command(*TINY, "model.weights=3", cwd=tmp_path)
+    done = run_in_process(*TINY, "model.weights=3", cwd=tmp_path)
     assert done.returncode == 2
     assert "model.weights=3: must be the path of a file or of a run" in done.stderr
 

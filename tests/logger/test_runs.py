@@ -204,15 +204,6 @@ def test_another_tracker_is_no_other_training(tmp_path):
     assert root.exists()
 
 
-def test_a_configuration_from_before_there_were_trackers_has_none():
-    config = compose(["logger=tensorboard"])
-    text = config.yaml
-    before, _, after = text.partition("logger:\n")
-    old = before + after.partition("\nmodel:")[1].lstrip("\n") + after.partition("\nmodel:")[2]
-    assert "mptrain.logger" not in old
-    assert reload(old).logger.path == "mptrain.logger.NoLogger"
-
-
 def test_options_are_checked():
     with pytest.raises(ConfigError, match=r"logger\.every_steps=0: must be a whole number, at least 1"):
         compose(["logger=wandb", "logger.every_steps=0"])

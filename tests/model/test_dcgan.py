@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from loops import each
 from torch import nn
 
 from mptrain.errors import ConfigError
@@ -17,8 +18,8 @@ def layers(network, *kinds):
     return [layer for layer in network if isinstance(layer, kinds)]
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("channels", [1, 3])
+@each("size", SIZES)
+@each("channels", [1, 3])
 def test_noise_becomes_images_from_minus_1_to_1_and_images_become_logits(size, channels):
     model = dcgan(in_channels=channels, image_size=size, latent=7, width=4)
     drawn = model.generator(torch.randn(5, 7))

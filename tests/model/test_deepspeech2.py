@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from loops import each
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -51,8 +52,8 @@ def test_the_published_size_runs_forward_and_backward():
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("bins", [1, 20, 21])
-@pytest.mark.parametrize("frames", [1, 2, 5, 12])
+@each("bins", [1, 20, 21])
+@each("frames", [1, 2, 5, 12])
 def test_sounds_smaller_than_a_kernel_run_forward_and_backward(bins, frames):
     model = deepspeech2(vocabulary_size=6, feature_size=bins, channels=8, hidden_size=4, layers=1)
     logits, lengths = model(torch.randn(2, frames, bins), torch.tensor([frames, 1]))
@@ -173,8 +174,8 @@ def test_half_precision_is_half_from_end_to_end_and_close_to_full():
     assert (heard.float() - expected)[valid].abs().max() < 0.02
 
 
-@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.RNN])
-@pytest.mark.parametrize("bidirectional", [False, True])
+@each("kind", [nn.GRU, nn.LSTM, nn.RNN])
+@each("bidirectional", [False, True])
 def test_packed_sequences_run_in_fp16_forward_and_backward_as_close_to_fp32_as_rounding_allows(kind, bidirectional):
     network = kind(6, 5, num_layers=2, bidirectional=bidirectional, batch_first=True)
     sequence, lengths = torch.randn(3, 7, 6).half(), torch.tensor([7, 1, 4])

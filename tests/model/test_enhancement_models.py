@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from loops import each
 from torch import nn
 
 from mptrain.errors import ConfigError
@@ -77,8 +78,8 @@ def test_the_published_networks_go_forward_and_backward_on_the_meta_device(pytes
     assert all(parameter.grad.shape == parameter.shape for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("upscale", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("interpolated", [False, True])
+@each("upscale", [1, 2, 3, 4, 8])
+@each("interpolated", [False, True])
 def test_edsr_enlarges_pictures_of_any_shape(upscale, interpolated):
     model = edsr(in_channels=3, upscale=upscale, blocks=1, width=4, interpolated=interpolated)
     for height, width in ((1, 1), (5, 7)):

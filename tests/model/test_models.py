@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from loops import each
 from torch import nn
 
 from mptrain.errors import ConfigError
@@ -36,7 +37,7 @@ def build(name):
     return target(**keys, **facts), size, facts["in_channels"]
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@each("name", CLASSIFIERS)
 def test_the_classifier_of_a_file_gives_finite_logits_in_both_modes(name):
     model, size, channels = build(name)
     images = torch.randn(2, channels, size, size)

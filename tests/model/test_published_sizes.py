@@ -11,6 +11,8 @@ from mptrain.config.compose import compose
 from mptrain.dataset.batch import Batch
 from mptrain.task import Classify
 
+pytestmark = pytest.mark.workload
+
 SIDES = {
     "alexnet": 224,
     "vgg16": 224,

@@ -16,6 +16,8 @@ from mptrain.model.published import classifier_names
 from mptrain.records import StepRecord
 from mptrain.runlog.layout import RunPaths
 
+pytestmark = pytest.mark.workload
+
 #: The smallest classifier of each family, with the side of the images. BatchNorm over two values, which two images leave in the last
 #: layers of some networks at smaller sides, gives gradients of 1e8.
 SMALLEST = {

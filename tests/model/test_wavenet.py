@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from loops import each
 from torch import nn
 
 from mptrain.model import wavenet
@@ -50,8 +51,8 @@ CONDITIONS = [{}, {"speakers": 3}, {"vocabulary_size": 7}, {"speakers": 3, "voca
 
 
 class TestCausality:
-    @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
-    @pytest.mark.parametrize("kernel_size", [2, 3])
+    @each("dtype", [torch.float32, *HALF])
+    @each("kernel_size", [2, 3])
     def test_an_answer_depends_on_no_later_sample_and_on_its_own(self, kernel_size, dtype):
         model, given = sharp(small(kernel_size=kernel_size)).to(dtype), levels_of(1, 40)
         with torch.no_grad(), Widened():
@@ -176,9 +177,9 @@ class TestConditions:
 
 
 class TestDrawing:
-    @pytest.mark.parametrize("kernel_size", [1, 2, 3])
-    @pytest.mark.parametrize("length", [1, 2, 15, 40])
-    @pytest.mark.parametrize("condition", CONDITIONS, ids=str)
+    @each("kernel_size", [1, 2, 3])
+    @each("length", [1, 2, 15, 40])
+    @each("condition", CONDITIONS)
     def test_sample_by_sample_it_says_what_it_says_of_all_at_once(self, condition, length, kernel_size):
         model, count = sharp(small(kernel_size=kernel_size, **condition), 2.0).double(), 30
         more = told(model, 3, length - 1 + count)

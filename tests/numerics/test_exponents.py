@@ -7,6 +7,7 @@ import torch
 from histograms_by_hand import counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import each
 
 from mptrain.numerics import exponents
 from mptrain.numerics.exponents import Tails, merged, nonzero, ties_below, unscaled
@@ -21,7 +22,7 @@ def spread(count=4000, seed=0):
     return torch.where(torch.rand(count, generator=generator) < 0.2, 0.0, magnitudes)
 
 
-@pytest.mark.parametrize("exponent", SCALES)
+@each("exponent", SCALES)
 def test_shares_are_those_of_a_tensor_that_is_scaled_and_rounded_to_fp16(exponent):
     values = spread()
     counts = counted(values.tolist())
@@ -102,7 +103,7 @@ def test_tails_agree_with_the_shares_and_with_the_values_themselves():
         assert tails.magnitude_below(below) == pytest.approx(small.item(), rel=0.08, abs=1e-12)
 
 
-@pytest.mark.parametrize("halvings", range(1, 8))
+@each("halvings", range(1, 8))
 def test_half_numbers_that_a_smaller_scale_turns_into_ties_count_as_lost(halvings):
     """All of FP16's subnormal numbers and some normal ones, each as often as any other of its exponent."""
     values = torch.arange(1, 2**11).double() * 2.0**-24

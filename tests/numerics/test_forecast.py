@@ -8,6 +8,7 @@ import torch
 from histograms_by_hand import counted, look
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import each
 
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, GradientHistory
 from mptrain.numerics.overflow_limits import EXPONENTS
@@ -31,7 +32,7 @@ def between(low, high, count=300, seed=0):
     return (2 ** (low + (high - low) * torch.rand(count, generator=generator))).float()
 
 
-@pytest.mark.parametrize("exponent", [0, 3, 7, 10, 15, 20])
+@each("exponent", [0, 3, 7, 10, 15, 20])
 def test_shares_are_those_of_gradients_that_are_really_scaled_and_rounded(exponent):
     one, other = between(-40, -4), torch.cat([between(-30, 0, seed=1), torch.zeros(100)])
     weights = between(-33, 2, seed=2)
@@ -99,8 +100,8 @@ def test_steps_between_looks_count_by_their_norms():
     # Ratios of the largest gradient to the norm: 1/2 at step 1, 1 at step 9, so sqrt(1/2) half-way.
     assert found.steps == 4
     limits = [next(k for k in range(40) if largest * 2**k >= 65520) for largest in (0.5, 32 * math.sqrt(0.5), 1.0, 2.0)]
-    for each in found.scales:
-        assert each.overflow_share == sum(limit <= each.exponent for limit in limits) / 4
+    for one in found.scales:
+        assert one.overflow_share == sum(limit <= one.exponent for limit in limits) / 4
     assert found.highest == min(limits) - 1
 
 
@@ -264,8 +265,8 @@ def test_looks_that_vary_leave_headroom_and_few_of_them_leave_more():
     assert forecast_of(*varying(1.5, 300)).evidence.with_more == 12
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("count", [3, 10, 30])
+@each("seed", range(5))
+@each("count", [3, 10, 30])
 def test_where_a_scale_is_named_it_overflows_at_less_than_one_step_in_a_hundred(seed, count):
     """Looks drawn out of a thousand steps, whose gradients slowly grow and vary beside: 1 % of all drawings may err."""
     generator = torch.Generator().manual_seed(seed)

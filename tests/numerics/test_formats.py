@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from loops import each
 
 from mptrain.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FORMATS, is_power_of_two, scale_in_words
 
@@ -87,19 +88,19 @@ def test_trap_29_half_precision_loses_what_a_master_copy_keeps():
     assert big + 1.0 == 2049.0
 
 
-@pytest.mark.parametrize("exponent", range(-149, 128))
+@each("exponent", range(-149, 128))
 def test_every_fp32_power_of_two_is_one(exponent):
     assert is_power_of_two(2.0**exponent)
     assert not is_power_of_two(-(2.0**exponent))
     assert not is_power_of_two(1.5 * 2.0**exponent)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, -math.inf, math.nan, 1000.0, 3.0, 65504.0])
+@each("value", [0.0, -1.0, math.inf, -math.inf, math.nan, 1000.0, 3.0, 65504.0])
 def test_these_are_no_powers_of_two(value):
     assert not is_power_of_two(value)
 
 
-@pytest.mark.parametrize("exponent", range(127))
+@each("exponent", range(127))
 def test_trap_06_the_reciprocal_of_a_scale_is_exact_and_undoes_it(exponent):
     scale = torch.tensor([2.0**exponent])
     assert scale.reciprocal().item() * 2.0**exponent == 1.0
@@ -110,7 +111,7 @@ def test_trap_06_the_reciprocal_of_a_scale_is_exact_and_undoes_it(exponent):
     assert torch.equal(scaled / scale, scaled * scale.reciprocal())
 
 
-@pytest.mark.parametrize(
+@each(
     ("scale", "words"),
     [(1.0, "1"), (8.0, "8"), (512.0, "512"), (1024.0, "2^10"), (65536.0, "2^16"), (1000.0, "1000"), (0.5, "0.5")],
 )

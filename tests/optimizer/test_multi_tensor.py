@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from loops import each
 from optimizer.exact_updates import DTYPES, exact, random_case, stride
 from optimizer.interpreted import KERNELS, interpreter, overflow_is_no_warning, rounded  # noqa: F401 - two are fixtures
 from optimizer.kinds import RULES
@@ -52,7 +53,7 @@ def assert_same_bits(one, other):
     assert torch.equal(one.contiguous().flatten().view(torch.uint8), other.contiguous().flatten().view(torch.uint8))
 
 
-@pytest.mark.parametrize("start", range(0, 300, 50))
+@each("start", range(0, 300, 50))
 def test_one_update_is_the_formula_and_torchs_within_the_bound(start):
     """Off torch's by twice as much, since torch's fused kernels are off as well."""
     for seed in range(start, start + 50):
@@ -71,8 +72,8 @@ def test_one_update_is_the_formula_and_torchs_within_the_bound(start):
             assert_same_bits(published, rounded(weight, half))
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.01])
-@pytest.mark.parametrize("name", RULES)
+@each("decay", [0.0, 0.01])
+@each("name", RULES)
 def test_lists_of_mixed_shapes_dtypes_and_decays_are_updated_as_torch_updates_each(name, decay):
     rule, generator = RULES[name], torch.Generator().manual_seed(0)
     masters = [torch.randn(shape, generator=generator) for shape in SHAPES]
@@ -100,8 +101,8 @@ def test_lists_of_mixed_shapes_dtypes_and_decays_are_updated_as_torch_updates_ea
             assert_same_bits(publish[index], rounded(mine, publish[index].dtype))
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-@pytest.mark.parametrize("name", RULES)
+@each("value", [math.inf, math.nan])
+@each("name", RULES)
 def test_trap_13_27_a_refused_first_update_changes_no_bit(name, value):
     rule = RULES[name]
     masters, publish = [torch.randn(5), torch.randn(1025)], [torch.full((5,), math.nan, dtype=FP16), None]
@@ -129,8 +130,8 @@ def test_rounding_saturates_fp16_keeps_nan_and_goes_to_nearest_even(dtype):
     assert published[-3:].isnan().all()
 
 
-@pytest.mark.parametrize("size", [2 * UPDATE_BLOCK - 1, 2 * UPDATE_BLOCK + 3])
-@pytest.mark.parametrize("name", RULES)
+@each("size", [2 * UPDATE_BLOCK - 1, 2 * UPDATE_BLOCK + 3])
+@each("name", RULES)
 def test_nothing_beside_the_tensors_is_written_wherever_they_begin(name, size):
     """One tensor 4 bytes off 16, or all of them 8, takes all blocks the masked way: to the same bits."""
     rule, results = RULES[name], []
@@ -288,7 +289,7 @@ def test_norms_are_those_of_fp64(dtype):
     assert norms_of([]).shape == (0,)
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "dtype"),
     [(1e30, FP32), (3.4e38, FP32), (1e-45, FP32), (1e38, BF16), (1e-39, BF16), (65504, FP16), (2.0**-24, FP16)],
 )
@@ -298,8 +299,8 @@ def test_trap_9_nothing_finite_overflows_or_underflows(value, dtype):
     torch.testing.assert_close(norms_of(grads), expected.double(), rtol=2.0**-22, atol=0)
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("value", [math.inf, -math.inf, math.nan])
+@each("dtype", DTYPES)
 def test_norms_name_the_tensor_with_a_non_finite_element(dtype, value):
     grads = [torch.full((size,), torch.finfo(dtype).max, dtype=dtype) for size in (3, 1, 1030, 4)]
     for place, index in ((0, 2), (1, 0), (2, 1029)):

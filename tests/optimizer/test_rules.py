@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from capability import without
+from loops import each
 from optimizer.kinds import RULES
 
 from mptrain.config.checks import check_together
@@ -35,9 +36,9 @@ def draws(generator):
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.25])
-@pytest.mark.parametrize("scale", [1.0, 2.0**16, 1000.0 / 0.3])
-@pytest.mark.parametrize("name", [*RULES, "adagrad from 0.125"])
+@each("weight_decay", [0.0, 0.25])
+@each("scale", [1.0, 2.0**16, 1000.0 / 0.3])
+@each("name", [*RULES, "adagrad from 0.125"])
 def test_a_rule_without_a_kernel_computes_what_the_kernel_computes(name, weight_decay, scale):
     """Up to the rounding of one multiply-add, 2^-23 of each weight and state, in every one of 20 updates."""
     rule = Adagrad(initial_accumulator=0.125) if name.startswith("adagrad f") else RULES[name]
@@ -54,9 +55,9 @@ def test_a_rule_without_a_kernel_computes_what_the_kernel_computes(name, weight_
             assert torch.allclose(mine, theirs, rtol=(step + 1) * 2.0**-22, atol=(step + 1) * 2.0**-24)
 
 
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("fused", [True, False])
+@each("value", [math.inf, -math.inf, math.nan])
+@each("name", RULES)
+@each("fused", [True, False])
 def test_trap_13_a_refused_call_changes_no_bit_whatever_the_gradients_hold(name, value, fused):
     rule = RULES[name]
     group = group_of(rule, torch.Generator().manual_seed(0), weight_decay=0.5)
@@ -68,7 +69,7 @@ def test_trap_13_a_refused_call_changes_no_bit_whatever_the_gradients_hold(name,
     assert all(torch.equal(one, other) for one, other in zip(before, tensors, strict=True))
 
 
-@pytest.mark.parametrize("name", RULES)
+@each("name", RULES)
 def test_trap_17_the_kernels_refuse_at_exactly_one(name):
     """A sum of flags, such as 2, is no refusal to them: this is why the verdict's flag is 0 or 1."""
     moved = {}
@@ -80,7 +81,7 @@ def test_trap_17_the_kernels_refuse_at_exactly_one(name):
     assert moved == {0.0: True, 1.0: False, 2.0: True}
 
 
-@pytest.mark.parametrize("name", RULES)
+@each("name", RULES)
 def test_trap_24_a_kernel_does_not_advance_the_step_count(name):
     group = group_of(RULES[name], torch.Generator().manual_seed(0))
     taken = stride(step=3.0)
@@ -137,7 +138,7 @@ def test_nesterov_without_momentum_is_refused():
         SGD(momentum=0.0, nesterov=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("target", "key", "values"),
     [
         ("SGD", "momentum", [1.0, -0.1, math.nan]),
@@ -160,8 +161,8 @@ HALF_STATE = Policy(
 FP32_STATE = Policy("fp16_pure", "float16", "float16", autocast=False, master_weights=False)
 
 
-@pytest.mark.parametrize(("eps", "refused"), [(1e-8, True), (2.0**-25, True), (2.0**-24, False), (1e-4, False)])
-@pytest.mark.parametrize("rule", ["Adam", "AdamW", "Adagrad"])
+@each(("eps", "refused"), [(1e-8, True), (2.0**-25, True), (2.0**-24, False), (1e-4, False)])
+@each("rule", ["Adam", "AdamW", "Adagrad"])
 def test_trap_30_an_eps_that_fp16_state_rounds_to_zero_is_refused_with_the_number(rule, eps, refused):
     problems = check_together(HALF_STATE, Target(f"mptrain.optimizer.{rule}", {"eps": eps}, PACKAGES["optimizer"]))
     assert len(problems) == refused

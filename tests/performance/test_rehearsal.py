@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 from benchmarks.goals import GOALS
 from benchmarks.results import read
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 
 

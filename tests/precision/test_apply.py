@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from loops import each
 from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
@@ -29,7 +30,7 @@ class Derived(nn.BatchNorm2d):
     """A user's own normalisation."""
 
 
-@pytest.mark.parametrize(
+@each(
     ("entry", "found"),
     [
         ("Conv2d", ["0", "4"]),
@@ -68,7 +69,7 @@ def test_entries_that_match_nothing_are_all_reported_with_the_nearest_name():
     assert "qualified name" in second.hint
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_shipped_mode_gives_parameters_and_buffers_its_dtypes(name):
     policy, model = mode(name), Named()
     kept = cast_model(model, policy)
@@ -82,7 +83,7 @@ def test_every_shipped_mode_gives_parameters_and_buffers_its_dtypes(name):
     assert input_dtype(policy) == promised
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_every_shipped_mode_runs_forward_and_backward_and_gives_gradients_the_parameters_dtype(name):
     policy, model = mode(name), Named()
     cast_model(model, policy)
@@ -101,8 +102,8 @@ def test_every_shipped_mode_runs_forward_and_backward_and_gives_gradients_the_pa
         assert parameter.grad.isfinite().all(), path
 
 
-@pytest.mark.parametrize("kept", [nn.LayerNorm(64), nn.LocalResponseNorm(3), nn.GroupNorm(2, 64), nn.Linear(64, 64)])
-@pytest.mark.parametrize("name", ["fp16_dynamic", "bf16", "amp_dynamic"])
+@each("kept", [nn.LayerNorm(64), nn.LocalResponseNorm(3), nn.GroupNorm(2, 64), nn.Linear(64, 64)])
+@each("name", ["fp16_dynamic", "bf16", "amp_dynamic"])
 def test_a_kept_module_computes_in_fp32_and_answers_in_the_dtype_it_was_given(kept, name):
     kept = copy.deepcopy(kept)
     reference = copy.deepcopy(kept)
@@ -133,7 +134,7 @@ def test_a_kept_module_of_several_outputs_answers_all_of_them_in_that_dtype():
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_a_kept_module_that_is_given_whole_numbers_answers_as_if_it_were_not_kept(name):
     tokens = torch.tensor([[1, 2], [0, 2]])
     plain, kept = (nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2)) for _ in range(2))
@@ -179,7 +180,7 @@ def test_keeping_one_of_two_modules_that_share_a_matrix_is_refused_and_keeping_b
         assert model[0].weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_an_lstm_is_cast_with_its_flat_weights_and_a_copy_of_it_has_its_own(name):
     policy, model = mode(name), nn.Sequential(nn.LSTM(4, 3, 2, batch_first=True))
     cast_model(model, policy)
@@ -270,7 +271,7 @@ def test_batch_norm_takes_half_and_keeps_its_statistics_in_fp32():
     assert torch.allclose(model[0].running_var, expected, rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_trap_34_35_autocast_is_a_region_that_ends_and_is_never_shared(name):
     policy = mode(name)
     with autocast(policy, CPU) as _:
@@ -339,7 +340,7 @@ def _products_as_they_were():
 
 
 @pytest.mark.usefixtures("_products_as_they_were")
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_trap_41_fp32_products_use_tf32_in_the_mode_of_that_name_and_in_no_other(name):
     for earlier in ("tf32", "fp32"):
         set_products(mode(earlier))
@@ -360,7 +361,7 @@ def test_half_precision_sums_stay_in_float32_on_cuda():
     assert not matmul.allow_bf16_reduced_precision_reduction
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_finite_values_stay_finite_in_every_mode_and_each_change_is_counted(name):
     policy, model = mode(name, keep_fp32=["1"]), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     largest, inf = torch.finfo(torch.float32).max, float("inf")

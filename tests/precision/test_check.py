@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from loops import each
 from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
@@ -27,8 +28,8 @@ def one_step(policy, model, given=None):
     return kept, census
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kernels", ["native", "widened"])
+@each("name", NAMES)
+@each("kernels", ["native", "widened"])
 def test_an_honest_model_passes_in_every_mode(name, kernels):
     policy, model = mode(name, cpu_kernels=kernels), Named()
     kept, census = one_step(policy, model)
@@ -55,8 +56,8 @@ def language_step(policy, model):
     return kept, census
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", LANGUAGE)
+@each("name", NAMES)
+@each("kind", LANGUAGE)
 def test_language_models_are_honest_in_every_mode_and_their_products_are_counted(name, kind):
     policy, model = mode(name, cpu_kernels="widened"), LANGUAGE[kind]()
     kept, census = language_step(policy, model)
@@ -70,7 +71,7 @@ def test_language_models_are_honest_in_every_mode_and_their_products_are_counted
             assert sum(census.products[operator].values()) == 2
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
+@each("name", [name for name in NAMES if mode(name).half])
 def test_a_kept_embedding_leaves_the_products_in_half_precision(name):
     policy, model = mode(name, cpu_kernels="widened", keep_fp32=["Embedding", "norms"]), LANGUAGE["transformer"]()
     kept, census = language_step(policy, model)
@@ -100,8 +101,8 @@ class CastsInside(nn.Module):
             return F.linear(hidden.float(), self.back.weight.float(), self.back.bias.float())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
-@pytest.mark.parametrize("kernels", ["native", "widened"])
+@each("name", [name for name in NAMES if mode(name).half])
+@each("kernels", ["native", "widened"])
 def test_a_model_that_casts_to_float_inside_is_caught_with_operator_and_dtype(name, kernels):
     policy, model = mode(name, cpu_kernels=kernels, keep_fp32=[]), CastsInside()
     kept, census = one_step(policy, model, torch.randn(4, 8))
@@ -110,6 +111,15 @@ def test_a_model_that_casts_to_float_inside_is_caught_with_operator_and_dtype(na
     assert f"precision={name} promises" in str(refusal.value)
     assert "1 addmm products were torch.float32" in str(refusal.value)
     assert "precision.keep_fp32" in refusal.value.hint
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if mode(name).half])
+def test_a_norm_that_is_kept_in_fp32_excuses_no_product(name):
+    policy, model = mode(name, keep_fp32=["norms"]), nn.Sequential(CastsInside(), nn.LayerNorm(5))
+    kept, census = one_step(policy, model, torch.randn(4, 8))
+    assert kept.keys() == {"1"}
+    with pytest.raises(EnvironmentRefused, match=r"1 addmm products were torch\.float32"):
+        check_step(policy, model, kept, census)
 
 
 def test_the_same_model_is_honest_in_fp32():

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from loops import each
 from precision.modes import NAMES, mode
+from small_runs import TINY, run_in_process
 
+from mptrain.config import location
 from mptrain.errors import ConfigError
 from mptrain.precision.policy import NORMS, Policy
 
@@ -22,7 +25,8 @@ def test_every_row_of_the_table_of_modes_is_shipped():
         "bf16": ("bfloat16", "bfloat16", False, True),
         "bf16_pure": ("bfloat16", "bfloat16", False, False),
     }
-    assert set(NAMES) == set(table)
+    assert not set(NAMES) - set(table), "add a row to this table for each mode of configs/precision that it lacks"
+    assert not set(table) - set(NAMES), "configs/precision has lost a mode"
     for name, facts in table.items():
         policy = mode(name)
         assert policy.name == name
@@ -84,7 +88,7 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_each_mode_in_words(name):
     key = name if name in WORDS else name.split("_")[0]
     assert mode(name).in_words() == WORDS[key]
@@ -95,3 +99,14 @@ def test_without_kept_norms_reductions_are_said_to_be_half():
     assert mode("fp16_dynamic", keep_fp32=list(NORMS)).reductions == "float32"
     assert mode("amp_dynamic", keep_fp32=[]).reductions == "float32"
     assert mode("fp32").reductions == "float32"
+
+
+def test_a_mode_of_ones_own_needs_its_file_and_nothing_else(tmp_path):
+    shipped = (location.configs() / "precision" / "amp_static.yaml").read_text()
+    (tmp_path / "precision").mkdir()
+    own = shipped.replace("name: amp_static", "name: mine").replace("compute: float16", "compute: bfloat16")
+    (tmp_path / "precision" / "mine.yaml").write_text(own)
+    words = ("--config-dir", str(tmp_path), *TINY, "precision=mine", "train.max_steps=2", "run.name=r")
+    done = run_in_process(*words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "mine: parameters float32, compute autocast bfloat16" in " ".join(done.stdout.split())

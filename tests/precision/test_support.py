@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from loops import each
 from precision.modes import NAMES, mode
 
 from mptrain.errors import EnvironmentRefused
@@ -12,7 +13,7 @@ FP16 = {"amp_dynamic", "amp_static", "fp16_dynamic", "fp16_static", "fp16_noscal
 BF16 = {"amp_bf16", "bf16", "bf16_pure"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("capability", "able"),
     [
         ((6, 0), {"fp32"}),

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from loops import each
 from precision.modes import NAMES, Named, images, mode
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -68,11 +69,10 @@ def test_a_product_too_large_for_half_is_inf_and_one_that_only_passes_through_is
     assert passing.item() == 5.0
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize(
+@each("dtype", HALF)
+@each(
     "arguments",
     [{}, {"padding": 1}, {"stride": 2, "padding": 1}, {"groups": 2}, {"dilation": 2}, {"bias": False}],
-    ids=str,
 )
 def test_convolutions_are_fp32_convolutions_rounded_once_forward_and_backward(dtype, arguments):
     given = draw(2, 4, 9, 9, dtype=dtype).requires_grad_()
@@ -379,8 +379,8 @@ def test_the_gradient_of_a_bag_of_embeddings_is_summed_in_fp32():
     assert bag.weight.grad[0].tolist() == [8192.0] * 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(
+@each("dtype", [torch.float16, torch.bfloat16])
+@each(
     "product",
     [
         lambda half: half @ half.float(),

@@ -2,7 +2,7 @@ import re
 import xml.etree.ElementTree as ET
 
 import matplotlib as mpl
-import pytest
+from loops import each
 from report.folders import HOSTILE
 
 from mptrain.report.canvas import dashed_series, drawn, inlined, legend_below, ordered_series, series, thousands, tick
@@ -44,7 +44,7 @@ def test_no_style_reaches_beyond_the_figure():
     assert "<style" not in sample()
 
 
-@pytest.mark.parametrize("text", [text for text in HOSTILE if text.strip()])
+@each("text", [text for text in HOSTILE if text.strip()])
 def test_whatever_a_name_contains_is_drawn_as_that_text(text):
     tree = ET.fromstring(sample(text=text))
     shown = ["".join(node.itertext()).strip() for node in tree.iter("{http://www.w3.org/2000/svg}text")]

@@ -140,7 +140,7 @@ def test_an_unfinished_comparison_shows_its_runs(tmp_path):
 
 
 def test_a_damaged_comparison_is_named(tmp_path):
-    SweepPaths(tmp_path).comparison.write_text('{"schema": 1}')
+    SweepPaths(tmp_path).comparison.write_text('{"schema": 2}')
     with pytest.raises(StorageError, match=r"comparison\.json is damaged"):
         page_of(tmp_path)
 
@@ -158,6 +158,7 @@ def test_a_recipe_shows_claim_expectations_and_verdict(tmp_path):
     page = recipe(
         tmp_path,
         {
+            "schema": 2,
             "recipe": "two_cliffs",
             "title": "Loss scales between two cliffs",
             "claim": "Between the two the scale does not matter.",
@@ -191,7 +192,7 @@ def test_a_recipe_without_a_readable_verdict_has_a_report(tmp_path):
         "{",
         "[]",
         "{}",
-        '{"expectations": 3, "arithmetic": [], "verdict": null, "nonfinite": {"a.b": "inf"}}',
+        '{"schema": 2, "expectations": 3, "arithmetic": [], "verdict": null, "nonfinite": {"a.b": "inf"}}',
     ):
         (folder / "verdict.json").write_text(verdict)
         page = page_of(folder)
@@ -202,6 +203,7 @@ def test_a_recipe_without_a_readable_verdict_has_a_report(tmp_path):
 def test_a_recipe_of_arithmetic_alone_has_its_numbers(tmp_path):
     folder = make_sweep(tmp_path / "recipe", [], kind="recipe", plan={"recipe": "reductions"})
     fields = {
+        "schema": 2,
         "verdict": "REPRODUCED",
         "words": ["device=cpu"],
         "expectations": [{"text": "fp16_sum.value = 2048", "outcome": "met", "numbers": "2048"}],

@@ -41,6 +41,10 @@ def test_no_text_gets_out_of_a_fence(text):
     assert rendered.count("<") == 6
 
 
+def test_no_name_opens_a_tag_that_the_page_closes_behind_it():
+    assert READER.render(f"a {markdown('<b')} > b") == "<p>a &lt;b &gt; b</p>\n"
+
+
 def test_names_with_underscores_stay_readable_in_the_source():
     assert markdown("amp_dynamic scaler.init_scale=65536") == "amp_dynamic scaler.init_scale=65536"
 

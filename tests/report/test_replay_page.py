@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from loops import each
 from report.folders import HOSTILE
 
 from mptrain.errors import StorageError
@@ -88,7 +89,7 @@ def test_a_page_loads_nothing_and_shows_hostile_names_as_text(tmp_path):
         assert not re.search(r'(src|href)="(?!#|data:)', page)
 
 
-@pytest.mark.parametrize(
+@each(
     ("scaler", "words", "name"),
     [
         ("dynamic", (), "replay-dynamic"),

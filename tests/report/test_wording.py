@@ -1,11 +1,11 @@
 import math
 
-import pytest
+from loops import each
 
 from mptrain.report.wording import counted, duration, elided, moment, number, plain, scale_path, share, signed
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "error", "text"),
     [
         (0.91837, 0.0021, "0.9184"),

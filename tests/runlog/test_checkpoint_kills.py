@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 COMMON = """
 import os, random, signal, sys, time
 from pathlib import Path

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import random
 from collections import OrderedDict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +37,32 @@ def names(store):
 @pytest.fixture
 def store(tmp_path):
     return CheckpointStore(tmp_path / "checkpoints", keep=2)
+
+
+def test_nothing_is_named_before_it_is_on_the_disk(store, monkeypatch):
+    force, rename, seen = os.fsync, Path.replace, []
+
+    def forced(descriptor):
+        force(descriptor)
+        seen.append(("forced", os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+
+    def renamed(draft, target):
+        seen.append(("named", draft.stat().st_ino, target.name))
+        return rename(draft, target)
+
+    monkeypatch.setattr(os, "fsync", forced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    manifest = save(store, 7).stat()
+    data, folder = (store.folder / "step-00000007.pt").stat(), store.folder.stat()
+    assert [one if one[1] != folder.st_ino else one[:2] for one in seen] == [
+        ("forced", data.st_ino, data.st_size),
+        ("named", data.st_ino, "step-00000007.pt"),
+        ("forced", folder.st_ino),
+        ("forced", manifest.st_ino, manifest.st_size),
+        ("named", manifest.st_ino, "step-00000007.json"),
+        ("forced", folder.st_ino),
+        ("named", (store.folder / "last").stat().st_ino, "last"),  # for people: nothing reads it back
+    ]
 
 
 def test_a_state_comes_back_equal_with_its_manifest(store):
@@ -182,7 +208,8 @@ def test_a_missing_data_file_falls_back(store):
     [
         {"step": 3},
         {"file": "../../other.pt"},
-        {"schema": 2},
+        {"schema": 1},
+        {"schema": 3},
         {"bytes": "x"},
         {"metric": "high"},
         {"records": {"steps.jsonl": None}},
@@ -360,19 +387,14 @@ def test_at_least_one_checkpoint_is_kept(tmp_path):
         CheckpointStore(tmp_path, keep=0)
 
 
-def test_a_manifest_from_before_there_were_digests_of_records_is_read(store):
+@pytest.mark.parametrize("name", ["digests", "parts", "part_files"])
+def test_a_manifest_that_lacks_a_field_is_damaged(store, name):
     path = save(store, 3)
     fields = json.loads(path.read_text())
-    fields.pop("digests", None)
+    del fields[name]
     path.write_text(json.dumps(fields))
-    found = read_manifest(path)
-    assert (found.step, found.digests) == (3, {})
-    assert found.digest() == fields["check"] == old_digest(fields)
-
-
-def old_digest(fields):
-    ordered = {name: value for name, value in fields.items() if name != "check"}
-    return hashlib.sha256(json.dumps(ordered, sort_keys=True).encode()).hexdigest()
+    with pytest.raises(CheckpointError, match=f"damaged.*{name}"):
+        read_manifest(path)
 
 
 def test_digests_of_records_are_kept_and_guarded(store):

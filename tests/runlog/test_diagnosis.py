@@ -46,7 +46,9 @@ def test_what_is_written_is_read_back(tmp_path):
     "damage",
     [
         lambda text: text[:100],
-        lambda text: text.replace('"schema": 1', '"schema": 99'),
+        lambda text: text.replace('"schema": 2', '"schema": 99'),
+        lambda text: text.replace('"schema": 2', '"schema": 1'),
+        lambda text: text.replace('"also"', '"others"'),
         lambda text: text.replace('"modules"', '"module_rows"'),
         lambda text: text.replace('"zero"', '"zeros"'),
         lambda text: "[]",

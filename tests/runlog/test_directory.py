@@ -13,6 +13,7 @@ import pytest
 
 from mptrain.errors import ConfigError, StorageError
 from mptrain.runlog import RunState, create_run, existing_run, last_run, naming, open_run
+from mptrain.runlog.storage import temporary
 
 CREATE = """
 import sys, pathlib
@@ -210,3 +211,15 @@ def test_a_run_that_is_not_there_leads_to_one_of_a_similar_name_and_a_file_to_it
         with pytest.raises(StorageError, match="no run directory") as raised:
             open_run(Path(wrong))
         assert raised.value.hint == hint
+
+
+def test_what_a_killed_process_had_begun_to_write_is_removed_in_all_folders_of_a_run(tmp_path):
+    run = create_run(tmp_path, "label")
+    run.paths.samples.mkdir()
+    drafts = [temporary(run.root / "run.json"), temporary(run.paths.samples / "picture.png")]
+    kept = [run.paths.samples / "picture.png", run.paths.config]
+    for path in (*drafts, *kept):
+        path.touch()
+    run.remove_drafts()
+    assert not any(path.exists() for path in drafts)
+    assert all(path.exists() for path in kept)

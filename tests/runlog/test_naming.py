@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from loops import each
 
 from mptrain.errors import ConfigError
 from mptrain.runlog.naming import check_run_name, fresh_name
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "",
@@ -51,7 +52,7 @@ def test_a_name_that_is_unsafe_or_confusing_is_refused_with_the_key_and_the_name
     assert caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["a", "resnet50", "sweep/seed=0", "a/b/c", "x" * 255, "lr 0.1", "grün", "a..b", "a-"])
+@each("name", ["a", "resnet50", "sweep/seed=0", "a/b/c", "x" * 255, "lr 0.1", "grün", "a..b", "a-"])
 def test_an_ordinary_name_is_taken_as_it_is(name):
     assert check_run_name(name) == name
 

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from loops import each
 
 from mptrain.errors import StorageError
 from mptrain.runlog import RunState
@@ -55,14 +56,17 @@ def test_a_killed_attempt_stays_without_an_end():
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "words"),
     [
-        ({"schema": 2}, "schema 2"),
+        ({"schema": 3}, "schema 3"),
         ({"schema": None}, "no schema number"),
         ({"status": "finished"}, "status 'finished'"),
         ({"attempts": [{"pid": 1}]}, "damaged"),
-        ({"attempts": [{"started": 5, "ended": None, "pid": 1, "host": "h", "from_step": 0}]}, "'started'"),
+        (
+            {"attempts": [{"started": 5, "ended": None, "pid": 1, "host": "h", "from_step": 0, "changes": []}]},
+            "'started'",
+        ),
         ({"attempts": 3}, "damaged"),
         ({"argv": None}, "damaged"),
     ],
@@ -74,7 +78,7 @@ def test_a_state_that_cannot_be_understood_is_refused_with_the_file_name(change,
     assert "outputs/x/run.json" in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 1}', '{"schema": NaN}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 2}', '{"schema": NaN}'])
 def test_what_is_no_state_is_refused(text):
     with pytest.raises(StorageError, match=r"run\.json"):
         parse_state(text, Path("run.json"))

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from loops import each
 
 from mptrain.errors import StorageError
 from mptrain.runlog.storage import (
@@ -70,7 +71,7 @@ def test_free_bytes_are_those_of_the_nearest_existing_folder(tmp_path):
     assert free_bytes(tmp_path) > 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("count", "text"),
     [
         (0, "0 B"),

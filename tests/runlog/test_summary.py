@@ -44,8 +44,8 @@ def test_reserved_names_are_refused(tmp_path, name):
         ("[]", "damaged"),
         ("{}", "no schema"),
         ('{"schema": 9}', "schema 9"),
-        ('{"schema": 1, "nonfinite": {"loss": "inf"}}', "non-finite"),
-        ('{"schema": 1, "loss": NaN}', "NaN is not JSON"),
+        ('{"schema": 2, "nonfinite": {"loss": "inf"}}', "non-finite"),
+        ('{"schema": 2, "loss": NaN}', "NaN is not JSON"),
     ],
 )
 def test_a_summary_that_cannot_be_understood_is_refused(tmp_path, text, words):

@@ -39,7 +39,7 @@ def test_a_sweep_comes_back_as_it_was_written(tmp_path):
     write_sweep(sweep)
     assert is_sweep(tmp_path)
     assert read_sweep(tmp_path) == sweep
-    assert json.loads((tmp_path / "sweep.json").read_text())["schema"] == 1
+    assert json.loads((tmp_path / "sweep.json").read_text())["schema"] == 2
 
 
 def test_a_moved_folder_is_the_same_sweep(tmp_path):
@@ -70,7 +70,7 @@ def test_a_job_as_it_stands_now_takes_the_place_of_what_it_was(tmp_path):
         (lambda fields: fields.update(kind="other"), "kind 'other' is none of"),
         (lambda fields: fields.update(parallel=0), "parallel 0"),
         (lambda fields: fields.update(plan=[]), "plan"),
-        (lambda fields: fields.update(schema=2), "has schema 2, this mptrain reads up to 1"),
+        (lambda fields: fields.update(schema=3), "has schema 3, this mptrain reads 2"),
     ],
 )
 def test_a_damaged_or_newer_file_is_refused(tmp_path, change, message):

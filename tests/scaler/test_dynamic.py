@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import each
 
 from mptrain.errors import ConfigError
 from mptrain.numerics.verdict import gradient_norms, judge
@@ -61,6 +62,19 @@ def test_every_kind_of_non_finite_gradient_halves_the_scale_down_to_the_floor():
     assert scales == [8.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("uncounted", [0, 1])  # by torch's kernel, and by the rule itself
+def test_an_overflow_that_is_applied_backs_off_and_begins_the_window_anew(uncounted):
+    scaler = DynamicScaler(init_scale=16.0, growth_interval=2, uncounted_steps=uncounted, on_overflow="apply")
+    clean, bad = (
+        judge(gradient_norms([torch.tensor([1.0, value])]), torch.ones(1), refuses=False) for value in (1.0, math.inf)
+    )
+    state, scales = scaler.initial(CPU), []
+    for verdict in [*[clean] * (1 + uncounted), bad, *[clean] * (2 + uncounted)]:
+        state = scaler.after(state, verdict)
+        scales.append(state["scale"].item())
+    assert scales == [16.0] * (1 + uncounted) + [8.0] * (2 + uncounted) + [16.0]
+
+
 def test_growth_2_backoff_a_quarter_interval_2_from_4_gives_4_8_2():
     scaler = DynamicScaler(init_scale=4.0, growth_factor=2.0, backoff_factor=0.25, growth_interval=2)
     assert walk(scaler, [False, False, True])[1:] == [4.0, 8.0, 2.0]
@@ -107,7 +121,7 @@ def test_trap_07_growth_comes_after_exactly_n_clean_steps_and_again_after_n_more
     assert grown_at == [interval, 2 * interval, 3 * interval]
 
 
-@pytest.mark.parametrize("place", range(7))
+@each("place", range(7))
 def test_trap_07_an_overflow_anywhere_in_the_window_starts_the_count_again(place):
     overflows = [False] * place + [True] + [False] * 7
     scales = walk(DynamicScaler(init_scale=64.0, growth_interval=7), overflows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import itertools
 
-import pytest
 import torch
+from loops import each
 from scaler.arena import attempts, distance, train_as_the_engine_does, train_as_torch_does
 
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW
@@ -88,24 +88,24 @@ def test_the_course_walks_the_whole_period_and_overflows_in_every_way():
     assert 20 <= sum(flags) <= 60
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize("name", RULES)
+@each("accumulate", [1, 4])
+@each("name", RULES)
 def test_without_clipping_weights_are_bit_equal_to_torchs_fused_path(name, accumulate):
     mine, theirs = ours(name, accumulate), torchs(name, "fused", accumulate)
     assert_equal_decisions(mine, theirs)
     assert_equal_bits(mine, theirs)
 
 
-@pytest.mark.parametrize("path", ["foreach", "plain"])
-@pytest.mark.parametrize("name", RULES)
+@each("path", ["foreach", "plain"])
+@each("name", RULES)
 def test_without_clipping_weights_are_within_1e_6_of_torchs_other_paths(name, path):
     mine, theirs = ours(name), torchs(name, path)
     assert_equal_decisions(mine, theirs)
     assert distance(mine, theirs) <= 1e-6
 
 
-@pytest.mark.parametrize(("path", "accumulate"), [("fused", 1), ("plain", 1), ("foreach", 4)])
-@pytest.mark.parametrize("name", RULES)
+@each(("path", "accumulate"), [("fused", 1), ("plain", 1), ("foreach", 4)])
+@each("name", RULES)
 def test_with_clipping_folded_into_the_unscale_weights_are_within_1e_6_of_torchs_separate_clipping(
     name, path, accumulate
 ):
@@ -116,7 +116,7 @@ def test_with_clipping_folded_into_the_unscale_weights_are_within_1e_6_of_torchs
     assert distance(mine, ours(name, accumulate)) > 1e-3  # it did clip
 
 
-@pytest.mark.parametrize("name", RULES)
+@each("name", RULES)
 def test_trap_27_a_first_step_that_overflows_leaves_no_trace(name):
     """Against torch's plain path: its fused SGD would read a momentum buffer that nobody has written."""
     mine, theirs = ours(name, clean_start=False), torchs(name, "plain", clean_start=False)
@@ -125,8 +125,8 @@ def test_trap_27_a_first_step_that_overflows_leaves_no_trace(name):
     assert distance(mine, theirs) <= 1e-6
 
 
-@pytest.mark.parametrize("names", [("sgd momentum", "adam"), ("adamw", "adagrad"), ("adam", "adam")])
-@pytest.mark.parametrize("clip_norm", [None, 0.25])
+@each("names", [("sgd momentum", "adam"), ("adamw", "adagrad"), ("adam", "adam")])
+@each("clip_norm", [None, 0.25])
 def test_two_optimizers_with_a_scaler_each_overflow_independently(names, clip_norm):
     towers = dict(zip(("first", "second"), names, strict=True))
     course = attempts(list(towers), seed=5)

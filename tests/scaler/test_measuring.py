@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import each
 from scaler.walking import CPU, preset, verdict_of
 
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
@@ -36,8 +37,8 @@ def fp32(value: float) -> float:
     return struct.unpack("f", struct.pack("f", value))[0]
 
 
-@pytest.mark.parametrize("measure", [LargestMagnitude(), ShareAbove(4.0)])
-@pytest.mark.parametrize("grads", [[], [torch.zeros(0)], [torch.zeros(0, 3), torch.zeros(2, 0)]])
+@each("measure", [LargestMagnitude(), ShareAbove(4.0)])
+@each("grads", [[], [torch.zeros(0)], [torch.zeros(0, 3), torch.zeros(2, 0)]])
 def test_a_step_without_gradients_measures_nothing(measure, grads):
     found = measure(grads)
     assert found.tolist() == [0.0]

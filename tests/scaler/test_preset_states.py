@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from loops import each
 from scaler.walking import ALL, ALL_STARTS, CPU, VERDICTS, preset, steps, walk, with_window
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -28,7 +29,7 @@ def saved_and_loaded(state):
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_trap_37_a_run_taken_up_anywhere_in_a_window_or_in_a_row_of_overflows_goes_on_bit_for_bit(name):
     constants = {"tolerance": 0.3} if name == "fairseq" else {}
     scaler = with_window(name, 4, **constants)
@@ -44,7 +45,7 @@ def test_trap_37_a_run_taken_up_anywhere_in_a_window_or_in_a_row_of_overflows_go
             assert all(torch.equal(state[key], expected[key]) for key in state)
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_the_rule_leaves_the_state_it_was_given_and_keeps_names_shapes_and_dtypes(name):
     scaler = with_window(name, 2)
     state = scaler.initial(CPU)
@@ -59,7 +60,7 @@ def test_the_rule_leaves_the_state_it_was_given_and_keeps_names_shapes_and_dtype
         state = after
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_the_rule_asks_the_host_for_nothing(name):
     with FakeTensorMode(allow_non_fake_inputs=True):  # has no values, and objects to whoever asks for one
         scaler = with_window(name, 2)
@@ -70,9 +71,7 @@ def test_the_rule_asks_the_host_for_nothing(name):
         assert all(isinstance(value, torch._subclasses.FakeTensor) for value in state.values())
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), list(itertools.permutations(["torch", "megatron", "deepspeed", "paddle"], 2))
-)
+@each(("one", "other"), list(itertools.permutations(["torch", "megatron", "deepspeed", "paddle"], 2)))
 def test_trap_38_a_run_may_go_on_with_another_preset_of_the_dynamic_rule_and_what_does_not_fit_is_said(one, other):
     before, after = preset(one, growth_interval=9), preset(other, growth_interval=9)
     state = before.initial(CPU)
@@ -85,7 +84,7 @@ def test_trap_38_a_run_may_go_on_with_another_preset_of_the_dynamic_rule_and_wha
     assert "scale" not in changed
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other"),
     [
         ("torch", "fairseq"),
@@ -102,7 +101,7 @@ def test_trap_39_another_rules_state_is_not_taken_for_its_own(one, other):
     assert f"starts afresh at {ALL_STARTS[other]:g}" in note
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "constants", "saved", "expected"),
     [
         (
@@ -130,7 +129,7 @@ def test_trap_38_a_saved_value_beyond_a_presets_constants_is_brought_within_them
     assert len(notes) == len(saved)
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_a_preset_can_be_chosen_with_every_fp16_mode(name):
     for mode in ("amp_dynamic", "amp_static", "fp16_dynamic", "fp16_static", "fp16_noscale", "fp16_pure"):
         config = compose([f"precision={mode}", f"scaler={name}"])
@@ -156,7 +155,7 @@ def test_each_preset_names_its_source_and_comments_every_key():
         assert all(entry.comment for entry in option.entries if not entry.key.endswith("_target_"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "parts"),
     [
         ("torch", ["from 2^16", "x2 every 2000 clean steps", "x0.5 on overflow, without floor or ceiling"]),
@@ -186,7 +185,7 @@ def test_fairseqs_tolerance_is_said_where_there_is_one():
     assert "/2 where 0.05 of the steps overflow" in preset("fairseq", tolerance=0.05).in_words()
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_an_overflow_is_unexpected_from_the_floor_down_and_calibrating_above(name):
     """The floor that the history is told is the one at which the rule stops falling."""
     scaler = preset(name)
@@ -216,7 +215,7 @@ def test_a_start_that_is_too_high_comes_down_in_falls_that_all_calibrate(name):
     assert set(found.values()) == {"calibrating"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "problem"),
     [
         (["scaler=torch", "scaler.init_scale=1.0e+39"], "outside the smallest normal FP32 number to the largest FP32"),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import each
 from scaler.frameworks import FRAMEWORKS, deepspeed, fairseq
 from scaler.walking import CPU, PRESETS, STARTS, VERDICTS, preset, steps, walk
 
@@ -121,13 +122,13 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize(("name", "trace"), [(name, trace) for name, table in TABLES.items() for trace in table])
+@each(("name", "trace"), [(name, trace) for name, table in TABLES.items() for trace in table])
 def test_the_scales_are_those_worked_out_by_hand(name, trace):
     scaler = preset(name, init_scale=16.0, growth_interval=3 + FRAMEWORKS[name][1])
     assert walk(scaler, steps(trace)) == TABLES[name][trace]
 
 
-@pytest.mark.parametrize(
+@each(
     ("tolerance", "trace", "scales"),
     [
         (0.25, "...x", [16, 16, 32, 16]),  # grown at the 3rd; 1 of 1 since then
@@ -178,7 +179,7 @@ WINDOWS = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_trap_07_by_default_the_scale_doubles_after_exactly_this_many_clean_steps(name):
     grown_at = WINDOWS[name]
     scales = [STARTS[name], *walk(preset(name), [False] * (grown_at[-1] + 1))]
@@ -203,7 +204,7 @@ FLOORS = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_trap_01_overflows_in_a_row_take_the_scale_to_its_frameworks_floor_or_to_0(name):
     count, floor, before = FLOORS[name]
     scales = walk(preset(name), [True] * (count + 40))
@@ -238,7 +239,7 @@ CEILINGS = {
 }
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@each("name", PRESETS)
 def test_trap_03_no_preset_grows_beyond_its_ceiling_or_to_inf(name):
     start, trace, scales = CEILINGS[name]
     assert walk(preset(name, init_scale=start, growth_interval=1), steps(trace)) == scales
@@ -281,8 +282,8 @@ def test_deepspeeds_hysteresis_is_its_own_on_any_trace(consecutive, overflows, w
     assert walk(scaler, overflows) == deepspeed(overflows, 2.0**12, window, consecutive=consecutive, shift=shift)
 
 
-@pytest.mark.parametrize("start", [1000.0, 2.0**16, 1.9 * 2.0**126, 3e-38, 3e-45])
-@pytest.mark.parametrize(("growth", "backoff"), [(2.0, 0.5), (1.3, 0.7)])
+@each("start", [1000.0, 2.0**16, 1.9 * 2.0**126, 3e-38, 3e-45])
+@each(("growth", "backoff"), [(2.0, 0.5), (1.3, 0.7)])
 def test_torchs_preset_is_torchs_kernel_through_the_whole_of_fp32(start, growth, backoff):
     """With constants that are no powers of two as well, up to the largest FP32 number and down to 0."""
     state = {**preset("torch").initial(CPU), "scale": torch.tensor([start])}

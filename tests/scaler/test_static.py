@@ -5,6 +5,7 @@ import typing
 
 import pytest
 import torch
+from loops import each
 
 from mptrain.config.checks import warnings_about
 from mptrain.config.ranges import UnfitError, fit
@@ -16,8 +17,8 @@ from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("scaler", [StaticScaler(scale=128.0), NoScaler()])
-@pytest.mark.parametrize("value", [1.0, math.inf, math.nan])
+@each("scaler", [StaticScaler(scale=128.0), NoScaler()])
+@each("value", [1.0, math.inf, math.nan])
 def test_a_static_scale_never_moves(scaler, value):
     state = scaler.initial(CPU)
     verdict = judge(gradient_norms([torch.tensor([value])]), state["scale"], refuses=True)
@@ -46,8 +47,8 @@ def test_trap_15_what_happens_on_overflow_is_declared_and_said():
         assert scaler().on_overflow == "skip"
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf, "high", True])
-@pytest.mark.parametrize(
+@each("value", [0.0, -1.0, math.nan, math.inf, -math.inf, "high", True])
+@each(
     ("scaler", "field"),
     [
         (StaticScaler, "scale"),

@@ -7,6 +7,7 @@ import typing
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import each
 
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError
@@ -115,7 +116,7 @@ def test_nothing_falls_below_its_final_fraction_once_warm(final, warmup, planned
         assert min(factors(kind(final=final, warmup=warmup), planned)[warmup:], default=1.0) >= final - 1e-12
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "key", "value"),
     [
         (Cosine, "final", -0.1),

@@ -27,6 +27,8 @@ from mptrain.interpreter import command, forget_current_folder
 from mptrain.logger.background import Background
 from mptrain.logger.base import TrackedRun
 
+pytestmark = pytest.mark.process
+
 #: The source of a shadow: it leaves a mark when it is imported.
 _SHADOW = "import os\nopen({mark!r}, 'a').write({name!r} + ' ')\nraise SystemExit({name!r} + ' of the current folder was run')\n"
 

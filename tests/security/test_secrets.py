@@ -167,6 +167,7 @@ def test_a_traceback_and_a_reason_hold_no_secret(secret, monkeypatch):
         assert f"no entry for {secret}" in content
 
 
+@pytest.mark.process
 def test_no_file_of_a_sweep_holds_a_secret_and_the_sweep_goes_on(tmp_path):
     words = ["-m", *TINY, "train.max_steps=1", "run.name=mine", "seed=0,1", f"run.root={PLAIN}"]
     done = run_command(*words, cwd=tmp_path, TRACKER_API_KEY=PLAIN)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint
+from loops import each
 from small_runs import TINY
 
 from mptrain.campaign.recipe_format import read_recipe
@@ -176,8 +177,8 @@ def test_what_a_failed_run_kept_of_its_last_step_runs_nothing(capsys, tmp_path):
     assert not Path("it-ran").exists()
 
 
-@pytest.mark.parametrize("group", ["model", "task", "dataset", "optimizer", "schedule", "scaler", "logger"])
-@pytest.mark.parametrize("path", ["os.system", "builtins.eval", "mptrain.cli.main.main", "pty.spawn"])
+@each("group", ["model", "task", "dataset", "optimizer", "schedule", "scaler", "logger"])
+@each("path", ["os.system", "builtins.eval", "mptrain.cli.main.main", "pty.spawn"])
 def test_a_saved_configuration_calls_nothing_but_parts_of_mptrain(group, path):
     text = compose(TINY).yaml.split("\n")
     place = text.index(f"{group}:") + 1

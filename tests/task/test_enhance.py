@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import yaml
+from loops import each
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -38,8 +39,8 @@ def batch_of(samples=3, side=20, upscale=2, channels=3):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("kind", ["l1", "mse"])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@each("kind", ["l1", "mse"])
 def test_trap_04_the_loss_is_a_float32_scalar_of_targets_in_full_precision(dtype, kind):
     batch = batch_of()
     output = drawn(3, 3, 20, 20, seed=3).to(dtype)

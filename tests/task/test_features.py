@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from loops import each
 from torch import nn
 
 from mptrain.dataset.batch import Batch
@@ -57,8 +58,8 @@ def test_the_classifier_is_made_once_and_judges_in_float32_and_evaluation_mode_w
     assert torch.equal(rounded, features.look(pictures().half().float())[0])
 
 
-@pytest.mark.parametrize("given", [1, 3])
-@pytest.mark.parametrize(
+@each("given", [1, 3])
+@each(
     "preparation",
     [
         Preparation((0.3,), (0.4,), 6, 1),

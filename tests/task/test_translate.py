@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from loops import each
 from sacrebleu.metrics import BLEU
 from torch import nn
 
@@ -73,8 +74,8 @@ def by_hand(smoothing=0.0):
     ]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@each("smoothing", [0.0, 0.1])
+@each("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_trap_04_the_loss_is_a_float32_scalar_the_mean_over_tokens_without_padding(dtype, smoothing):
     loss = task(label_smoothing=smoothing).loss(Says(LOGITS.to(dtype)), batch_of(*TARGETS))
     assert loss.dtype == torch.float32

@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from loops import each
 
 from mptrain.dataset.subwords import BEGIN, END, PAD, UNKNOWN
 from mptrain.task.translation_search import beam_search, greedy
@@ -98,8 +99,8 @@ def test_a_beam_finds_what_greed_misses():
     assert trimmed(searched(model, [0], [5], beam=2)[0]) == [B, END]
 
 
-@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.5])
-@pytest.mark.parametrize("seed", range(5))
+@each("penalty", [0.0, 0.6, 1.5])
+@each("seed", range(5))
 def test_a_beam_as_wide_as_the_language_finds_the_best_sentence(seed, penalty):
     table = drawn(seed)
     said = searched(Spelled(table), [0], [4], beam=16, penalty=penalty)[0]
