@@ -6,12 +6,18 @@ import functools
 import inspect
 
 import pytest
+import torch
+
+
+class RoundFailed(AssertionError):
+    """A round of a loop failed; the message names its values, those of an outer loop first."""
 
 
 def each(names, values):
     """Run a test once for each value, as one item. Takes what `pytest.mark.parametrize` takes; a failure names the values.
 
-    Fixtures are those of the whole loop, so tests that fill a folder or patch something stay parametrised.
+    Fixtures are those of the whole loop, so tests that fill a folder or patch something stay parametrised. The seed of torch's
+    random numbers is that of a test of its own.
     """
     keys = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     values = list(values)
@@ -25,14 +31,19 @@ def each(names, values):
         @functools.wraps(test)
         def loop(*own, **given):
             skipped = []
-            for row in rows:
+            for number, row in enumerate(rows, 1):
                 chosen = dict(zip(keys, row, strict=True))
+                torch.manual_seed(0)
                 try:
                     test(*own, **given, **chosen)
                 except pytest.skip.Exception as reason:
                     skipped.append(reason)
-                except Exception as error:
-                    raise AssertionError(", ".join(f"{key}={value!r}" for key, value in chosen.items())) from error
+                except pytest.xfail.Exception:
+                    raise
+                except RoundFailed as inner:
+                    raise RoundFailed(f"{_named(chosen, number, len(rows))}, {inner}") from inner.__cause__
+                except (Exception, pytest.fail.Exception) as error:
+                    raise RoundFailed(_named(chosen, number, len(rows))) from error
             if len(skipped) == len(rows):
                 raise skipped[0]
 
@@ -42,3 +53,10 @@ def each(names, values):
         return loop
 
     return decorate
+
+
+def _named(chosen, number, count):
+    """The values of a round; the number of the round in place of those that show an address only, as functions do."""
+    words = [f"{key}={value!r}" for key, value in chosen.items()]
+    shown = [word for word in words if " at 0x" not in word]
+    return ", ".join(shown if shown == words else [*shown, f"case {number} of {count}"])

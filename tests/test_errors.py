@@ -33,13 +33,18 @@ def test_the_drawn_tree_names_every_class_with_its_base_and_code():
     classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, MptrainError)]
     drawing = {line.strip("│├└─ ").split(" ")[0]: line for line in errors.__doc__.splitlines()}
     for kind in classes:
-        assert kind.__name__ in drawing
+        name = kind.__name__
+        assert name in drawing, f"draw {name} in the docstring of mptrain/errors.py"
         if kind is not Preempted:
-            assert f"({kind.exit_code})" in drawing[kind.__name__]
+            assert f"({kind.exit_code})" in drawing[name], f"draw {name} with ({kind.exit_code}) in mptrain/errors.py"
         if kind is not MptrainError:
             parent = kind.__base__.__name__
-            assert drawing[parent].index(parent) < drawing[kind.__name__].index(kind.__name__)
-    assert set(EXIT_CODES) | {"Preempted"} == {kind.__name__ for kind in classes}
+            inside = drawing[parent].index(parent) < drawing[name].index(name)
+            assert inside, f"draw {name} below {parent} in the docstring of mptrain/errors.py"
+    names = {kind.__name__ for kind in classes} - {"Preempted"}
+    missing, gone = sorted(names - set(EXIT_CODES)), sorted(set(EXIT_CODES) - names)
+    assert not missing, f"add {missing} to EXIT_CODES in tests/test_errors.py"
+    assert not gone, f"mptrain/errors.py has no {gone}: take it out of EXIT_CODES in tests/test_errors.py"
 
 
 def test_message_and_hint_are_two_things():

@@ -1,4 +1,5 @@
 import pytest
+import torch
 from loops import each
 
 
@@ -13,9 +14,58 @@ def test_each_value_is_tried_and_a_failure_names_it():
 
     small(limit=11)
     assert tried == [(3, 4, 1), (5, 6, 1), (3, 4, 2), (5, 6, 2)]
-    with pytest.raises(AssertionError, match="factor=2") as failure:
+    with pytest.raises(AssertionError) as failure:
         small(limit=7)
-    assert str(failure.value.__cause__) == "one=5, other=6" or str(failure.value.__cause__) == "one=3, other=4"
+    assert str(failure.value) == "factor=2, one=5, other=6"
+    assert "assert (5 * 2) < 7" in str(failure.value.__cause__)
+
+
+def not_raised():
+    with pytest.raises(ValueError, match="never"):
+        pass
+
+
+@pytest.mark.parametrize("fails", [not_raised, lambda: pytest.fail("as a timeout does"), lambda: {}["gone"]])
+def test_whatever_fails_has_the_name_of_its_value(fails):
+    @each("value", [1, 2])
+    def small(value):
+        if value == 2:
+            fails()
+
+    with pytest.raises(AssertionError) as failure:
+        small()
+    assert str(failure.value) == "value=2"
+
+
+def test_a_function_has_the_number_of_its_case_for_a_name():
+    @each(("change", "least"), [(abs, 0), (lambda value: value, 0), (lambda value: -value, 1)])
+    def small(change, least):
+        assert change(2) >= least
+
+    with pytest.raises(AssertionError) as failure:
+        small()
+    assert str(failure.value) == "least=1, case 3 of 3"
+
+
+def test_an_expected_failure_stays_one():
+    @each("value", [1, 2])
+    def small(value):
+        pytest.xfail("known")
+
+    with pytest.raises(pytest.xfail.Exception, match="known"):
+        small()
+
+
+def test_each_round_draws_what_a_test_of_its_own_would():
+    drawn = []
+
+    @each("count", [1, 2])
+    def draws(count):
+        drawn.append(torch.rand(count)[0].item())
+
+    draws()
+    torch.manual_seed(0)
+    assert drawn == [torch.rand(1).item()] * 2
 
 
 def test_values_that_are_skipped_end_no_loop_unless_all_are():

@@ -66,7 +66,21 @@ FACTS = {"batch_size"}
 
 
 def test_these_data_sets_are_offered():
-    assert set(NAMES) == IMAGES | TEXT | BOXED | PAIRS | SPEECH | SOUND | PHOTOS
+    kinds = {
+        "IMAGES": IMAGES,
+        "TEXT": TEXT,
+        "BOXED": BOXED,
+        "PAIRS": PAIRS,
+        "SPEECH": SPEECH,
+        "SOUND": SOUND,
+        "PHOTOS": PHOTOS,
+    }
+    known = set().union(*kinds.values())
+    missing, gone = sorted(set(NAMES) - known), sorted(known - set(NAMES))
+    assert not missing, (
+        f"add {missing} to the set of its kind in tests/dataset/test_dataset_configs.py: {', '.join(kinds)}"
+    )
+    assert not gone, f"configs/dataset has no {gone}: take it out of its set in tests/dataset/test_dataset_configs.py"
 
 
 @each("name", NAMES)

@@ -16,8 +16,9 @@ from mptrain.campaign.comparison import name_arms
 from mptrain.campaign.points import expand, validate
 from mptrain.campaign.recipe_format import read_recipe
 from mptrain.campaign.recipes import recipe_points
+from mptrain.config import compose as composing
 from mptrain.config import location
-from mptrain.config.compose import Composer, compose
+from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
@@ -64,16 +65,14 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.process
 @each("words", [words for words in COMMANDS if words and "=" in words[0]])
 def test_the_commands_that_are_shown_are_valid(words):
     assert compose(words).precision.name in README
 
 
-@pytest.mark.process
 @each("words", [words for words in COMMANDS if words and words[0] in ("-m", "compare")])
 def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
-    composer = Composer()
+    composer = composing.Composer()
     plain = [word for word in words[1:] if "=" in word]
     if plain:  # comparisons of runs that exist have none
         points = expand(plain, composer.catalogue)
@@ -82,10 +81,12 @@ def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
 
 def test_every_recipe_is_in_the_table_and_has_a_page():
     folders = sorted(path.parent for path in location.recipes().glob("*/recipe.yaml"))
-    rows = set(re.findall(r"^\| \[`(\w+)`\]\(recipes/", README, re.MULTILINE))
-    names = {folder.name for folder in folders}
-    assert not names - rows, f"add a row to the table of recipes in README.md for {sorted(names - rows)}"
-    assert not rows - names, f"README.md has rows of recipes that are not in recipes/: {sorted(rows - names)}"
+    rows = sorted(re.findall(r"^\| \[`(\w+)`\]\(recipes/", README, re.MULTILINE))
+    names = [folder.name for folder in folders]
+    missing, gone = sorted(set(names) - set(rows)), sorted(set(rows) - set(names))
+    assert not missing, f"add a row to the table of recipes in README.md for {missing}"
+    assert not gone, f"README.md has rows of recipes that are not in recipes/: {gone}"
+    assert rows == names, f"README.md has more than one row of {sorted({row for row in rows if rows.count(row) > 1})}"
     for folder in folders:
         page = (folder / "README.md").read_text()
         for part in ("**Claim.**", "**Source.**", "**Cost.**", "cannot show"):
@@ -101,8 +102,12 @@ def test_the_recipe_that_is_shown_is_one(tmp_path):
 
 def test_every_precision_mode_is_in_the_table():
     modes = {path.stem for path in (location.configs() / "precision").glob("*.yaml")}
-    missing = sorted(modes - set(re.findall(r"`(\w+)`", README)))
+    table = README.partition("| mode | parameters |")[2].partition("\n\n")[0]
+    rows = [name for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
+    missing, gone = sorted(modes - set(rows)), sorted(set(rows) - modes)
     assert not missing, f"add a row to the table of precision modes in README.md for {missing}"
+    assert not gone, f"README.md has rows of precision modes that are not in configs/precision: {gone}"
+    assert len(rows) == len(modes), f"README.md has more than one row of a precision mode: {rows}"
 
 
 def test_an_invalid_command_would_be_noticed():

@@ -98,5 +98,8 @@ def test_an_orderly_stop_is_no_error_and_names_the_line_that_resumes(tmp_path, m
 
     monkeypatch.setattr(attempt.Loop, "attempt", asked_once)
     assert main([*TINY, "train.epochs=5"]) == code
-    said = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("warning: ")]
+    slow = "warning: precision=amp_dynamic on cpu: the numerics are those of tensor cores, but no faster than FP32"
+    said = [
+        line for line in capsys.readouterr().err.splitlines() if line != slow
+    ]  # a CPU with FP16 arithmetic is not slow
     assert said == [f"stopped: {name}, saved after step 1 of 5", "hint: continue with: mptrain resume outputs/run"]

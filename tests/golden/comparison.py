@@ -49,13 +49,14 @@ def compare(older, newer, renamed):
         newer: The other one.
         renamed: Old word to new word.
     """
-    before = {}
-    for name, record in _records(older).items():
-        before[translated(name, renamed)] = translated(record, renamed)
-    after, found = _records(newer), []
+    before, after, found = translated(_records(older), renamed), _records(newer), []
     for name in sorted(before.keys() | after.keys()):
         if name in before and name in after:
-            found += differences(name, before[name], after[name])
+            codes = [record[name].get("exit_code", 0) for record in (before, after)]
+            if any(codes):  # nothing is known of a run that failed, on both sides neither
+                found.append(Difference(name, "run", "exit code", *codes))
+            else:
+                found += differences(name, before[name], after[name])
         else:
             sides = (MISSING if name not in before else "a record", MISSING if name not in after else "a record")
             found.append(Difference(name, "run", "the whole", *sides))
@@ -78,7 +79,11 @@ def differences(run, before, after):
 
 
 def translated(value, renamed):
-    """Return a record in the words of today."""
+    """Return a record in the words of today.
+
+    Raises:
+        ValueError: Two keys of a record become one, so that a value would be lost.
+    """
     if not renamed:
         return value
     words = "|".join(re.escape(word) for word in sorted(renamed, key=len, reverse=True))
@@ -86,7 +91,11 @@ def translated(value, renamed):
 
     def visit(one):
         if isinstance(one, dict):
-            return {visit(key): visit(item) for key, item in one.items()}
+            new = {visit(key): visit(item) for key, item in one.items()}
+            if len(new) < len(one):
+                lost = [key for key in one if sum(visit(key) == visit(other) for other in one) > 1]
+                raise ValueError(f"RENAMED in tests/golden/renamed.py makes one key of {' and '.join(lost)}")
+            return new
         if isinstance(one, list):
             return [visit(item) for item in one]
         return pattern.sub(lambda found: renamed[found[0]], one) if isinstance(one, str) else one
@@ -121,7 +130,7 @@ def _flat(value, name):
 
 
 def _differ(one, other):
-    return type(one) is not type(other) or one != other  # JSON has no NaN; 1 and 1.0 and true are not the same
+    return repr(one) != repr(other)  # 1 and 1.0 and true are not the same, nor are 0.0 and -0.0
 
 
 def _shown(value):

@@ -51,20 +51,20 @@ def _with_one_digest_of_random_states(state):
 
 
 def _histograms(path):
-    """Return a digest of all numbers of each line, in their order; names may change."""
+    """Return a digest of all values of each line, in their order: numbers, dtypes, kinds of what is not finite. Names may change."""
 
-    def numbers(value):
-        if isinstance(value, (dict, list)):
-            for item in value.values() if isinstance(value, dict) else value:
-                yield from numbers(item)
-        elif not isinstance(value, str):
-            yield value
+    def values(one):
+        if isinstance(one, (dict, list)):
+            for item in one.values() if isinstance(one, dict) else one:
+                yield from values(item)
+        else:
+            yield one
 
-    lines = map(json.loads, _lines(path)) if path.exists() else []
-    return [
-        {"learner": line["learner"], "step": line["step"], "digest": _digest(json.dumps([*numbers(line)]).encode())}
-        for line in lines
-    ]
+    kept = []
+    for line in map(json.loads, _lines(path)) if path.exists() else ():
+        named = {"learner": line.pop("learner"), "step": line["step"]}
+        kept.append({**named, "digest": _digest(json.dumps([*values(line)]).encode())})
+    return kept
 
 
 def _digest(content):

@@ -17,7 +17,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def step(number, **changed):
-    return {"learner": "main", "step": number, "loss": 0.1 * number, "loss_scale": 8.0, "skipped": False, **changed}
+    return {
+        "learner": "main",
+        "step": number,
+        "loss": 0.1 * number,
+        "loss_scale": 8.0,
+        "lr": 0.0,
+        "skipped": False,
+        **changed,
+    }
 
 
 RECORD = {
@@ -65,8 +73,9 @@ def planted(part, *places, value):
     [
         (planted("steps", 1, "loss", value=0.2000001), "two: steps, step 2, main, loss: 0.2 -> 0.2000001"),
         (planted("steps", 1, "loss_scale", value=8), "two: steps, step 2, main, loss_scale: 8.0 -> 8"),
+        (planted("steps", 0, "lr", value=-0.0), "two: steps, step 1, main, lr: 0.0 -> -0.0"),
         (planted("steps", 2, "skipped", value=False), "two: steps, step 3, main, skipped: True -> False"),
-        (lambda record: record["steps"].pop(), "two: steps, step 4, main, learner: 'main' -> nothing (and 4 more)"),
+        (lambda record: record["steps"].pop(), "two: steps, step 4, main, learner: 'main' -> nothing (and 5 more)"),
         (planted("epochs", 0, "train_loss", value="0.26"), "two: epochs, epoch 1, main, train_loss: '0.25' -> '0.26'"),
         (planted("events", 1, "why", value="growth"), "two: events, step 3, scale, why: 'overflow' -> 'growth'"),
         (planted("summary", "learners", "main", "skipped", value=2), "two: summary, learners.main.skipped: 1 -> 2"),
@@ -95,6 +104,15 @@ def test_a_missing_run_is_a_difference(tmp_path):
     assert (count, str(told)) == (1, "one: run, the whole: 'a record' -> nothing")
 
 
+def test_a_run_that_failed_is_a_difference_on_both_sides_too(tmp_path):
+    before, after = folders(tmp_path)
+    for folder in (before, after):
+        (folder / "one.json").write_text(text_of({"run": RECORD["run"], "exit_code": 4}))
+    (after / "two.json").write_text((after / "one.json").read_text())
+    count, found = compare(before, after, {})
+    assert (count, [str(one) for one in found]) == (2, ["one: run, exit code: 4 -> 4", "two: run, exit code: 0 -> 4"])
+
+
 def test_renamed_words_are_equal_on_the_older_side_only(tmp_path):
     def change(record):
         record["events"][0]["phase"] = "unexpected"
@@ -114,6 +132,11 @@ def test_a_word_inside_of_a_longer_one_is_left_alone():
     assert translated(record, renamed) == {
         "unclean": "clean_steps", "a.growth_tracker.b": ["growth_tracker", "probing", 1.0]
     }  # fmt: skip
+
+
+def test_two_keys_that_would_become_one_are_refused():
+    with pytest.raises(ValueError, match=r"makes one key of a\.clean and a\.growth_tracker"):
+        translated({"state": {"a.clean": 1, "a.growth_tracker": 2, "b": 3}}, {"clean": "growth_tracker"})
 
 
 def test_the_command_says_equal_or_each_difference(tmp_path):

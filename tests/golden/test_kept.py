@@ -33,6 +33,23 @@ def test_clock_memory_and_the_order_of_reading_leave_no_trace(tmp_path, monkeypa
     assert (one["summary"], list(one["samples"])) == ({"metric": 0.5}, ["faces-000001.png"])
 
 
+def test_a_name_of_a_tensor_leaves_none_in_histograms_and_a_dtype_or_a_kind_of_number_does(tmp_path):
+    def digest(name="0.weight", dtype="float16", kind="inf"):
+        tensors = {"weights": {name: {"dtype": dtype, "largest": None}}}
+        line = {
+            "learner": "main",
+            "step": 1,
+            "tensors": tensors,
+            "nonfinite": {f"tensors.weights.{name}.largest": kind},
+        }
+        (tmp_path / "histograms.jsonl").write_text(json.dumps(line) + "\n")
+        return kept._histograms(tmp_path / "histograms.jsonl")
+
+    assert digest(name="first.weight") == digest()
+    assert digest(dtype="bfloat16") != digest()
+    assert digest(kind="nan") != digest()
+
+
 def test_a_loss_an_exponent_or_a_generator_does(tmp_path, monkeypatch):
     one = run_folder(tmp_path / "one", monkeypatch)
     for part, changed in {

@@ -150,10 +150,9 @@ def assert_sound(kernel, tmp_path):
 
 
 def usual(name, capability):
-    """Every rule for one device in the default tests, two for the oldest and the newest behind them, the rest with the slow ones."""
+    """Every rule for one device, and two for the oldest and the newest, in the default tests; the rest with the slow ones."""
     ends = name in ("sgd momentum", "adamw") and capability in (75, 100)
-    marks = () if capability == 90 else pytest.mark.workload if ends else pytest.mark.slow
-    return pytest.param(name, capability, marks=marks)
+    return pytest.param(name, capability, marks=() if capability == 90 or ends else pytest.mark.slow)
 
 
 #: Numbers of elements of the tensors of a run.

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import itertools
+import re
+import subprocess
+import sys
+from pathlib import PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
-from tests.planted_faults.__main__ import ANSWERS, Answer, compare, misplaced, read, write
+from tests.planted_faults import __main__ as script
+from tests.planted_faults.__main__ import ANSWERS, BEYOND, DEFAULT, NOTHING, Answer, compare, misplaced, read, write
 from tests.planted_faults.faults import FAULTS, Fault
 from tests.planted_faults.mapping import BESIDES, ROOT, stages_of
 
@@ -40,7 +48,10 @@ def test_there_are_enough_faults_in_all_packages():
     assert len(FAULTS) >= 60
     assert len({fault.number for fault in FAULTS}) == len(FAULTS)
     packages = {path.parent.name for path in (ROOT / "mptrain").glob("*/__init__.py")}
-    assert packages <= {fault.file.partition("/")[0] for fault in FAULTS}
+    missing = sorted(packages - {fault.file.partition("/")[0] for fault in FAULTS})
+    assert not missing, f"add a fault to faults.FAULTS and a row to mapping.BESIDES for {missing}"
+    missing = sorted({PurePosixPath(fault.file).parts[0].removesuffix(".py") for fault in FAULTS} - BESIDES.keys())
+    assert not missing, f"add a row to mapping.BESIDES for {missing}"
 
 
 def test_the_tests_that_look_at_a_fault_exist():
@@ -69,3 +80,55 @@ def test_comparing_names_what_was_found_before_and_is_not_after(tmp_path, capsys
     assert worse == (after != "default")
     assert ("1: found by default before (tests/t.py::x)" in said) == (after != "default")
     assert "2:" not in said
+
+
+def test_a_fault_without_an_answer_counts_as_found_less_well(capsys):
+    before, after = (
+        {1: Answer(1, "default", "tests/t.py::x"), 2: Answer(2, "default")},
+        {2: Answer(2, "default"), 3: Answer(3, "nothing")},
+    )
+    assert compare(before, after) == 1
+    lines = ["1: found by default before (tests/t.py::x), no answer after", "3: only after"]
+    assert capsys.readouterr().out.splitlines() == [*lines, "1 of 2 faults are found less well than before"]
+
+
+def test_tests_beyond_the_default_are_not_the_slow_ones_and_have_their_own_time(monkeypatch):
+    rounds, clock = [], itertools.count(0, 100)
+
+    class Nothing:
+        """A copy in which no test fails."""
+
+        def planted(self, fault):
+            return contextlib.nullcontext()
+
+        def first_failure(self, *words, deadline):
+            rounds.append((words, deadline))
+
+    monkeypatch.setattr(script, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert script._answer(FAULTS[0], Nothing(), "mapped", 240).found_by == NOTHING
+    *default, (words, deadline) = rounds
+    assert {at for _, at in default} == {240}
+    assert deadline == 240 + 100 * len(default)
+    expression = words[words.index("-m") + 1]
+    assert evaluated(expression, "process")
+    assert evaluated(expression, "workload")
+    assert not evaluated(expression)
+    assert not evaluated(expression, "slow")
+    assert not evaluated(expression, "process", "slow")
+    assert [found_by for found_by, _ in script._rounds(FAULTS[0], "mapped")] == [DEFAULT] * len(default) + [BEYOND]
+
+
+def evaluated(expression, *markers):
+    """Whether pytest takes a test with some markers."""
+    names = dict.fromkeys(re.findall(r"\w+", expression), False) | dict.fromkeys(markers, True)
+    return eval(expression, names)
+
+
+@pytest.mark.process
+def test_the_script_finds_a_fault_in_a_copy_of_the_tree(tmp_path):
+    command = [sys.executable, "-m", "tests.planted_faults", "--only", "69", "--json", tmp_path / "answers.json"]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = read(tmp_path / "answers.json").values()
+    assert (found.number, found.found_by, found.distrusted) == (69, DEFAULT, [])
+    assert found.test.startswith("tests/compare/test_ranking.py::")

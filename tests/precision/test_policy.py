@@ -25,8 +25,9 @@ def test_every_row_of_the_table_of_modes_is_shipped():
         "bf16": ("bfloat16", "bfloat16", False, True),
         "bf16_pure": ("bfloat16", "bfloat16", False, False),
     }
-    assert not set(NAMES) - set(table), "add a row to this table for each mode of configs/precision that it lacks"
-    assert not set(table) - set(NAMES), "configs/precision has lost a mode"
+    missing, gone = sorted(set(NAMES) - set(table)), sorted(set(table) - set(NAMES))
+    assert not missing, f"add a row to the table in this test of tests/precision/test_policy.py for {missing}"
+    assert not gone, f"configs/precision has no {gone}: take the row out of the table in this test"
     for name, facts in table.items():
         policy = mode(name)
         assert policy.name == name
@@ -90,8 +91,9 @@ WORDS = {
 
 @each("name", NAMES)
 def test_each_mode_in_words(name):
-    key = name if name in WORDS else name.split("_")[0]
-    assert mode(name).in_words() == WORDS[key]
+    key = name if name in WORDS else name.split("_")[0]  # modes that differ in their scale alone share a row
+    said = mode(name).in_words()
+    assert said == WORDS.get(key), f"add a row for {name!r} to WORDS in tests/precision/test_policy.py: {said!r}"
 
 
 def test_without_kept_norms_reductions_are_said_to_be_half():

@@ -29,6 +29,14 @@ def saved_and_loaded(state):
     return torch.load(file, weights_only=True)
 
 
+def test_every_published_rule_has_its_first_scale_in_walking():
+    files = {path.stem for path in (location.configs() / "scaler").glob("*.yaml")} - {"none", "static", "dynamic"}
+    missing, gone = sorted(files - set(ALL)), sorted(set(ALL) - files)
+    rows = "STARTS (and its framework's rule to tests/scaler/frameworks.py) or OTHER_STARTS"
+    assert not missing, f"add the first scale of {missing} to {rows} in tests/scaler/walking.py"
+    assert not gone, f"configs/scaler has no {gone}: take its row out of tests/scaler/walking.py"
+
+
 @each("name", ALL)
 def test_trap_37_a_run_taken_up_anywhere_in_a_window_or_in_a_row_of_overflows_goes_on_bit_for_bit(name):
     constants = {"tolerance": 0.3} if name == "fairseq" else {}
