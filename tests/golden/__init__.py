@@ -14,7 +14,7 @@ in words of the command line, trains a run as a user does, breaks one off and re
 run. `comparison` compares two folders. `renamed` is the table of words that have changed since.
 
 A run is interrupted behind its first checkpoint and resumed, by SIGKILL or by SIGTERM; ``make`` fails where the result is
-not that of the uninterrupted run.
+not that of the uninterrupted run. The record of a run that failed has its exit code alone, and equals no other.
 
 Records hold every weight, average, optimizer state and scaler state of the last checkpoint as a digest. Where the network
 computes in half precision, the weights there are the master weights. Their rounded copies show in the losses of the next

@@ -85,6 +85,8 @@ CLIPPING = {"unclipped": (), "clipped": ("train.clip_norm=0.5",)}
 AVERAGE = {"last": (), "average": ("train.ema_decay=0.9",)}
 #: How the run is interrupted. SIGTERM finds it between two steps, SIGKILL while it trains on.
 INTERRUPTION = {"sigkill": ("checkpoint.background=true",), "sigterm": ("checkpoint.background=false",)}
+#: The signal of each, and the exit code of a run that it ends.
+ENDS = {"sigkill": (signal.SIGKILL, -signal.SIGKILL), "sigterm": (signal.SIGTERM, 75)}
 FAULTS = ("no_fault", "infinite", "high_scale")
 
 #: Where scales begin at most, and where a high one begins, unless the rule's limit is below: FP16 gradients overflow there.
@@ -219,9 +221,7 @@ def record_of(row, configs):
         if row["ranks"] != "one":  # the campaign of `tests.faults` breaks off those of several ranks
             return record, []
         broken.mkdir()
-        number, code = {"sigkill": (signal.SIGKILL, -signal.SIGKILL), "sigterm": (signal.SIGTERM, 75)}[
-            row["interruption"]
-        ]
+        number, code = ENDS[row["interruption"]]
         stopped = attempt(words, broken, lambda trace: Interrupted(number))
         if stopped.code != code:
             how = f"exit code {stopped.code}, not {code}, when it is interrupted: {_last_lines(stopped)}"

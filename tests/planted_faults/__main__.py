@@ -146,11 +146,10 @@ def answer(fault, copies, suite, seconds):
 
 
 def _answer(fault, copy, suite, seconds):
+    in_time = seconds if suite == "mapped" else SUITE * seconds
     deadlines, distrusted = {}, []
     for found_by, words in _rounds(fault, suite):
-        deadline = deadlines.setdefault(
-            found_by, time.monotonic() + (seconds if suite == "mapped" else SUITE * seconds)
-        )
+        deadline = deadlines.setdefault(found_by, time.monotonic() + in_time)
         while True:
             left_out = [word for test in distrusted for word in ("--deselect", test)]
             try:
