@@ -30,7 +30,7 @@ class Capabilities:
     Attributes:
         host: Its memory is the host's, which waits for nothing when it reads a value there.
         fp64: Tensors of FP64.
-        fp16: Products of FP16, fast enough to be worth it, or on a CPU replaced by others (`mptrain.precision.widened`).
+        fp16: Products of FP16, fast enough to be worth it, or on a CPU replaced by others (`mptrain.precision.upcast`).
         bf16: The same for BF16.
         tf32: Products of FP32 in TF32.
         graphs: What was launched can be recorded, and launched again as a whole.

@@ -54,7 +54,7 @@ class OverflowRecord:
         step: The attempt at which it happened.
         loss_scale: The scale in force.
         phase: ``calibrating`` (the scale descends from its first value), ``growth probe`` (the scale had just grown),
-            ``unexpected`` (neither); the rule is in `mptrain.diagnostics.overflow`.
+            ``unexpected`` (neither); the rule is in `mptrain.probe.overflow_attribution`.
         loss: ``finite`` or the kind of non-finite value the loss itself was.
         tensors: Parameters with non-finite gradients: name and kind (``inf`` or ``nan``), at most `MAX_TENSORS`.
         count: How many parameters had non-finite gradients.
@@ -149,7 +149,7 @@ class EvalRecord:
         samples: How many samples were evaluated.
         metrics: Name to value.
         intervals: Name to the ends of a 95 % interval over the choice of the samples, where it was asked for.
-        data: Digest of what was evaluated (see `mptrain.engine.origin.sample_digests`); empty where it is not known.
+        data: Digest of what was evaluated (see `mptrain.engine.fingerprints.sample_digests`); empty where it is not known.
     """
 
     split: str

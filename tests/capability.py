@@ -47,7 +47,7 @@ class NoFP64(TorchDispatchMode):
     def _is_on_host(self):
         frame, ours = sys._getframe(2), []
         while frame is not None:
-            if "/mptrain/" in frame.f_code.co_filename and not frame.f_code.co_filename.endswith("widened.py"):
+            if "/mptrain/" in frame.f_code.co_filename and not frame.f_code.co_filename.endswith("upcast.py"):
                 ours.append(frame.f_code)
             frame = frame.f_back
         in_prepare = any(code.co_name == "prepare" for code in ours)  # a batch that is on the device

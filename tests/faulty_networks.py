@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
-from mptrain.task.classify import Classify
+from mptrain.workloads.classification.task import Classify
 
 WIDTH = 32
 

@@ -24,14 +24,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mptrain.config import build as building
 from mptrain.config.compose import compose
-from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.job import Parts
 from mptrain.engine.ring import Ring, _packed
-from mptrain.engine.steps import Steps
-from mptrain.optimizer import multi_tensor, weights
+from mptrain.engine.steps import StepRunner
+from mptrain.optimizer import multi_tensor, updater
 from mptrain.precision import apply
-from mptrain.precision.widened import EagerMode, products
+from mptrain.precision.upcast import EagerMode, products
+from mptrain.probe.probe import UNWATCHED
 
 META = torch.device("meta")
 AUTOCAST = torch.autocast
@@ -275,17 +275,17 @@ def look_at(parts: Parts, batch: Any, steps: int = 2) -> Seen:
     """Prepare a batch and take steps on it; everything that moves has to be on the device behind them."""
     watch = Watch()
     rings = [Ring(steps, len(learner.weights.names), META) for learner in parts.learners]
-    taken = Steps(parts, rings)
+    taken = StepRunner(parts, rings)
     try:
         with watch, Made(watch):
             for step in range(steps):
                 watch.first = step == 0
-                taken.take(parts.prepare(batch), [UNWATCHED] * len(rings))
+                taken.run(parts.prepare(batch), [UNWATCHED] * len(rings))
             blocks = [_packed(ring._kept) for ring in rings]
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         return Seen([*watch.found, first_line(error)], watch.operators)
     moving = [value for learner in parts.learners for value in learner.moving().values()]
-    state = [value for learner in parts.learners for value in learner.weights.working().values()]
+    state = [value for learner in parts.learners for value in learner.weights.masters.working().values()]
     everything = [*blocks, *moving, *state, *parts.model.parameters(), *parts.model.buffers()]
     left = [f"{tuple(tensor.shape)} is left on the host" for tensor in everything if tensor.device != META]
     return Seen(watch.found + left, watch.operators)
@@ -310,7 +310,7 @@ def device(monkeypatch):
     """``meta`` as a device that has autocast and our kernels."""
     kernels = SimpleNamespace(update=_Kernel(), partial_squares=_Kernel(), norms=_Kernel())
     monkeypatch.setattr(multi_tensor, "_kernels", lambda: kernels)
-    monkeypatch.setattr(weights, "available", lambda device, rule: device == META)
+    monkeypatch.setattr(updater, "available", lambda device, rule: device == META)
     monkeypatch.setattr(torch, "autocast", Autocast)
     with contextlib.suppress(AttributeError):
         monkeypatch.setattr(torch.amp, "autocast", Autocast)

@@ -138,9 +138,9 @@ FILES = {
     "faulty/data.py": """
         import math
         import torch
-        from mptrain.dataset import Batch
-        from mptrain.dataset.draws import sample_order
-        from mptrain.dataset.faults import Faults
+        from mptrain.workloads.base import Batch
+        from mptrain.workloads.base.random_streams import sample_order
+        from mptrain.workloads.base.faulty_samples import Faults
 
         class Rows:
             in_memory = True
@@ -170,7 +170,7 @@ FILES = {
             def facts(self):
                 return {"features": 4}
 
-            def in_words(self):
+            def describe(self):
                 return "4 columns"
 
             def prepare(self, batch, device, memory_format):
@@ -180,7 +180,7 @@ FILES = {
         from dataclasses import dataclass
         import torch
         from torch.nn import functional as F
-        from mptrain.task import Objective, Task
+        from mptrain.workloads.base import Objective, Task
 
         @dataclass(frozen=True)
         class Regress(Task):
@@ -232,7 +232,7 @@ FILES = {
 ALLOWED = ("--config-dir", "conf", "extensions.allow=[faulty.*]")
 
 #: A run of few steps.
-SHORT = ("train.batch_size=16", "train.max_steps=6", "train.patience=3")
+SHORT = ("train.batch_size=16", "train.max_steps=6", "train.max_consecutive_overflows=3")
 
 
 def plant(folder):

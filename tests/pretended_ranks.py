@@ -7,34 +7,34 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from mptrain.distributed.ranks import Group
+from mptrain.parallel.communicator import DistributedCommunicator
 
 
-class Pretended(Group):
+class Pretended(DistributedCommunicator):
     """A rank whose exchanges go through a table that all threads share."""
 
     def __init__(self, rank, count, table, barrier):
-        self.rank, self.count, self.local = rank, count, rank
+        self.rank, self.world_size, self.local_rank = rank, count, rank
         self._table, self._barrier = table, barrier
 
-    def everyones(self, value):
+    def all_gather_object(self, value):
         self._table[self.rank] = value
         self._barrier.wait(20)
         found = list(self._table)
         self._barrier.wait(20)
         return found
 
-    def added(self, numbers):
-        return [sum(column) for column in zip(*self.everyones(list(numbers)), strict=True)]
+    def all_reduce_ints(self, numbers):
+        return [sum(column) for column in zip(*self.all_gather_object(list(numbers)), strict=True)]
 
-    def side_by_side(self, tensor):
-        return torch.stack(self.everyones(tensor.clone()))
+    def all_gather(self, tensor):
+        return torch.stack(self.all_gather_object(tensor.clone()))
 
-    def sum_(self, tensor):
-        return tensor.copy_(self.side_by_side(tensor).sum(0))
+    def all_reduce_(self, tensor):
+        return tensor.copy_(self.all_gather(tensor).sum(0))
 
-    def firsts(self, value):
-        return self.everyones(value)[0]
+    def broadcast_object(self, value):
+        return self.all_gather_object(value)[0]
 
 
 def each_rank(count, action):

@@ -17,13 +17,13 @@ from small_runs import Kept, command, environment
 
 from mptrain.config.build import build
 from mptrain.config.compose import compose
-from mptrain.distributed.launch import gathered
-from mptrain.distributed.options import DistributedOptions
 from mptrain.engine.evaluate import complete
+from mptrain.engine.fingerprints import digest_of_weights
 from mptrain.engine.loop import Loop
-from mptrain.engine.origin import digest_of_weights
 from mptrain.engine.storage import NoStorage
 from mptrain.numerics.shards import whole
+from mptrain.parallel.launch import gathered
+from mptrain.parallel.options import DistributedOptions
 from mptrain.records import EvalRecord, StepRecord
 from mptrain.runlog.layout import RunPaths
 
@@ -51,7 +51,7 @@ def trained_alone(*overrides: str) -> dict:
 
 
 def _train(overrides: list[str], ranks) -> dict:
-    parts, options = build(compose(overrides), **({"ranks": ranks} if ranks else {}))
+    parts, options = build(compose(overrides), **({"comm": ranks} if ranks else {}))
     kept = Kept()
     with tempfile.TemporaryDirectory() as folder:
         loop = Loop(parts, options, NoStorage(RunPaths(Path(folder))), [kept])
@@ -73,8 +73,8 @@ def digest(value) -> float:
 def main() -> None:
     cases = json.load(sys.stdin)
     with gathered(DistributedOptions(procs=int(sys.argv[1]))) as ranks:
-        answers = [ranks.everyones(_train(case, ranks)) for case in cases]
-        if ranks.first:
+        answers = [ranks.all_gather_object(_train(case, ranks)) for case in cases]
+        if ranks.is_rank_zero:
             json.dump(answers, sys.stdout)
 
 

@@ -72,20 +72,20 @@ def continue_loop(loop: Loop, *overrides, kept: Kept | None = None) -> Loop:
     fresh = Loop(parts, options, storage, [kept or Kept()])
     if loaded:
         old.store.drop_after(loaded.manifest.step)
-        fresh.notes = fresh.restore(loaded.state, forgive=False)
+        fresh.notes = fresh.checkpointing.restore(loaded.state, forgive=False)
     return fresh
 
 
 def interrupt_after(loop: Loop, step: int) -> None:
     """Run until a signal arrives in a step, which ends and saves the run."""
-    lap = loop._clock.lap
+    lap = loop.telemetry.clock.lap
 
     def lap_and_signal(*counted):
         if loop.progress.step == step:
             loop.interrupts.received = "SIGTERM"
         return lap(*counted)
 
-    loop._clock.lap = lap_and_signal
+    loop.telemetry.clock.lap = lap_and_signal
     with pytest.raises(Preempted, match=f"after step {step} of"):
         loop.run()
 

@@ -11,13 +11,13 @@ from loops import each
 from mptrain import device as devices
 from mptrain.config.build import build
 from mptrain.config.compose import compose
-from mptrain.config.spreading import device_of
+from mptrain.config.parallelism import device_of
 from mptrain.engine.memory import forget_peak, memory_in_use, memory_now, memory_peak
-from mptrain.engine.randomness import random_state, set_random_state
 from mptrain.engine.ring import Ring
 from mptrain.engine.transfer import AHEAD, Transfer
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.precision.support import cuda_support, require_support, resolve_device, supports
+from mptrain.random_state import random_state, set_random_state
 
 WHEEL = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 
@@ -151,7 +151,7 @@ def test_mps_has_neither_fp64_nor_streams_and_bf16_from_macos_14_on(pretend, mon
 def test_ranks_exchange_nothing_on_untried_accelerators():
     for name in ("mps", "xpu"):
         with pytest.raises(ConfigError, match=f"device={name} for 2 ranks"):
-            device_of(name, SimpleNamespace(count=2, local=0))
+            device_of(name, SimpleNamespace(world_size=2, local_rank=0))
 
 
 def test_an_untried_device_is_warned_of_once(monkeypatch):

@@ -12,10 +12,10 @@ import pytest
 from small_runs import TINY, loop_of, steps_of
 
 from mptrain import machine
-from mptrain.campaign.pool import Slots
-from mptrain.campaign.processes import is_alive
 from mptrain.engine.memory import memory_now, memory_peak
 from mptrain.runlog.hashed_file import HashedFile
+from mptrain.sweep.pool import Slots
+from mptrain.sweep.processes import is_alive
 
 
 @pytest.fixture

@@ -16,17 +16,22 @@ PACKAGE = Path(__file__).parents[1] / "mptrain"
 READING_METHODS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "is_nonzero"})
 READING_CALLS = frozenset({"bool", "float", "int", "print", "repr", "str", "max", "min", "sum", "any", "all", "sorted"})
 SOURCES = [
-    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "learner", "guard", "ring", "spread")),
+    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "learner", "guard", "ring")),
     *sorted(set((PACKAGE / "numerics").glob("*.py")) - {PACKAGE / "numerics" / "demonstrations.py"}),  # of no step
     *sorted((PACKAGE / "scaler").glob("*.py")),
-    *(PACKAGE / "optimizer" / f"{name}.py" for name in ("weights", "rules", "multi_tensor", "gradient_table")),
+    *(
+        PACKAGE / "optimizer" / f"{name}.py"
+        for name in ("weights", "gradients", "master_weights", "updater", "rules", "multi_tensor", "gradient_table")
+    ),
     PACKAGE / "schedule" / "table.py",
-    PACKAGE / "distributed" / "sync_batchnorm.py",
+    PACKAGE / "parallel" / "strategy.py",
+    PACKAGE / "parallel" / "sync_batchnorm.py",
 ]
 #: Functions that may read, and why: by file and name.
 READING_FUNCTIONS = {
     ("ring.py", "_rows"): "its block is in host memory already, or the device lets nobody copy beside it",
-    ("spread.py", "agreed_measure"): "counts elements, which shapes say",
+    ("strategy.py", "single_microbatch"): "counts samples, which shapes say",
+    ("strategy.py", "reduce_measure"): "counts elements, which shapes say",
     ("ring.py", "arrived"): "asks whether a list is empty",
     ("restart.py", "take_up"): "once, after a restart",
     ("static.py", "_constant"): "once, after a restart",
@@ -47,7 +52,7 @@ READING_FUNCTIONS = {
 }
 #: Files that hold plain numbers alone.
 WITHOUT_TENSORS = frozenset(
-    {"confidence.py", "formats.py", "exponents.py", "forecast.py", "looked_at.py", "overflow_limits.py"}
+    {"confidence.py", "formats.py", "exponents.py", "forecast.py", "histogram_sample.py", "overflow_limits.py"}
 )
 
 
@@ -99,8 +104,28 @@ def test_a_source_of_the_step_reads_nothing_on_the_host(path):
 def test_every_function_that_may_read_does_so_and_none_of_them_runs_in_a_step():
     reading = {(path.name, function) for path in SOURCES for function, _, _ in host_reads(path.read_text())}
     assert set(READING_FUNCTIONS) <= reading
-    in_a_step = {"train_step", "judge", "update", "publish", "gather", "clear", "after", "apply", "rate", "advance"}
-    in_a_step |= {"snapshot", "restore", "record", "loss", "gradient_norms", "clip_coefficient", "_grads"}
+    in_a_step = {
+        "train_step",
+        "judge",
+        "update",
+        "copy_to_params",
+        "copy_from_params",
+        "accumulate",
+        "zero_grad",
+        "after",
+        "apply",
+    }
+    in_a_step |= {
+        "snapshot",
+        "restore",
+        "record",
+        "loss",
+        "gradient_norms",
+        "clip_coefficient",
+        "tensors",
+        "rate",
+        "advance",
+    }
     in_a_step |= {"float32_norm", "_float32_total", "_tensor_by_tensor", "_moved"}
     assert not in_a_step & {function for _, function in READING_FUNCTIONS}
 

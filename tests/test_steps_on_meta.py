@@ -74,7 +74,7 @@ OTHERWISE = (
 @pytest.mark.parametrize("words", OTHERWISE, ids=" ".join)
 def test_so_do_steps_with_other_parts(words, ours, monkeypatch):
     if not ours:
-        monkeypatch.setattr("mptrain.optimizer.weights.available", lambda device, rule: False)
+        monkeypatch.setattr("mptrain.optimizer.updater.available", lambda device, rule: False)
     for precision, model in itertools.product(("amp_dynamic", "fp16_dynamic"), ("mlp", "dcgan")):
         assert look_at(*parts_of(model, precision, *words)).found == [], (precision, model)
 

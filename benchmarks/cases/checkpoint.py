@@ -35,7 +35,7 @@ def saving(setting: Setting) -> list[Measurement]:
         writer = RecordWriter(run.paths)
         store = CheckpointStore(run.paths.checkpoints, 1)
         until = time.perf_counter() + setting.seconds
-        with Saver(store, writer, background=True) as saver:
+        with Saver(store, writer, async_save=True) as saver:
             while len(copied) < 5 or time.perf_counter() < until:
                 started = time.perf_counter()
                 for name, value in state.items():

@@ -39,7 +39,7 @@ def peak_memory(setting: Setting) -> list[Measurement]:
         "threads=1",
         f"train.batch_size={samples}",
         f"train.max_steps={steps}",
-        "checkpoint.background=false",
+        "checkpoint.async_save=false",
     )
     ours, bare = [], []
     for number in range(1 if setting.rehearsal else _ROUNDS):

@@ -64,5 +64,5 @@ def _images(side: int, batch: int, classes: int) -> tuple[str, ...]:
 
 
 def _work(setting: Setting, *words: str, optimizer: str = "sgd") -> Work:
-    native = () if setting.device == "cuda" else ("precision.cpu_kernels=widened",)
+    native = () if setting.device == "cuda" else ("precision.cpu_kernels=upcast",)
     return Work(words, optimizer=optimizer, device=setting.device, more=native, agree_lr=1e-3, batches=4)  # type: ignore[arg-type]

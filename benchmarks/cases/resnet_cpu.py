@@ -8,7 +8,7 @@ from benchmarks.loops.base import Mode, Work
 from benchmarks.loops.ours import Ours
 from benchmarks.results import Measurement, measured, unavailable
 from benchmarks.timing import Estimate
-from mptrain.precision.widened import has_native_half
+from mptrain.precision.upcast import has_native_half
 
 RESNET18 = (
     "model=resnet18",
@@ -33,7 +33,7 @@ def half_speed(setting: Setting) -> list[Measurement]:
         unavailable("C11", "", "this CPU has neither AVX512-FP16 nor AMX-FP16: its FP16 products are computed in FP32"),
         measured(
             "C11",
-            "speed with widened products / fp32",
+            "speed with upcast products / fp32",
             Estimate(speed.value, speed.low, speed.high, speed.rounds),
             judged=False,
         ),

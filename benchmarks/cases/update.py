@@ -42,10 +42,10 @@ class Masters:
 
     def step(self, index: int) -> None:
         """Gather, judge, unscale, update, round."""
-        self.weights.clear()
+        self.weights.gradients.zero_grad()
         for parameter, gradient in zip(self.parameters.values(), self.gradients, strict=True):
             parameter.grad = gradient
-        self.weights.gather(alone=True)
+        self.weights.gradients.accumulate(single_microbatch=True)
         verdict = self.weights.judge(self.scale, refuses=True)
         self.weights.update(verdict, self.lr, self.scale)
 

@@ -11,7 +11,7 @@ from benchmarks.loops.fabric import LossModule, plain
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mptrain.dataset.batch import Batch
+    from mptrain.workloads.base.batch import Batch
 
 
 class Accelerate(ByHand):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mptrain.dataset.batch import Batch
+    from mptrain.workloads.base.batch import Batch
 
 
 def autocast(work: Work, mode: Mode) -> AbstractContextManager[object]:

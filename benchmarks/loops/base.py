@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from mptrain.dataset.batch import Batch
-    from mptrain.task.base import Objective
+    from mptrain.workloads.base.batch import Batch
+    from mptrain.workloads.base.task import Objective
 
 #: FP32, autocast to FP16 with loss scaling, autocast to BF16 without, FP16 storage with FP32 master weights and loss scaling.
 Mode = Literal["fp32", "tf32", "amp", "bf16", "half"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from benchmarks.loops.base import ByHand, Materials, Mode, Work, materials
-from mptrain.dataset.batch import Batch
+from mptrain.workloads.base.batch import Batch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from benchmarks.loops.base import Mode, Work, materials
 from benchmarks.loops.fabric import PRECISIONS, LossModule, plain
 
 if TYPE_CHECKING:
-    from mptrain.dataset.batch import Batch
+    from mptrain.workloads.base.batch import Batch
 
 
 class Lightning:

@@ -10,6 +10,7 @@ from benchmarks.loops.base import ByHand, Mode, Work, batches, cast_inputs
 from mptrain.config.build import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
+from mptrain.engine.rehearsal import rehearse_run
 from mptrain.engine.storage import Storage
 from mptrain.precision.apply import input_dtype
 from mptrain.records import ProgressRecord, Record, StepRecord
@@ -19,7 +20,7 @@ from mptrain.runlog.checkpoints import CheckpointStore
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mptrain.dataset.batch import Batch
+    from mptrain.workloads.base.batch import Batch
 
 
 class Ours(ByHand):
@@ -41,7 +42,9 @@ class Ours(ByHand):
         self._writer = RecordWriter(run.paths)
         self.loop = Loop(parts, options, Storage(run.paths, self._writer, store, ""), [self._seen])
         parts.model.train()
-        self.loop._rehearse(self.batches[0])  # which a run does before its first step, and which chooses kernels
+        rehearse_run(
+            parts, options, self.loop.telemetry, self.batches[0], self.loop.planned
+        )  # which a run does before its first step, and which chooses kernels
 
     def step(self, batch: Batch) -> Tensor:  # type: ignore[return]
         """One step; its loss is read from the record."""
@@ -49,7 +52,7 @@ class Ours(ByHand):
 
     def block_without_record(self, steps: int) -> float:
         """A block, on the same tensors as every other, whose record is neither kept nor written."""
-        silent = [(ring, "record") for ring in self.loop._rings] + [(self.loop._ledger, "note")]
+        silent = [(ring, "record") for ring in self.loop.telemetry.rings] + [(self.loop.telemetry.step_log, "note")]
         for owner, method in silent:
             setattr(owner, method, lambda *_: None)
         try:
@@ -63,7 +66,7 @@ class Ours(ByHand):
         self._seen.losses.clear()
         for index in range(steps):
             self.step(self.batches[index % len(self.batches)])
-        self.loop._ledger.flush()
+        self.loop.telemetry.step_log.flush()
         return list(self._seen.losses)
 
     def close(self) -> None:

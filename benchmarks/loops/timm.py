@@ -10,7 +10,7 @@ from benchmarks.loops.base import ByHand, Mode, Work, materials
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from mptrain.dataset.batch import Batch
+    from mptrain.workloads.base.batch import Batch
 
 
 class Timm(ByHand):

@@ -9,16 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.campaign.agreement import check
-from mptrain.campaign.comparison import Question, beside, claimed_by, judge, judge_runs, name_arms, reference_of
-from mptrain.campaign.points import expand
-from mptrain.campaign.sweep import plan_sweep, sweep_folder
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.flags import meant_by, read_flags
 from mptrain.cli.job import PROGRAM
 from mptrain.cli.messages import checking, each_warning_once, say, warn
-from mptrain.cli.sweep import finish, launcher_of
-from mptrain.compare.keeping import write_comparisons
+from mptrain.cli.sweep_running import finish, launcher_of
+from mptrain.comparison.serialization import write_comparisons
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer
@@ -26,11 +22,15 @@ from mptrain.config.launcher import is_elsewhere
 from mptrain.config.schema import RunOptions
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError, did_you_mean
 from mptrain.runlog.sweeps import SweepPaths, read_sweep
+from mptrain.sweep.comparisons import Question, beside, claimed_by, judge, judge_runs, name_arms, reference_of
+from mptrain.sweep.points import expand
+from mptrain.sweep.runner import plan_sweep, sweep_folder
+from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mptrain.compare.results import Comparison
+    from mptrain.comparison.results import Comparison
     from mptrain.runlog.sweeps import Sweep
 
 _WITH_VALUE = ("--reference", "--margin", "--metric", "--by")

@@ -18,7 +18,7 @@ from mptrain.runlog import readable_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mptrain.compare.results import ArmResult, Comparison, Interval
+    from mptrain.comparison.results import ArmResult, Comparison, Interval
 
 #: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.
 _LEAST_FOR_RATIO = 3

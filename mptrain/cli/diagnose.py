@@ -50,7 +50,7 @@ def diagnose(words: Sequence[str]) -> int:
     """
     rest, values, folders = _read(words)
     step, learner = _number(values["--step"]) if "--step" in values else None, values.get("--learner")
-    from mptrain.campaign.diagnosing import diagnose_config, diagnose_run
+    from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
 
     if rest and _is_run(rest[0]):
         for word in rest[1:]:

@@ -6,12 +6,12 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import printable
-from mptrain.dataset.faults import by_remark
+from mptrain.workloads.base.faulty_samples import by_remark
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mptrain.campaign.data_check import DataReport
+    from mptrain.inspection.data_check import DataReport
 
 #: The most files of each kind that are named.
 NAMED = 100

@@ -6,22 +6,22 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING
 
-from mptrain.campaign.data_check import check_data
-from mptrain.campaign.scaling import ScalingReport, check_scaling
 from mptrain.cli.doctor_data import data_lines
 from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
-from mptrain.diagnostics.scaling import LOST, Scales, scales_of
-from mptrain.diagnostics.scaling_findings import why_no_range
-from mptrain.diagnostics.trail import LOSS
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
+from mptrain.inspection.data_check import check_data
+from mptrain.inspection.scale_check import ScalingReport, check_scaling
+from mptrain.inspection.scale_check_findings import why_no_range
+from mptrain.inspection.scale_check_ranges import LOST, Scales, scales_of
 from mptrain.numerics.formats import scale_in_words
+from mptrain.probe.module_trail import LOSS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mptrain.config.schema import Config
-    from mptrain.diagnostics.scaling import Finding, ModuleScaling
+    from mptrain.inspection.scale_check_ranges import Finding, ModuleScaling
 
 #: Rows of the table at most: beyond, modules are shown by the module that holds them.
 ROWS = 32

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.campaign.export import Export, export_run
 from mptrain.cli.messages import warn
 from mptrain.cli.rows import print_rows
 from mptrain.config import location
@@ -18,6 +17,7 @@ from mptrain.config.targets import parameters
 from mptrain.config.trust import is_trust
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.files import read_bytes
+from mptrain.run.export import Export, export_run
 from mptrain.runlog.state import parse_object
 from mptrain.runlog.storage import readable_bytes, storing
 

@@ -61,8 +61,8 @@ def list_groups(words: list[str]) -> int:
 
 
 def _list_recipes() -> int:
-    from mptrain.campaign.recipes import find_recipe, recipe_names
     from mptrain.cli.reproduce import print_recipe
+    from mptrain.recipe.catalogue import find_recipe, recipe_names
 
     for position, name in enumerate(recipe_names()):
         if position:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from mptrain.cli.command_line import command_first, refuse_blanks, run_and_overrides, what_was_meant
 from mptrain.cli.messages import report, unwritable, wants_traceback, warn, writing
-from mptrain.distributed.torchrun import begun_by_torchrun
 from mptrain.errors import (
     EXIT_CONFIG,
     EXIT_INTERRUPTED,
@@ -24,6 +23,7 @@ from mptrain.errors import (
     UsageError,
     out_of_memory,
 )
+from mptrain.parallel.torchrun import begun_by_torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

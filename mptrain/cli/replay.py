@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from mptrain.campaign.replaying import replay_run
 from mptrain.cli.messages import printable, say
 from mptrain.cli.narrow import BREAK, Column, drawn
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK
+from mptrain.inspection.replay import replay_run
 from mptrain.report import write_replay
 from mptrain.report.replay_page import CAVEAT, COLUMNS, replay_rows
 

@@ -9,19 +9,19 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mptrain.campaign.recipes import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
 from mptrain.cli.flags import read_jobs
 from mptrain.cli.messages import checking, colourful, each_warning_once, printable, say, warn
 from mptrain.cli.rows import print_rows, width_of
 from mptrain.config import location
 from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, did_you_mean
+from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mptrain.campaign.recipe import Recipe
-    from mptrain.campaign.reproduction import Numbers, Reproduction, Verdict
-    from mptrain.compare.results import Comparison
+    from mptrain.comparison.results import Comparison
+    from mptrain.recipe.recipe import Recipe
+    from mptrain.recipe.reproduction import Numbers, Reproduction, Verdict
     from mptrain.runlog.sweeps import Sweep
 
 _FLAGS = ("--dry-run", "--smoke", "--jobs", "--config-dir", "--help", "--traceback")
@@ -60,8 +60,8 @@ def reproduce(words: Sequence[str]) -> int:
         _require_keys(recipe, own, wanted.config_dirs, smoke=wanted.smoke)
         _print_plan(recipe, own, root, wanted.config_dirs, smoke=wanted.smoke)
         return EXIT_OK
-    from mptrain.campaign.reproduction import prepare
     from mptrain.cli.job import PROGRAM
+    from mptrain.recipe.reproduction import prepare
 
     with each_warning_once():
         with checking(len(recipe_points(recipe, own, smoke=wanted.smoke))):
@@ -129,8 +129,8 @@ def _require_keys(recipe: Recipe, own: Sequence[str], config_dirs: Sequence[str]
         ConfigError: With the problems of all arms.
     """
     if own or config_dirs or not _is_ours(recipe):
-        from mptrain.campaign.points import require_keys
         from mptrain.config.compose import Composer
+        from mptrain.sweep.points import require_keys
 
         arms = {point.arm: point for point in recipe_points(recipe, own, smoke=smoke)}  # seeds differ in nothing else
         require_keys(list(arms.values()), Composer(config_dirs))
@@ -173,7 +173,7 @@ def counted(runs: int) -> str:
 
 
 def _reproduce(ready: Reproduction, jobs: int) -> int:
-    from mptrain.campaign.reproduction import compute, measured, other_circumstances, plan, require_measures
+    from mptrain.recipe.reproduction import compute, measured, other_circumstances, plan, require_measures
 
     recipe = ready.recipe
     numbers = compute(recipe)
@@ -211,10 +211,10 @@ def _how_they_ended(sweep: Sweep) -> str:
 
 
 def _run(ready: Reproduction, sweep: Sweep) -> tuple[Sweep, int]:
-    from mptrain.campaign.processes import warm_up
-    from mptrain.campaign.sweep import run_sweep
     from mptrain.cli.job import PROGRAM
     from mptrain.cli.sweep_watch import watching
+    from mptrain.sweep.processes import warm_up
+    from mptrain.sweep.runner import run_sweep
 
     warm_up(PROGRAM)
     with watching(sweep) as watch:
@@ -246,10 +246,10 @@ def _is_ours(recipe: Recipe) -> bool:
 
 
 def _conclude(ready: Reproduction, sweep: Sweep, numbers: Numbers) -> int:
-    from mptrain.campaign.comparison import judge
-    from mptrain.campaign.reproduction import decide, measured, write_verdict
     from mptrain.cli.comparison_table import print_comparison
+    from mptrain.recipe.reproduction import decide, measured, write_verdict
     from mptrain.report import write_report
+    from mptrain.sweep.comparisons import judge
 
     comparisons: dict[str, Comparison] = {}
     if sweep.jobs:

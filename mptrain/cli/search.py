@@ -5,28 +5,29 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from mptrain.campaign.agreement import check
-from mptrain.campaign.hydra_launcher import JobFailedError, ask_sweeper, fixed_words, key_of
-from mptrain.campaign.points import NOT_SWEPT
-from mptrain.campaign.sweep import plan_sweep, run_sweep, sweep_folder
 from mptrain.cli.job import PROGRAM
 from mptrain.cli.messages import checking, each_warning_once, say, warn
-from mptrain.cli.sweep import launcher_of, show_end
 from mptrain.cli.sweep_outcome import print_outcome
+from mptrain.cli.sweep_running import launcher_of, show_end
 from mptrain.cli.sweep_watch import watching
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import is_elsewhere
 from mptrain.config.overrides import read
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweep_csv import summary_of
+from mptrain.runlog.sweeps import is_sweep, read_sweep
+from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper, fixed_words, key_of
+from mptrain.sweep.points import NOT_SWEPT
+from mptrain.sweep.runner import plan_sweep, run_sweep, sweep_folder
+from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mptrain.campaign.points import Point
     from mptrain.cli.flags import Flags
     from mptrain.runlog.sweeps import Sweep
+    from mptrain.sweep.points import Point
 
 
 def search(flags: Flags) -> int:
@@ -52,6 +53,9 @@ def search(flags: Flags) -> int:
         # Other values may fit only the groups that the sweeper will choose.
         deciding = [word for word in fixed if key_of(word) in (*NOT_SWEPT, *composer.catalogue.groups)]
         batches = _Batches(flags, composer, sweep_folder(composer.compose(deciding).run))
+        resumed = is_sweep(batches.folder)
+        if resumed:
+            read_sweep(batches.folder)  # what cannot be read is refused before the sweeper writes into its folder
         try:
             ask_sweeper(flags.overrides, composer, batches.folder, batches.run)
         except JobFailedError:  # the table says it
@@ -64,7 +68,7 @@ def search(flags: Flags) -> int:
                 print_outcome(batches.sweep)
             raise
         finally:
-            if batches.sweep is None:
+            if batches.sweep is None and not resumed:
                 _leave(batches.folder)
         if batches.sweep is None:
             if batches.code != EXIT_OK:
@@ -86,7 +90,7 @@ class _Batches:
         self._direction = False  # whether it was said
 
     def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
-        """A `mptrain.campaign.hydra_launcher.RunBatch`."""
+        """A `mptrain.sweep.hydra_launcher.RunBatch`."""
         with checking(len(batch)):
             checked = check(batch, self._composer, PROGRAM, elsewhere=is_elsewhere(self.launcher))
         say(f"{len(checked)}/{len(checked)} points valid")

@@ -7,19 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.campaign.agreement import check
-from mptrain.campaign.points import expand
-from mptrain.campaign.submitted import require_scheduler
-from mptrain.campaign.sweep import missing_points, plan_sweep, require_free, run_sweep, sweep_folder, take_stock
 from mptrain.cli.job import PROGRAM
 from mptrain.cli.messages import checking, each_warning_once, say, warn
-from mptrain.cli.sweep_outcome import print_outcome
-from mptrain.cli.sweep_watch import watching
+from mptrain.cli.sweep_running import finish, launcher_of
 from mptrain.config.compose import Composer
-from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
+from mptrain.config.launcher import is_elsewhere
 from mptrain.config.trust import confirm, let_in, retyped_for
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
+from mptrain.sweep.points import expand
+from mptrain.sweep.runner import missing_points, plan_sweep, require_free, sweep_folder, take_stock
+from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,20 +56,6 @@ def sweep(flags: Flags) -> int:
             parallel=flags.jobs or 1,
         )
         return finish(planned, composer, launcher)
-
-
-def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
-    """What ``--launcher`` means, with as many jobs in the queue as ``--jobs`` says; None for this machine.
-
-    Raises:
-        ConfigError: With everything that is wrong with the file.
-        EnvironmentRefused: The scheduler that it names is not here.
-    """
-    if word is None:
-        return None
-    found = read_launcher(word)
-    require_scheduler(found)
-    return replace(found, at_once=jobs or found.at_once, word=word)
 
 
 def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: str | None = None) -> Sweep | None:
@@ -141,31 +125,6 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         conclude(found)
     elif found.kind == "recipe" and code == EXIT_OK:
         say(f"\nto judge it: mptrain reproduce {found.plan.get('recipe', 'RECIPE')}")
-    return code
-
-
-def finish(planned: Sweep, composer: Composer, launcher: Launcher | None = None) -> int:
-    """Runs what is not done of a sweep whose points were checked, and shows it.
-
-    Returns:
-        As `sweep`.
-
-    Raises:
-        StorageError: Somebody else runs it, or the disk refuses.
-    """
-    say(f"{planned.kind}={planned.folder}")
-    with watching(planned) as watch:
-        done, code = run_sweep(planned, composer, PROGRAM, watch, launcher=launcher)
-    return show_end(done, code, launcher)
-
-
-def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
-    """Prints what came of a sweep, and how to run the rest of it where there is one; returns the code."""
-    if done.kind == "sweep" or code != EXIT_OK:  # what came of a comparison is said by its verdicts
-        print_outcome(done)
-    if code != EXIT_OK:
-        where = f" --launcher {shlex.quote(launcher.word)}" if launcher is not None else ""
-        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{where}{retyped_for(done)}")
     return code
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mptrain.cli.messages import drawing_console, printable, say
-from mptrain.compare.ranking import sweep_lead
+from mptrain.comparison.ranking import sweep_lead
 from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:

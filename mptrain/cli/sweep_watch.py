@@ -26,9 +26,9 @@ from mptrain.cli.sweep_outcome import COLOURS, metric_in_words, skipped_in_words
 from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:
-    from mptrain.campaign.sweep import Watcher
-    from mptrain.campaign.worker import Progress
     from mptrain.runlog.sweeps import Sweep, SweepJob
+    from mptrain.sweep.runner import Watcher
+    from mptrain.sweep.worker import Progress
 
 #: Which jobs a table that is too short for all of them shows first.
 _URGENCY = ("running", "failed", "interrupted", "preempted", "done", "waiting")

@@ -6,17 +6,17 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mptrain.campaign.attempt import Opening, launch
-from mptrain.campaign.attempt import resume as resume_run
-from mptrain.campaign.beginning import Outcome
-from mptrain.campaign.evaluation import evaluate_run
 from mptrain.cli.banner import Banner, Closing, print_banner, print_closing
 from mptrain.cli.display import make_display
 from mptrain.cli.messages import harmless, warn
 from mptrain.config.trust import let_in, retyped
-from mptrain.distributed.torchrun import begun_alike
 from mptrain.errors import EXIT_OK
+from mptrain.parallel.torchrun import begun_alike
 from mptrain.records import EventRecord
+from mptrain.run.attempt import Opening, launch
+from mptrain.run.attempt import resume as resume_run
+from mptrain.run.evaluation import evaluate_run
+from mptrain.run.start_state import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,11 +84,11 @@ def _open(opening: Opening) -> Sequence[Sink]:
     splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
     banner = Banner(
         model=f"{title}, {_parameters(parts)}",
-        dataset=f"{parts.dataset.name}, {splits}, {parts.dataset.in_words()}",
+        dataset=f"{parts.dataset.name}, {splits}, {parts.dataset.describe()}",
         mode=config.precision.name,
-        precision=config.precision.in_words(),
+        precision=config.precision.describe(),
         scaler=_scalers(parts),
-        device=f"{parts.device}{f', {spread}, {config.distributed.kind}' if (spread := parts.ranks.in_words()) else ''}",
+        device=f"{parts.device}{f', {spread}, {config.distributed.kind}' if (spread := parts.comm.describe()) else ''}",
         support=opening.support.reason,
         run=opening.root,
         planned=opening.planned,
@@ -107,14 +107,14 @@ def _open(opening: Opening) -> Sequence[Sink]:
 
 def _parameters(parts: Parts) -> str:
     """Return the number of parameters, and that of the trainable ones where some are frozen."""
-    trained = sum(own.numel() for learner in parts.learners for own in learner.weights.parameters())
+    trained = sum(own.numel() for learner in parts.learners for own in learner.weights.params)
     total = sum(parameter.numel() for parameter in parts.model.parameters())
     return f"{total:,} parameters" + (f", {trained:,} trainable" if trained != total else "")
 
 
 def _scalers(parts: Parts) -> str:
     """What each learner's scale does; said once where all do the same."""
-    words = {learner.name: learner.scaler.in_words() for learner in parts.learners}
+    words = {learner.name: learner.scaler.describe() for learner in parts.learners}
     if len(set(words.values())) == 1:
         return (f"{len(words)} scales, each " if len(words) > 1 else "") + next(iter(words.values()))
     return "; ".join(f"{name}: {rule}" for name, rule in words.items())

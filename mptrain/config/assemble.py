@@ -205,11 +205,17 @@ def _misplaced(chosen: dict[str, str], catalogue: Catalogue) -> str:
     return "GROUP"
 
 
+#: Groups that a file at the top may leave out, and the targets that they have then.
+_LEFT_OUT = {"logger": "mptrain.logger.NoLogger", "diagnostics": "mptrain.probe.probe.NoProbe"}
+
+
 def _read_targets(tree: dict[str, Any], extensions: Any, problems: list[Problem]) -> dict[str, Target]:
     allow = extensions.allow if extensions else ()
     targets = {}
     for group in TARGET_GROUPS:
         node = tree.get(group)
+        if node is None and group in _LEFT_OUT:
+            node = {"_target_": _LEFT_OUT[group]}
         if node is UNRESOLVED:
             continue
         if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):

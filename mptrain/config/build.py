@@ -11,50 +11,50 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from mptrain.config.ranges import first_line, show
-from mptrain.config.spreading import (
+from mptrain.config.parallelism import (
+    apply_parallel_strategy,
+    check_parallelism,
     device_of,
     is_sharded_by,
     require_same_weights,
-    require_spread,
-    spread_model,
-    warnings_about_spread,
+    warnings_about_parallelism,
 )
+from mptrain.config.ranges import first_line, show
 from mptrain.config.together import build_dataset, build_task, require_facts
-from mptrain.dataset.loader import Loader
 from mptrain.device import capabilities, untried, use
-from mptrain.distributed.ranks import ALONE, Ranks
-from mptrain.distributed.sync_batchnorm import synchronised
 from mptrain.engine.evaluate import complete
+from mptrain.engine.fingerprints import Origin, digest_of_weights
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.inject import Injection
 from mptrain.engine.job import Options, Parts
 from mptrain.engine.learner import Learner, Plan
 from mptrain.engine.memory import keep_freed_memory, memory_in_use
-from mptrain.engine.origin import Origin, digest_of_weights
-from mptrain.engine.portable import has_averages, plain_weights, read_weights, take_over
-from mptrain.engine.randomness import seed_everything
 from mptrain.engine.snapshot import require_same_schema
+from mptrain.engine.weights_io import has_averages, plain_weights, read_weights, take_over
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, out_of_memory
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.weights import Weights
+from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
+from mptrain.parallel.sync_batchnorm import synchronised
 from mptrain.precision.apply import about_clamped, autocast, cast_model, clamp_to_range, input_dtype, set_products
 from mptrain.precision.support import require_support
-from mptrain.precision.widened import products, widens
+from mptrain.precision.upcast import products, upcasts
+from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.schedule.table import rate_table
+from mptrain.workloads.base.loader import Loader
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
-    from mptrain.dataset.source import Dataset
-    from mptrain.engine.spread import Spread
     from mptrain.optimizer.rules import Rule
-    from mptrain.task.base import Objective
+    from mptrain.parallel.strategy import ParallelStrategy
+    from mptrain.workloads.base.source import Dataset
+    from mptrain.workloads.base.task import Objective
 
 
 def build(
-    config: Config, *, weights: bool = True, ranks: Ranks = ALONE, micro_batches: int = 1
+    config: Config, *, weights: bool = True, comm: Communicator = SINGLE_PROCESS, micro_batches: int = 1
 ) -> tuple[Parts, Options]:
     """Build everything that trains, in the order that makes a seed mean the same in every precision mode.
 
@@ -64,7 +64,7 @@ def build(
     Args:
         config: Checked.
         weights: Begin with ``model.weights`` where the configuration names any; a run that goes on has its own.
-        ranks: The processes that train; all build at once.
+        comm: The processes that train; all build at once.
         micro_batches: The least number of micro-batches of an update, over all ranks.
 
     Raises:
@@ -73,21 +73,21 @@ def build(
         CheckpointError: ``model.weights`` cannot be used.
         ConfigError: Parts do not fit each other.
     """
-    policy, device = config.precision, _ready(config, ranks)
+    policy, device = config.precision, _ready(config, comm)
     memory_before = memory_in_use(device)
-    require_spread(config, ranks.count)
-    with ranks.first_goes_ahead():
+    check_parallelism(config, comm.world_size)
+    with comm.main_process_first():
         dataset = build_dataset(config)
     task = build_task(config, dataset)
     model = build_model(config, dataset)
     notes = _begin_with(model, config.weights) if weights and config.weights is not None else ()
     model.float()
     origin = Origin(digest_of_weights(model) if weights else "", memory_before)
-    require_same_weights(origin.initial_weights, ranks)
-    if config.distributed.sync_batchnorm and ranks.count > 1:
-        model = synchronised(model, ranks)
+    require_same_weights(origin.initial_weights, comm)
+    if config.distributed.sync_batchnorm and comm.world_size > 1:
+        model = synchronised(model, comm)
     clamped = clamp_to_range(model, policy)
-    warnings = warnings_about_spread(config, ranks.count)
+    warnings = warnings_about_parallelism(config, comm.world_size)
     if unproven := untried(device):
         warnings = (*warnings, unproven)
     if clamped and weights:  # else others take their place
@@ -96,20 +96,20 @@ def build(
     model.to(device)
     kept = cast_model(model, policy)
     memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
-    if not is_sharded_by(config, ranks.count):  # whose parts are cut out of contiguous weights only
+    if not is_sharded_by(config, comm.world_size):  # whose parts are cut out of contiguous weights only
         model.to(memory_format=memory_format)
-    _require_copies(config, model, sharded=is_sharded_by(config, ranks.count))
-    loaders = build_loaders(config, dataset, device, ranks)
-    spread, blank = spread_model(config, model, kept, initial, ranks, len(task.objectives()))
+    _require_copies(config, model, sharded=is_sharded_by(config, comm.world_size))
+    loaders = build_loaders(config, dataset, device, comm)
+    strategy, blank = apply_parallel_strategy(config, model, kept, initial, comm, len(task.objectives()))
     plan = Plan(
-        accumulate=-(-max(config.train.accumulate, micro_batches) // ranks.count),
+        accumulate=-(-max(config.train.accumulate, micro_batches) // comm.world_size),
         products=products(policy, device, compiled=config.train.compile),
         autocast=autocast(policy, device),
         guard=BufferGuard(model),
         asked=config.train.accumulate,
     )
-    learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch, spread)
-    fault = Injection(config.inject, model, learners, ranks)
+    learners = _build_learners(config, task.objectives(), model, initial, loaders["train"].steps_per_epoch, strategy)
+    fault = Injection(config.inject, model, learners, comm)
     parts = Parts(
         model=model,
         kept=kept,
@@ -124,9 +124,9 @@ def build(
         origin=origin,
         probe=config.diagnostics.build(),
         fault=fault,
-        notes=(*notes, *fault.in_words()),
+        notes=(*notes, *fault.describe()),
         warnings=warnings,
-        ranks=ranks,
+        comm=comm,
         blank=blank,
         infinite=frozenset(name for name, buffer in model.named_buffers() if buffer.isinf().any()),
     )
@@ -141,7 +141,7 @@ def _drawn(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-def _ready(config: Config, ranks: Ranks) -> torch.device:
+def _ready(config: Config, comm: Communicator) -> torch.device:
     """The device, once this process is set to what the configuration asks of it.
 
     Raises:
@@ -149,10 +149,10 @@ def _ready(config: Config, ranks: Ranks) -> torch.device:
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    policy, device = config.precision, device_of(config.device, ranks)
+    policy, device = config.precision, device_of(config.device, comm)
     require_support(policy, device)
-    ranks.use(device)
-    if config.train.compile and widens(policy, device):
+    comm.use(device)
+    if config.train.compile and upcasts(policy, device):
         raise EnvironmentRefused(
             f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and products "
             "that compute in FP32 and round once cannot be compiled",
@@ -203,10 +203,12 @@ def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
         source = f"{path} (step {loaded.manifest.step:,}{averaged})"
     else:
         found, source = read_weights(path), str(path)
-    return (take_over(model, found, source).in_words(source),)
+    return (take_over(model, found, source).describe(source),)
 
 
-def build_loaders(config: Config, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE) -> dict[str, Loader]:
+def build_loaders(
+    config: Config, dataset: Dataset, device: torch.device, comm: Communicator = SINGLE_PROCESS
+) -> dict[str, Loader]:
     """``train``, and ``val`` and ``test`` where the data set has them."""
     make = functools.partial(
         Loader,
@@ -214,9 +216,9 @@ def build_loaders(config: Config, dataset: Dataset, device: torch.device, ranks:
         seed=config.seed,
         workers=dataset.workers,
         pin=capabilities(device).pinned,
-        rank=ranks.rank,
-        ranks=ranks.count,
-        here=ranks.here,
+        rank=comm.rank,
+        world_size=comm.world_size,
+        here=comm.local_world_size,
     )
     loaders = {"train": make(dataset.train, shuffle=True, one_batch=config.train.one_batch)}
     loaders |= {
@@ -231,7 +233,7 @@ def _build_learners(
     model: nn.Module,
     initial: dict[str, torch.Tensor],
     steps_per_epoch: int,
-    spread: Spread | None = None,
+    strategy: ParallelStrategy | None = None,
 ) -> tuple[Learner, ...]:
     names = [objective.learner for objective in objectives]
     if unknown := [name for name in config.learners if name not in names]:
@@ -251,7 +253,7 @@ def _build_learners(
             [p for name, p in model.named_parameters() if p.requires_grad and name not in trained[objective.learner]],
             initial,
             steps_per_epoch,
-            spread,
+            strategy,
         )
         for objective in objectives
     )
@@ -280,7 +282,7 @@ def _build_learner(
     others: list[nn.Parameter],
     initial: dict[str, torch.Tensor],
     steps_per_epoch: int,
-    spread: Spread | None = None,
+    strategy: ParallelStrategy | None = None,
 ) -> Learner:
     choices, policy = config.for_learner(objective.learner), config.precision
     rule: Rule = choices.optimizer.build()
@@ -302,7 +304,7 @@ def _build_learner(
     decay = config.train.ema_decay
     average = WeightAverage(weights, decay) if decay is not None else None
     return Learner(
-        objective, weights, choices.scaler.build(), rates, device, average=average, others=others, spread=spread
+        objective, weights, choices.scaler.build(), rates, device, average=average, others=others, strategy=strategy
     )
 
 
@@ -344,13 +346,13 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
 
     torch would notice at the end of the first epoch.
     """
-    size, ranks = config.train.batch_size, parts.ranks.count
-    accumulate = parts.plan.accumulate * ranks
+    size, world_size = config.train.batch_size, parts.comm.world_size
+    accumulate = parts.plan.accumulate * world_size
     single = [
         (name, loader.split)
         for name, loader in parts.loaders.items()
         for rest in {min(size, len(loader.split)), len(loader.split) % size} - {0}
-        if rest // min(rest, accumulate if name == "train" else ranks) == 1
+        if rest // min(rest, accumulate if name == "train" else world_size) == 1
     ]
     if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts.model.modules()):
         return

@@ -28,6 +28,7 @@ from mptrain.config.overrides import Words, read
 from mptrain.config.ranges import first_line, show
 from mptrain.config.trust import may_fetch, settle
 from mptrain.errors import ConfigError, Problem
+from mptrain.runlog.directory import refuse_older
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -141,6 +142,7 @@ class Composer:
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder}: there is no such folder", FOLDER_HINT)
+            refuse_older(folder)  # a run's own folder, for its config.yaml
         if problem := find_endless(folders[1:]):
             raise ConfigError(problem)
         # Hydra looks for the file at the top in its first folder only.

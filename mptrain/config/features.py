@@ -10,22 +10,22 @@ import torch
 
 from mptrain.config.compose import reload
 from mptrain.config.targets import DATA_FACTS
-from mptrain.dataset.preparation import Preparation
-from mptrain.engine.classifier import train_classifier
-from mptrain.engine.portable import plain_weights, take_over
 from mptrain.engine.snapshot import require_same_schema
+from mptrain.engine.weights_io import plain_weights, take_over
 from mptrain.errors import CheckpointError, ConfigError
 from mptrain.files import read_text
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.strict_json import parse_strict
-from mptrain.task.features import Features
+from mptrain.workloads.base.preparation import Preparation
+from mptrain.workloads.classification.small_classifier import train_classifier
+from mptrain.workloads.images.features import Features
 
 if TYPE_CHECKING:
     from torch import nn
 
     from mptrain.config.schema import Config
-    from mptrain.dataset.source import Dataset
+    from mptrain.workloads.base.source import Dataset
 
 #: The word that asks for a classifier of the task's own data.
 TRAIN = "train"

@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 
 from mptrain.config.learners import known_keys
 from mptrain.config.ranges import show
+from mptrain.config.renamed import new_key
 from mptrain.config.schema import TARGET_GROUPS
 from mptrain.config.synonyms import near_options, torchvision_names, translate
 from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
@@ -258,6 +259,8 @@ def _instead(group: str, catalogue: Catalogue) -> str:
 def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue) -> Problem:
     """The problem of a key that does not exist, with the best guess at what was meant."""
     what = f"unknown key '{key}'"
+    if new := new_key(key):
+        return Problem(f"{what}: its name is {new} since 0.2", f"write {new}={show(value)}")
     group = key.split(".")[0]
     if group == "learners" and (guess := did_you_mean(key, known_keys(tree, key))):
         return Problem(what, f"did you mean {guess}={show(value)}?")

@@ -14,10 +14,10 @@ from pydantic import StringConstraints
 
 from mptrain.config.learners import LearnerChoices
 from mptrain.config.ranges import Says
-from mptrain.distributed.options import DistributedOptions
 from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
+from mptrain.parallel.options import DistributedOptions
 from mptrain.precision.policy import Policy
 from mptrain.runlog.naming import check_run_name
 

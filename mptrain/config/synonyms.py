@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mptrain.config.renamed import VALUES
 from mptrain.errors import did_you_mean, near_names
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def translate_value(key: str, value: object) -> str:
     """Return what is written here for a value of another framework's, or an empty string."""
     if key == "device" and str(value).isdecimal():
         return f"cuda:{value}"
-    return _VALUES.get(key, {}).get(str(value).lower(), "")
+    return {**_VALUES, **VALUES}.get(key, {}).get(str(value).lower(), "")
 
 
 def translate_command(word: str) -> str:

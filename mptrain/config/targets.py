@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mptrain.config.ranges import UNRESOLVED, UnfitError, first_line, fit, hint_for, show
+from mptrain.config.renamed import new_target
 from mptrain.config.synonyms import torchvision_names
 from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, out_of_memory
 
@@ -33,21 +34,21 @@ _TRACKERS = (
 #: Group to the packages whose classes and functions any YAML file may name there, which were made for that; not the
 #: rest of mptrain, where some take words of a command line or write files. Recipes compute what ``arithmetic`` names.
 PACKAGES: dict[str, tuple[str, ...]] = {
-    "model": ("mptrain.model.*", "torchvision.models.*"),
-    "task": ("mptrain.task.*",),
-    "dataset": ("mptrain.dataset.*",),
+    "model": ("mptrain.workloads.*.models.*", "torchvision.models.*"),
+    "task": ("mptrain.workloads.*.task.*",),
+    "dataset": ("mptrain.workloads.*.datasets.*",),
     "optimizer": ("mptrain.optimizer.*",),
     "schedule": ("mptrain.schedule.*",),
     "scaler": ("mptrain.scaler.*",),
     "logger": tuple(f"mptrain.logger.{name}" for name in _TRACKERS),
-    "diagnostics": ("mptrain.diagnostics.probe.*", "mptrain.diagnostics.histograms.*"),
+    "diagnostics": ("mptrain.probe.probe.*", "mptrain.probe.histograms.*"),
     "arithmetic": ("mptrain.numerics.demonstrations.*",),
 }
 
 #: Arguments of torchvision's networks that name weights to download, some by default.
 _PRETRAINED = ("weights", "weights_backbone")
 
-#: What data sets say about themselves (`mptrain.dataset.source.Dataset.facts`).
+#: What data sets say about themselves (`mptrain.workloads.base.source.Dataset.facts`).
 DATA_FACTS = (
     *("num_classes", "class_names", "in_channels", "image_size", "upscale", "boxes"),
     *(
@@ -256,6 +257,8 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
         raise ConfigError(
             f"_target_ '{path}' is not the dotted path of a class or function", "write package.module.Name"
         )
+    if new := new_target(path):
+        raise ConfigError(f"_target_ '{path}': its path is {new} since 0.2", f"write _target_={new}")
     if not is_allowed(path, allow):
         raise ConfigError(
             f"_target_ '{path}' is not in an allowed package ({', '.join(allow)})", _how_to_allow(path, allow)
@@ -282,9 +285,15 @@ def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
 
 
 def is_allowed(path: str, allow: Sequence[str]) -> bool:
-    """Whether a dotted path lies inside one of the packages."""
-    packages = [pattern.removesuffix(".*") for pattern in allow]
-    return any(path == package or path.startswith(package + ".") for package in packages)
+    """Return whether a dotted path lies inside one of the packages; ``*`` inside a pattern stands for one name."""
+    names = path.split(".")
+    packages = [pattern.removesuffix(".*").split(".") for pattern in allow]
+    return any(
+        len(names) >= len(package)
+        and names[0] == package[0]
+        and all(part in ("*", name) for part, name in zip(package, names, strict=False))
+        for package in packages
+    )
 
 
 def _how_to_allow(path: str, allow: Sequence[str]) -> str:

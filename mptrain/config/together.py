@@ -9,17 +9,17 @@ from mptrain.config.catalogue import Catalogue
 from mptrain.config.features import build_features
 from mptrain.config.targets import parameters
 from mptrain.errors import ConfigError
-from mptrain.task.base import Task
+from mptrain.workloads.base.task import Task
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
     from mptrain.config.targets import Target
-    from mptrain.dataset.source import Dataset
+    from mptrain.workloads.base.source import Dataset
 
 _GO_TOGETHER = "a model's own file chooses a task and a dataset that go with it, if the command line lets it"
 
 #: What a data set and a task of anybody's must have; see their protocols.
-_DATASET = ("name", "workers", "train", "val", "test", "facts", "in_words", "prepare")
+_DATASET = ("name", "workers", "train", "val", "test", "facts", "describe", "prepare")
 _TASK = ("metric", "higher_is_better", "objectives", "measure", "summarise")
 
 
@@ -32,7 +32,7 @@ def build_dataset(config: Config) -> Dataset:
     """
     dataset: Dataset = config.dataset.build(seed=config.seed, batch_size=config.train.batch_size)
     missing = [name for name in _DATASET if not hasattr(dataset, name)]
-    _require("dataset", config.dataset, dataset, missing, "mptrain/dataset/source.py")
+    _require("dataset", config.dataset, dataset, missing, "mptrain/workloads/base/source.py")
     return dataset
 
 
@@ -52,7 +52,7 @@ def build_task(config: Config, dataset: Dataset) -> Task:
     task: Task = config.task.build(**facts)
     unwritten = [name for name in _TASK if getattr(type(task), name, None) is vars(Task).get(name, task)]
     missing = [name for name in _TASK if name in unwritten or not hasattr(task, name)]
-    _require("task", config.task, task, missing, "mptrain/task/base.py")
+    _require("task", config.task, task, missing, "mptrain/workloads/base/task.py")
     return task
 
 

@@ -30,7 +30,7 @@ class Carried:
 
     def begin(self) -> None:
         """All ranks have the same buffers now."""
-        alone = self._parts.ranks.count == 1
+        alone = self._parts.comm.world_size == 1
         self._base = {} if alone else {name: buffer.clone() for name, buffer in self._parts.carried().items()}
 
     def whole(self) -> dict[str, Tensor]:
@@ -47,7 +47,7 @@ class Carried:
                 changes[name] = buffer.cpu()
         base = {name: buffer.cpu() for name, buffer in self._base.items()}
         merged = {name: buffer.clone() for name, buffer in base.items()}
-        for theirs in self._parts.ranks.everyones(changes):
+        for theirs in self._parts.comm.all_gather_object(changes):
             for name, buffer in theirs.items():
                 merged[name] = torch.where(buffer != base[name], buffer, merged[name])
         for name, buffer in buffers.items():

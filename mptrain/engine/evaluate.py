@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from mptrain.engine.exhibit import on_host
+from mptrain.engine.fingerprints import sample_digests
 from mptrain.engine.gathered import Gathered
-from mptrain.engine.origin import sample_digests
-from mptrain.engine.randomness import other_random_numbers
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import whole
+from mptrain.random_state import other_random_numbers
 from mptrain.records import EvalRecord
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mptrain.dataset.loader import Loader
     from mptrain.engine.job import Parts
-    from mptrain.task.exhibits import Exhibit
+    from mptrain.workloads.base.exhibits import Exhibit
+    from mptrain.workloads.base.loader import Loader
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,22 @@ def evaluate(
     inert = contextlib.nullcontext
     products, autocast = (inert, inert()) if wide else (parts.plan.products, parts.plan.autocast)
     model = _model_to_measure(parts, wide=wide, average=average)
-    gathered, ranks = Gathered(), parts.ranks
+    gathered, comm = Gathered(), parts.comm
     exhibits: dict[str, Exhibit] = {}
     with _in_evaluation_mode(parts, model), products():
         for batch in loader.batches(epoch=0):
             if stop():
                 return None
-            if batch.stand_in:
+            if batch.is_dummy:
                 gathered.skip()
                 continue
             prepared = prepare(batch)
             with autocast:
-                if exhibit and ranks.first and not gathered.samples:
+                if exhibit and comm.is_rank_zero and not gathered.samples:
                     exhibits = parts.task.exhibits(model, prepared)
                 sums = parts.task.measure(model, prepared)
                 gathered.add(prepared, sums, parts.task.answers(model, prepared), sample_digests(batch))
-    gathered = gathered.over(ranks)
+    gathered = gathered.over(comm)
     metrics = gathered.metrics(parts.task)
     reach = gathered.intervals(parts.task, metrics) if intervals else {}
     record = EvalRecord(split, step, epoch, gathered.samples, metrics, reach, gathered.digest)
@@ -106,7 +106,7 @@ def _in_evaluation_mode(parts: Parts, model: nn.Module) -> Iterator[None]:
     model.eval()
     parts.plan.guard.snapshot()
     try:
-        with torch.no_grad(), other_random_numbers(parts.device, parts.ranks.rank):
+        with torch.no_grad(), other_random_numbers(parts.device, parts.comm.rank):
             yield
     finally:
         parts.plan.guard.restore(torch.ones(1, device=parts.device))  # a model may keep state in its buffers
@@ -143,7 +143,7 @@ def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Mod
 
     Args:
         model: The model as it trains.
-        full_precision: Best copies by parameter name (see `Weights.full_precision`); others are widened.
+        full_precision: Best copies by parameter name (see `MasterWeights.full_precision`); others are widened.
     """
     return with_weights(copy.deepcopy(model).float(), full_precision)
 

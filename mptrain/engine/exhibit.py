@@ -12,7 +12,7 @@ import torch
 
 from mptrain.runlog.layout import CAPTIONS
 from mptrain.runlog.storage import storing, write_atomically
-from mptrain.task.exhibits import Exhibit, Pictures, Sounds, Texts
+from mptrain.workloads.base.exhibits import Exhibit, Pictures, Sounds, Texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

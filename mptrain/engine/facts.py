@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mptrain.precision.support import supports
-from mptrain.precision.widened import widens
+from mptrain.precision.upcast import upcasts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,14 +21,14 @@ def facts(parts: Parts) -> dict[str, Any]:
 
     Returns:
         ``parameters`` (how many), ``unaligned`` (see `unaligned_share`), ``convolutions`` (whether there are any),
-        ``widened`` (half products are computed in FP32 and rounded once, on a CPU without half arithmetic), ``support``
+        ``upcast`` (half products are computed in FP32 and rounded once, on a CPU without half arithmetic), ``support``
         (what the device says to the precision mode, in words).
     """
     return {
         "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
         "unaligned": unaligned_share(parts.model),
         "convolutions": any(parameter.ndim >= 4 for parameter in parts.model.parameters()),
-        "widened": widens(parts.policy, parts.device),
+        "upcast": upcasts(parts.policy, parts.device),
         "support": supports(parts.policy, parts.device).reason,
     }
 

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.device import beside_fp64
-from mptrain.diagnostics.overflow import offenders
 from mptrain.errors import NumericsError
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.shards import part
+from mptrain.probe.overflow_attribution import offenders
 from mptrain.runlog.storage import storing, temporary, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from mptrain.dataset.batch import Batch
     from mptrain.engine.job import Parts, Progress
     from mptrain.engine.learner import Learner
-    from mptrain.engine.ledger import Account
+    from mptrain.engine.step_log import LearnerLog
     from mptrain.records import StepRecord
     from mptrain.scaler.base import Scaler
+    from mptrain.workloads.base.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Diagnosis:
     count: int
     advice: str
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """One sentence for the person at the terminal."""
         named = ", ".join(f"{name} ({kind})" for name, kind in self.tensors[:3]) or "no tensor"
         more = f" and {self.count - 3} more" if self.count > 3 else ""
@@ -129,7 +129,7 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
 
 def explain(
     parts: Parts,
-    account: Account,
+    account: LearnerLog,
     progress: Progress,
     batch: Batch,
     given: Batch,
@@ -152,18 +152,18 @@ def explain(
     """
     learner = next(learner for learner in parts.learners if learner.name == account.name)
     assert account.last is not None
-    found = parts.ranks.everyones(_diagnose(parts, learner, account.last, account.history.consecutive, given))
+    found = parts.comm.all_gather_object(_diagnose(parts, learner, account.last, account.history.consecutive, given))
     diagnosis = min(found, key=lambda one: list(_WHAT).index(one.cause))  # nearest to the data
     if parts.fault.is_at(diagnosis.step):
         first = "a fault was put in on purpose (inject.*), so leave that out first"
         diagnosis = replace(diagnosis, advice=f"{first}; {diagnosis.advice}")
-    if parts.ranks.first:
-        whole, ranks = batch, 1
-        if parts.ranks.count > 1:
+    if parts.comm.is_rank_zero:
+        whole, world_size = batch, 1
+        if parts.comm.world_size > 1:
             with contextlib.suppress(Exception):  # no memory, no file: then there is this rank's part
                 fetched = parts.loaders["train"].whole_batch(progress.epoch, progress.batch - 1)
-                whole, ranks = parts.prepare(fetched), parts.ranks.count
-        _keep(folder, diagnosis, whole, random, ranks)
+                whole, world_size = parts.prepare(fetched), parts.comm.world_size
+        _keep(folder, diagnosis, whole, random, world_size)
     return diagnosis
 
 
@@ -178,7 +178,7 @@ def is_sound(parts: Parts) -> bool:
     return _non_finite(parts.must_be_finite())[0] == 0
 
 
-def require_success(progress: Progress, accounts: Sequence[Account], metric: str | None, *, half: bool) -> list[str]:
+def require_success(progress: Progress, accounts: Sequence[LearnerLog], metric: str | None, *, half: bool) -> list[str]:
     """Refuse to call a run done that learned nothing because of its numerics.
 
     Returns:
@@ -216,7 +216,7 @@ def require_success(progress: Progress, accounts: Sequence[Account], metric: str
     return warnings
 
 
-def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any], ranks: int) -> None:
+def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str, Any], world_size: int) -> None:
     """Write ``diagnosis.json`` and ``step.pt``, from which the last step can be done again.
 
     Args:
@@ -224,7 +224,7 @@ def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str,
         diagnosis: What was found.
         batch: The prepared batch of the last step, of all ranks.
         random: The random state before that step, the first rank's. ``step.pt`` is loadable with ``weights_only=True``.
-        ranks: How many did it, if ``batch`` is that of all.
+        world_size: Number of ranks that did it, if ``batch`` is that of all.
     """
     with storing(folder):
         folder.mkdir(exist_ok=True)
@@ -233,7 +233,7 @@ def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str,
             "batch": {name: tensor.cpu() for name, tensor in batch.tensors().items()},
             "counts": list(batch.counts) if batch.counts else None,
             "random": random,
-            "ranks": ranks,
+            "ranks": world_size,
         }
         draft = temporary(folder / "step.pt")
         torch.save(saved, draft)

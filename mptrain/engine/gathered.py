@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from mptrain.engine.origin import digest_of_samples
+from mptrain.engine.fingerprints import digest_of_samples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from mptrain.dataset.batch import Batch
-    from mptrain.distributed.ranks import Ranks
-    from mptrain.task.base import Task
+    from mptrain.parallel.communicator import Communicator
+    from mptrain.workloads.base.batch import Batch
+    from mptrain.workloads.base.task import Task
 
 #: Resamples of sums, which are cheap.
 RESAMPLES = 1000
@@ -83,13 +83,13 @@ class Gathered:
         self._answers += one.answers
         self._digests += one.digests
 
-    def over(self, ranks: Ranks) -> Gathered:
+    def over(self, comm: Communicator) -> Gathered:
         """The whole, in the order in which one rank would have met it; every sample once. The device is waited for."""
-        if ranks.count == 1:
+        if comm.world_size == 1:
             return self
         own = [one._replace(sums={name: value.cpu() for name, value in one.sums.items()}) for one in self._batches]
         whole = Gathered()
-        for parts in zip(*ranks.everyones(own), strict=True):
+        for parts in zip(*comm.all_gather_object(own), strict=True):
             for one in parts:
                 whole._take(one)
         return whole

@@ -1,7 +1,7 @@
 """Puts a wrong value into a run on purpose, to see what notices it and what it does about it.
 
 One element, the first of the tensor, is overwritten in some steps in a row. Everything after that is the run's own doing:
-the verdict, the skip, the scale, patience, the names on record.
+the verdict, the skip, the scale, the end of a run, the names on record.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from mptrain.distributed.ranks import ALONE, Ranks
 from mptrain.errors import ConfigError, did_you_mean
 from mptrain.numerics.shards import as_part_of, is_sharded, part
+from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from mptrain.dataset.batch import Batch
     from mptrain.engine.learner import Learner
     from mptrain.engine.options import InjectOptions
     from mptrain.numerics.verdict import Verdict
+    from mptrain.workloads.base.batch import Batch
 
 #: What ``inject.tensor`` may begin with, and what must follow.
 _KINDS = {
@@ -51,18 +51,22 @@ class Injection:
         options: What, where and when.
         model: Whose modules and parameters are named.
         learners: Whose weights are named.
-        ranks: Of which ``inject.rank`` may name one.
+        comm: Of which ``inject.rank`` may name one.
 
     Raises:
         ConfigError: There is no such tensor.
     """
 
     def __init__(
-        self, options: InjectOptions, model: nn.Module, learners: Sequence[Learner], ranks: Ranks = ALONE
+        self,
+        options: InjectOptions,
+        model: nn.Module,
+        learners: Sequence[Learner],
+        comm: Communicator = SINGLE_PROCESS,
     ) -> None:
         self._options = options
-        self._rank = options.rank if ranks.count > 1 else None  # one alone does what any would do
-        self._is_mine = self._rank in (None, ranks.rank)
+        self._rank = options.rank if comm.world_size > 1 else None  # one alone does what any would do
+        self._is_mine = self._rank in (None, comm.rank)
         self._model = model
         self._learners = learners
         self._kind, _, self._name = (options.tensor or "").partition(":")
@@ -78,7 +82,7 @@ class Injection:
         """Whether it needs the modules of the model in one piece each."""
         return self._options.step is not None and self._kind.startswith("activation")
 
-    def in_words(self) -> tuple[str, ...]:
+    def describe(self) -> tuple[str, ...]:
         """One sentence that says which fault the run has; none where it has none."""
         options = self._options
         if options.step is None:
@@ -151,16 +155,16 @@ class Injection:
         if self._kind == "weight":
             for learner in self._learners:
                 if self._name in learner.weights.names:
-                    values = learner.weights.full_precision()
+                    values = learner.weights.masters.full_precision()
                     value = values[self._name]
                     poisoned = as_part_of(self._poisoned(part(value)), value)
-                    learner.weights.load_full_precision({**values, self._name: poisoned})
+                    learner.weights.masters.load_full_precision({**values, self._name: poisoned})
         elif self._kind == "reduced_gradient":
             learner = next(learner for learner in self._learners if self._name in learner.weights.names)
             judge = learner.judge
 
             def poison_and_judge(loss: Tensor | None = None, *, offenders_only: bool = False) -> Verdict:
-                gradient = learner.weights.gradients_in_place().get(self._name)
+                gradient = learner.weights.gradients.in_place().get(self._name)
                 if gradient is not None and gradient.numel():
                     gradient.copy_(self._poisoned(gradient))
                 return judge(loss, offenders_only=offenders_only)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.distributed.ranks import ALONE, Ranks
 from mptrain.engine.transfer import Transfer
+from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.precision.apply import input_dtype
 
 if TYPE_CHECKING:
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from mptrain.dataset.batch import Batch
-    from mptrain.dataset.loader import Loader
-    from mptrain.dataset.source import Dataset
-    from mptrain.diagnostics.probe import Probe
+    from mptrain.engine.fingerprints import Origin
     from mptrain.engine.inject import Injection
     from mptrain.engine.learner import Learner, Plan
     from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
-    from mptrain.engine.origin import Origin
     from mptrain.precision.policy import Policy
-    from mptrain.task.base import Task
+    from mptrain.probe.probe import Probe
+    from mptrain.workloads.base.batch import Batch
+    from mptrain.workloads.base.loader import Loader
+    from mptrain.workloads.base.source import Dataset
+    from mptrain.workloads.base.task import Task
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Parts:
         fault: What is put in on purpose.
         notes: What the user should know about how it was built, one sentence each.
         warnings: What was not built as it was asked for, one sentence each.
-        ranks: The processes that train it.
+        comm: The processes that train it.
         blank: The whole model without values, where ranks hold parts of its weights; else None.
         infinite: Names of the buffers that held inf when the model was built, as masks of attention do.
     """
@@ -71,7 +71,7 @@ class Parts:
     fault: Injection
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    ranks: Ranks = ALONE
+    comm: Communicator = SINGLE_PROCESS
     blank: nn.Module | None = None
     infinite: frozenset[str] = frozenset()
 
@@ -85,13 +85,13 @@ class Parts:
 
     def _prepared(self, batch: Batch) -> Batch:
         prepared = self.dataset.prepare(batch, self.device, self.memory_format)
-        if batch.whole is None and not batch.stand_in:
+        if batch.whole is None and not batch.is_dummy:
             return prepared
-        return replace(prepared, whole=batch.whole, stand_in=batch.stand_in)  # of which no data set has to know
+        return replace(prepared, whole=batch.whole, is_dummy=batch.is_dummy)  # of which no data set has to know
 
     @functools.cached_property
     def _transfer(self) -> Transfer:
-        return Transfer(self.device, self.ranks)
+        return Transfer(self.device, self.comm)
 
     def must_be_finite(self) -> dict[str, Tensor]:
         """Parameters in their best copies and floating-point buffers by name, without those of ``infinite``."""
@@ -100,7 +100,9 @@ class Parts:
 
     def full_precision(self) -> dict[str, Tensor]:
         """The best copy of each trained parameter by name."""
-        return {name: value for learner in self.learners for name, value in learner.weights.full_precision().items()}
+        return {
+            name: value for learner in self.learners for name, value in learner.weights.masters.full_precision().items()
+        }
 
     def averages(self) -> dict[str, Tensor]:
         """The average of each parameter that has one, by name."""
@@ -188,7 +190,7 @@ class Progress:
         intervals: Ends of the 95 % intervals of the last evaluation, by split and metric, where they were asked for.
         evaluated_at: Attempted steps at the last validation; -1 before the first.
         epoch_seconds: Wall time spent in training steps of the current epoch, over all attempts.
-        epoch_terms: Loss terms (`mptrain.task.Task.term`) of the current epoch.
+        epoch_terms: Loss terms (`mptrain.workloads.base.task.Task.term`) of the current epoch.
         seconds: Wall time spent in training steps, over all attempts.
         waited: How much of it went into waiting for data.
         steady_seconds: How much of it lies behind the warm-up of its attempt (`mptrain.engine.clock.WARM_UP`).
@@ -218,6 +220,17 @@ class Progress:
     samples: int = 0
     terms: int = 0
     learners: dict[str, LearnerTotals] = field(default_factory=dict)
+
+    def begin_epoch(self, completed: int) -> None:
+        """Begin the epoch behind so many completed ones."""
+        self.epoch, self.batch = completed, 0
+        self.epoch_seconds, self.epoch_terms = 0.0, 0
+        for totals in self.learners.values():
+            totals.epoch_loss, totals.epoch_losses, totals.epoch_skipped = 0.0, 0, 0
+
+    def become(self, other: Progress) -> None:
+        """Take over the fields of another."""
+        vars(self).update(vars(other))
 
     def state_dict(self) -> dict[str, Any]:
         """All fields, plain values."""

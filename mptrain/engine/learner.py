@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.engine.spread import Alone
 from mptrain.errors import ConfigError
+from mptrain.parallel.strategy import SingleProcessStrategy
 from mptrain.scaler.base import measure_of, reads_norms
 from mptrain.scaler.static import NoScaler
 
@@ -20,15 +19,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from mptrain.dataset.batch import Batch
     from mptrain.engine.guard import BufferGuard
-    from mptrain.engine.spread import Spread
     from mptrain.numerics.verdict import Verdict
     from mptrain.optimizer.average import WeightAverage
     from mptrain.optimizer.weights import Weights
-    from mptrain.precision.widened import Products
+    from mptrain.parallel.strategy import ParallelStrategy
+    from mptrain.precision.upcast import Products
     from mptrain.scaler.base import Scaler, ScalerState
-    from mptrain.task.base import Objective
+    from mptrain.workloads.base.batch import Batch
+    from mptrain.workloads.base.task import Objective
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Learner:
         device: Where it trains.
         average: An average that follows the weights, or None.
         others: Parameters that it does not train, and that its loss may flow through.
-        spread: How its gradients come about; None on one rank.
+        strategy: How its gradients come about; None on one rank.
 
     Attributes:
         objective: The loss it minimises.
@@ -71,7 +70,7 @@ class Learner:
         rates: float32, shape (planned + 1,): learning rate by number of applied updates.
         updates: int64, shape (1,): updates applied so far.
         average: The average of its weights, or None.
-        spread: How its gradients come about.
+        strategy: How its gradients come about.
         scales: Whether its loss is ever multiplied by something else than 1.
     """
 
@@ -85,7 +84,7 @@ class Learner:
         *,
         average: WeightAverage | None = None,
         others: Sequence[nn.Parameter] = (),
-        spread: Spread | None = None,
+        strategy: ParallelStrategy | None = None,
     ) -> None:
         self.objective = objective
         self.weights = weights
@@ -94,7 +93,7 @@ class Learner:
         self.rates = rates
         self.updates = torch.zeros(1, dtype=torch.int64, device=device)
         self.average = average
-        self.spread: Spread = spread or Alone()
+        self.strategy: ParallelStrategy = strategy or SingleProcessStrategy()
         self._followers = (average,) if average else ()
         self._others = tuple(others)
         self._measure = measure_of(scaler)
@@ -112,7 +111,7 @@ class Learner:
         """The loss scale in force, float32 of shape (1,)."""
         return self.scale_state["scale"]
 
-    def alone(self) -> AbstractContextManager[None]:
+    def only_trainable(self) -> AbstractContextManager[None]:
         """A region in which no parameter but its own gets a gradient."""
         return self._without_others() if self._others else contextlib.nullcontext()
 
@@ -151,11 +150,12 @@ class Learner:
             loss: This rank's share of it, float32 scalar; becomes the whole, in place.
             offenders_only: See `Weights.judge`.
         """
-        across, wanted = None, offenders_only and not self._reads_norms
-        if self.spread.ranks.count > 1:
-            across = (functools.partial(self.spread.agreed_norms, loss=loss), self.spread.agreed_measure)
         return self.weights.judge(
-            self.scale, refuses=self._refuses, measure=self._measure, across=across, offenders_only=wanted
+            self.scale,
+            refuses=self._refuses,
+            measure=self._measure,
+            across=self.strategy.reductions(loss),
+            offenders_only=offenders_only and not self._reads_norms,
         )
 
     def advance(self, verdict: Verdict) -> None:
@@ -184,7 +184,7 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         """Everything but the weights themselves: optimizer and scaler state, number of updates, averaged weights."""
         return {
-            "optimizer": self.weights.state_dict(),
+            "optimizer": self.weights.updater.state_dict(),
             "scaler": dict(self.scale_state),
             "updates": self.updates,
             "average": self.average.values() if self.average else {},
@@ -196,7 +196,7 @@ class Learner:
         Returns:
             What could not be restored, as sentences: another optimizer's state, another scaler's, no average.
         """
-        notes = self.weights.load_state_dict(saved["optimizer"])
+        notes = self.weights.updater.load_state_dict(saved["optimizer"])
         device = self.updates.device
         self.scale_state, changed = self.scaler.resume(saved["scaler"], device)
         notes += changed

@@ -19,7 +19,7 @@ class TrainOptions:
         accumulate: Micro-batches that make up one update, over all ranks: each of N has a N-th of them, rounded up.
         clip_norm: Largest global L2 norm of the unscaled gradients; None does not clip.
         channels_last: Memory layout of images and convolution kernels.
-        patience: Refused steps in a row that end a run.
+        max_consecutive_overflows: Refused steps in a row that end a run.
         max_minutes: End after so many minutes of training steps, over all attempts; None sets no limit.
         ema_decay: Largest decay of an exponential moving average of the weights, which is evaluated in their place
             (see `mptrain.optimizer.average`); None keeps none.
@@ -34,7 +34,7 @@ class TrainOptions:
     accumulate: PositiveInt = 1
     clip_norm: PositiveFloat | None = None
     channels_last: bool = True
-    patience: PositiveInt = 100
+    max_consecutive_overflows: PositiveInt = 100
     max_minutes: PositiveFloat | None = None
     ema_decay: BelowOne | None = None
     one_batch: bool = False
@@ -55,13 +55,13 @@ class CheckpointOptions:
         every_epochs: Epochs between checkpoints; None saves only at the end and on a signal.
         every_steps: Attempted steps between checkpoints, besides those of ``every_epochs``; None adds none.
         keep: How many of the newest checkpoints to keep, besides the best one.
-        background: Train on while a copy of the state is written; False waits for the disk at each save.
+        async_save: Train on while a copy of the state is written; False waits for the disk at each save.
     """
 
     every_epochs: PositiveInt | None = 1
     every_steps: PositiveInt | None = None
     keep: PositiveInt = 2
-    background: bool = True
+    async_save: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class LogOptions:
         ring: Steps kept on the device before the host reads them.
         seconds: The host reads the ring, and refreshes the display, at least this often.
         lines: Seconds between two lines of output where there is no terminal.
-        stalled: Seconds without progress after which it is written down where every thread stands; None never.
+        stall_report_after: Seconds without progress after which it is written down where every thread stands; None never.
     """
 
     ring: PositiveInt = 32
     seconds: NonNegativeFloat = 1.0
     lines: NonNegativeFloat = 10.0
-    stalled: PositiveFloat | None = 600.0
+    stall_report_after: PositiveFloat | None = 600.0
 
 
 @dataclass(frozen=True)

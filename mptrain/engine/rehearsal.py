@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.engine.randomness import other_random_numbers
+from mptrain.device import capabilities
 from mptrain.engine.step import accumulate_gradients
 from mptrain.errors import ConfigError, EnvironmentRefused, FirstBatchError, out_of_memory
+from mptrain.optimizer import multi_tensor
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
+from mptrain.random_state import other_random_numbers
+from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mptrain.dataset.batch import Batch
-    from mptrain.engine.job import Parts
+    from mptrain.engine.job import Options, Parts
+    from mptrain.engine.telemetry import Telemetry
+    from mptrain.workloads.base.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,47 @@ class Rehearsal:
     untrained: dict[str, list[str]]
     operators: dict[str, list[dict[str, Any]]]
     in_half: frozenset[Any]
+
+
+def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Batch, planned: int) -> None:
+    """Check the promises of the precision mode before the first step; put operators on record, and warn of what will not be as asked.
+
+    Args:
+        parts: The run; compiled behind this where that was asked for.
+        options: What the user chose about it.
+        telemetry: Takes records and warnings.
+        batch: Prepared.
+        planned: How many steps will be attempted.
+
+    Raises:
+        EnvironmentRefused: As `rehearse`.
+        ConfigError: As `rehearse`.
+    """
+    found = rehearse(parts, batch)
+    parts.plan.products.leave_out_idle(parts.model, found.in_half)
+    telemetry.sink.take(EventRecord("operators", telemetry.step, found.operators))
+    if any(found.untrained.values()):
+        telemetry.sink.take(EventRecord("untrained", telemetry.step, found.untrained))
+    for sentence in (*warnings_about(found.untrained), *parts.fault.check(batch, planned)):
+        telemetry.warn(sentence)
+    for why in obstacles(parts):
+        telemetry.warn(
+            f"Triton cannot be used here: norms and update are torch's, with more passes over memory ({why})"
+        )
+    if options.train.compile:
+        parts.compile()
+    if options.train.engine == "graph" and parts.comm.world_size > 1:
+        telemetry.warn("train.engine=graph: a step of several ranks is launched operator by operator")
+    elif options.train.engine == "graph" and not capabilities(parts.device).graphs:
+        telemetry.warn("train.engine=graph: only CUDA devices have graphs; the step is launched operator by operator")
+
+
+def obstacles(parts: Parts) -> set[str]:
+    """Return why learners on a GPU whose rules have kernels of ours do without them."""
+    if parts.device.type == "cpu":
+        return set()
+    rules = [learner.weights.rule for learner in parts.learners]
+    return {multi_tensor.obstacle(parts.device, rule) for rule in rules if multi_tensor.supports(rule)} - {""}
 
 
 def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
@@ -60,11 +105,11 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     try:
         with other_random_numbers(parts.device):
             for learner in parts.learners:
-                learner.weights.clear()
+                learner.weights.gradients.zero_grad()
                 with _explained(parts):
                     accumulate_gradients(learner, parts.model, batch, plan)
-                missing += learner.weights.without_gradient()
-                learner.weights.clear()
+                missing += learner.weights.gradients.missing()
+                learner.weights.gradients.zero_grad()
         _require_same_everywhere(parts, missing)
     finally:
         unguarded = guard.recapture()
@@ -85,7 +130,7 @@ def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:
     """
     if parts.blank is None:
         return
-    everyones = parts.ranks.everyones(missing)
+    everyones = parts.comm.all_gather_object(missing)
     if differing := set().union(*everyones) - set(missing).intersection(*everyones):
         raise ConfigError(
             f"{min(differing)} gets a gradient on some ranks only, and distributed=fsdp2 sums those that all have",
@@ -115,7 +160,7 @@ def _explained(parts: Parts) -> Iterator[None]:
     except torch.AcceleratorError:  # the device's trouble, not that of the parts
         raise
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
-        if out_of_memory(error) or parts.ranks.is_lost(error):
+        if out_of_memory(error) or parts.comm.is_lost(error):
             raise
         first_line = str(error).splitlines()[0] if str(error) else "no message"
         if parts.blank is not None and "torch.Tensor and DTensor" in str(error):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 
 from mptrain.device import capabilities, event_now, widest
-from mptrain.distributed.ranks import ALONE, Ranks
+from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,12 +59,14 @@ class Ring:
         capacity: Rows of a block.
         parameters: Length P of `Verdict.norms`.
         device: The training device.
-        ranks: Whom the device may be waiting for.
+        comm: Whom the device may be waiting for.
     """
 
-    def __init__(self, capacity: int, parameters: int, device: torch.device, ranks: Ranks = ALONE) -> None:
+    def __init__(
+        self, capacity: int, parameters: int, device: torch.device, comm: Communicator = SINGLE_PROCESS
+    ) -> None:
         self._capacity = capacity
-        self._ranks = ranks
+        self._comm = comm
         size, has = capacity * (_SCALARS + parameters), capabilities(device)
         self._host = torch.zeros(size, dtype=widest(device), pin_memory=True) if has.pinned and has.streams else None
         self._kept: list[tuple[Tensor, ...]] = []
@@ -144,7 +146,7 @@ class Ring:
         rows, length, event = self._in_flight
         if not wait and not event.query():
             return
-        self._ranks.wait_for(event)
+        self._comm.wait_for(event)
         assert self._host is not None
         self._read += _rows(self._host[:length], rows)
         self._in_flight = None

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.engine.job import Progress
-from mptrain.engine.randomness import random_state, set_random_state
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
 from mptrain.precision.apply import about_clamped, count_beyond, input_dtype
+from mptrain.random_state import random_state, set_random_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
     from torch import nn
 
     from mptrain.engine.job import Parts
-    from mptrain.engine.ledger import Ledger
+    from mptrain.engine.step_log import StepLog
 
 SCHEMA = 3
 
 
 def take_snapshot(
-    parts: Parts, ledger: Ledger, progress: Progress, carried: Mapping[str, torch.Tensor] | None = None
+    parts: Parts, step_log: StepLog, progress: Progress, carried: Mapping[str, torch.Tensor] | None = None
 ) -> dict[str, Any]:
-    """Everything that a run needs to go on as if nothing had happened. Call after `Ledger.flush`.
+    """Everything that a run needs to go on as if nothing had happened. Call after `StepLog.flush`.
 
     Args:
         parts: The run.
-        ledger: Of its steps.
+        step_log: Of its steps.
         progress: How far it came.
         carried: The carried buffers with the rows of all ranks; None where this one has all.
     """
@@ -48,16 +48,16 @@ def take_snapshot(
     return {
         "schema": SCHEMA,
         "batch_size": parts.loaders["train"].batch_size,
-        "micro_batches": parts.plan.accumulate * parts.ranks.count,
+        "micro_batches": parts.plan.accumulate * parts.comm.world_size,
         "accumulate": parts.plan.asked,
-        "ranks": parts.ranks.count,
+        "ranks": parts.comm.world_size,
         "progress": progress.state_dict(),
         "model": model,
         "tied": tied,
         "carried": dict(carried) if carried is not None else parts.carried(),
         "labels": parts.labels_digest,
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
-        "accounts": {account.name: account.state_dict() for account in ledger.accounts},
+        "accounts": {account.name: account.state_dict() for account in step_log.accounts},
         "random": random_state(parts.device),
     }
 
@@ -243,7 +243,7 @@ def load_weights(parts: Parts, saved: Mapping[str, Any]) -> None:
                 for name, value in own.items():
                     part(value).copy_(_held(part_for(saved["model"][name], value), value))
         for learner in parts.learners:
-            learner.weights.load_full_precision(saved["model"])
+            learner.weights.masters.load_full_precision(saved["model"])
             average = saved["learners"].get(learner.name, {}).get("average")
             if learner.average is not None and average:
                 learner.average.load(average)
@@ -266,7 +266,7 @@ def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
     return [about_clamped(counts, dtype)] if counts else []
 
 
-def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
+def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
     """Put a run back to where a snapshot was taken.
 
     Returns:
@@ -283,11 +283,11 @@ def restore_snapshot(parts: Parts, ledger: Ledger, saved: Mapping[str, Any]) -> 
         notes = _clamped(parts, saved)
         for learner in parts.learners:
             notes += learner.load_state_dict(saved["learners"][learner.name])
-        before, now = saved["ranks"], parts.ranks.count
+        before, now = saved["ranks"], parts.comm.world_size
         if before != now:
             each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} on each"
             notes.append(f"{before} rank{'s' if before != 1 else ''} before, {now} now: the same batches, {each}")
-        for account in ledger.accounts:
+        for account in step_log.accounts:
             _require_alike(account.state_dict(), saved["accounts"][account.name], f"accounts.{account.name}")
             account.load_state_dict(saved["accounts"][account.name])
         set_random_state(saved["random"], parts.device)

@@ -6,20 +6,19 @@ rate and the record are device values; the host issues the same operations whate
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING
 
 from torch.autograd.graph import _engine_run_backward
 
-from mptrain.diagnostics.probe import UNWATCHED
+from mptrain.probe.probe import UNWATCHED
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from mptrain.dataset.batch import Batch
-    from mptrain.diagnostics.probe import Watch
     from mptrain.engine.learner import Learner, Plan
     from mptrain.engine.ring import Recorder
+    from mptrain.probe.probe import Watch
+    from mptrain.workloads.base.batch import Batch
 
 
 def train_step(
@@ -35,12 +34,12 @@ def train_step(
         ring: Takes the record.
         watch: Looks at it, and changes nothing.
     """
-    learner.weights.clear()  # first, not last: the gradients of a refused step can still be looked at
+    learner.weights.gradients.zero_grad()  # first, not last: the gradients of a refused step can still be looked at
     plan.guard.snapshot()
     with watch.passes(model):
         total = accumulate_gradients(learner, model, batch, plan)
 
-    learner.spread.align(plan.guard)
+    learner.strategy.broadcast_buffers(plan.guard.lasting())
     verdict = learner.judge(total, offenders_only=True)
     lr, scale = learner.rate(), learner.scale  # the scale that multiplied this loss unscales these gradients
     watch.judged(learner.weights, verdict, scale)
@@ -71,24 +70,19 @@ def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan:
         The unscaled loss of the batch, a float32 scalar; of several ranks each has its share of it.
     """
     total: Tensor | None = None
-    scale, spread = learner.scale.squeeze(0), learner.spread
-    micro_batches = spread.micro_batches(batch, plan.accumulate)
-    alone = plan.accumulate == 1 or (len(micro_batches) == 1 and spread.ranks.count == 1)
-    with plan.products(), learner.alone():
-        loss_of = spread.loss(learner, model, alone=alone)
-        for micro in micro_batches:
-            with (
-                plan.guard.unchanged() if micro.stand_in else contextlib.nullcontext()
-            ):  # its samples are seen elsewhere
-                with plan.autocast:
-                    loss = loss_of(micro)
-                part, factor = loss.detach(), scale
-                if micro is not batch or batch.whole is not None:
-                    share = batch.share(micro)
-                    part, factor = part * share, scale * share
-                backward(loss, factor)  # outside autocast, inside the choice of kernels
-            learner.weights.gather(alone=alone)
+    scale, strategy = learner.scale.squeeze(0), learner.strategy
+    single = strategy.single_microbatch(batch, plan.accumulate)
+    with plan.products(), learner.only_trainable():
+        loss_of = strategy.loss_of(learner.loss, model, learner.weights, single_microbatch=single)
+        for micro, share in strategy.micro_batches(batch, plan.accumulate, plan.guard.unchanged):
+            with plan.autocast:
+                loss = loss_of(micro)
+            part, factor = loss.detach(), scale
+            if share != 1:
+                part, factor = part * share, scale * share
+            backward(loss, factor)  # outside autocast, inside the choice of kernels
+            learner.weights.gradients.accumulate(single_microbatch=single)
             total = part if total is None else total + part
-        spread.settle(learner.weights, alone=alone)
+        strategy.finish_gradient_sync(learner.weights, single_microbatch=single)
     assert total is not None
     return total

@@ -22,10 +22,10 @@ import torch
 from torch import nn
 
 from mptrain.device import capabilities
-from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
 from mptrain.engine.step import train_step
 from mptrain.engine.waits import host_waits
+from mptrain.probe.probe import UNWATCHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from mptrain.dataset.batch import Batch
-    from mptrain.diagnostics.probe import Watch
     from mptrain.engine.job import Parts
     from mptrain.engine.ring import Recorder, Ring
-    from mptrain.optimizer.weights import Gathered
+    from mptrain.optimizer.gradients import GradientState
+    from mptrain.probe.probe import Watch
+    from mptrain.workloads.base.batch import Batch
 
     #: Takes what a step does, and gives back what does it again.
     Capture = Callable[[Callable[[], None]], Callable[[], None]]
@@ -55,7 +55,7 @@ def capture_on(device: torch.device) -> Capture | None:
     return CudaGraphs(device) if capabilities(device).graphs else None
 
 
-class Steps:
+class StepRunner:
     """Trains every learner on one batch after another.
 
     Args:
@@ -80,7 +80,7 @@ class Steps:
         if capture is not None and (why := _outside_of_graphs(parts.model)):
             self._give_up(why)
 
-    def take(self, batch: Batch, watches: Sequence[Watch], *, as_usual: bool = True) -> None:
+    def run(self, batch: Batch, watches: Sequence[Watch], *, as_usual: bool = True) -> None:
         """One step of every learner.
 
         Args:
@@ -94,7 +94,9 @@ class Steps:
         kind = _kind_of(batch) if as_usual and all(watch is UNWATCHED for watch in watches) else None
         graph = None if kind is None else self._graph_for(kind, batch)
         if graph is None:
-            records = [_Kept() for _ in self._rings]  # of copies, since what the rings keep may not change any more
+            records = [
+                GraphRecord() for _ in self._rings
+            ]  # of copies, since what the rings keep may not change any more
             last = kind not in self._refused and self._seen[kind] == WARM_UP  # the next one is captured
             looking: AbstractContextManager[list[str]] = (
                 host_waits(self._parts.device) if last else contextlib.nullcontext([])
@@ -175,7 +177,7 @@ class Steps:
         except BaseException:
             for learner, values in zip(self._parts.learners, before, strict=True):
                 learner.go_on_with(values)
-                learner.weights.clear()
+                learner.weights.gradients.zero_grad()
             raise
 
     def _give_up(self, why: str) -> None:
@@ -191,22 +193,22 @@ class _Graph:
     def __init__(self, parts: Parts, batch: Batch) -> None:
         self._parts = parts
         self._batch = batch.clone()
-        self._records: list[_Kept] = []
-        self._gathered: list[Gathered] = []
+        self._records: list[GraphRecord] = []
+        self._gathered: list[GradientState] = []
         self.replay: Callable[[], None]
 
     def body(self, fixed: Sequence[dict[str, Tensor]]) -> None:
         """What is captured."""
         parts, self._records = self._parts, []
         for learner, values in zip(parts.learners, fixed, strict=True):
-            kept = _Kept()
+            kept = GraphRecord()
             train_step(learner, parts.model, self._batch, parts.plan, kept)
             learner.move_into(values)
             self._records.append(kept)
 
     def keep_gradients(self) -> None:
         """Remember where the graph leaves the gradients, for whoever looks at them after a step."""
-        self._gathered = [learner.weights.gathered() for learner in self._parts.learners]
+        self._gathered = [learner.weights.gradients.state() for learner in self._parts.learners]
 
     def run(self, batch: Batch, rings: Sequence[Ring], *, again: bool) -> None:
         """The step on a batch, and its records into the rings."""
@@ -214,12 +216,12 @@ class _Graph:
         self.replay()
         if not again:
             for learner, gathered in zip(self._parts.learners, self._gathered, strict=True):
-                learner.weights.put_back(gathered)
+                learner.weights.gradients.restore(gathered)
         for kept, ring in zip(self._records, rings, strict=True):
             kept.hand_on(ring)
 
 
-class _Kept:
+class GraphRecord:
     """Takes a record inside a graph: its values, one behind the other, in tensors that every run of the graph writes."""
 
     _singles: Tensor

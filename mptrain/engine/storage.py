@@ -27,9 +27,9 @@ class Storage:
     store: CheckpointStore
     config_digest: str
 
-    def saver(self, *, background: bool) -> Saver:
+    def saver(self, *, async_save: bool) -> Saver:
         """What saves checkpoints, with the records that they count on."""
-        return Saver(self.store, self.writer, background=background)
+        return Saver(self.store, self.writer, async_save=async_save)
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,6 @@ class NoStorage:
     writer: NoRecords = field(default_factory=NoRecords)
     config_digest: str = ""
 
-    def saver(self, *, background: bool) -> NoSaver:
+    def saver(self, *, async_save: bool) -> NoSaver:
         """What saves nothing."""
         return NoSaver(self.paths.checkpoints)

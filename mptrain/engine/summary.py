@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mptrain.engine.job import Options, Parts, Progress
-    from mptrain.engine.ledger import Account
+    from mptrain.engine.step_log import LearnerLog
 
 
-def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequence[Account]) -> dict[str, Any]:
+def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequence[LearnerLog]) -> dict[str, Any]:
     """What stands in ``summary.json``.
 
     Args:
@@ -66,7 +66,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
     }
 
 
-def _of_learner(account: Account, progress: Progress) -> dict[str, Any]:
+def _of_learner(account: LearnerLog, progress: Progress) -> dict[str, Any]:
     path = progress.learners[account.name].scale_path
     return {
         "updates": account.updates,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from mptrain.device import capabilities, current_stream, event_now, new_stream, on_stream
-from mptrain.distributed.ranks import ALONE, Ranks
+from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mptrain.dataset.batch import Batch
+    from mptrain.workloads.base.batch import Batch
 
 #: How many batches the host may be ahead of the device. Enough to bridge a slow one; each takes memory.
 AHEAD = 4
@@ -27,11 +27,11 @@ class Transfer:
 
     Args:
         device: Where batches go; one without streams has them one after another.
-        ranks: Whom the device may be waiting for.
+        comm: Whom the device may be waiting for.
     """
 
-    def __init__(self, device: torch.device, ranks: Ranks = ALONE) -> None:
-        self._ranks = ranks
+    def __init__(self, device: torch.device, comm: Communicator = SINGLE_PROCESS) -> None:
+        self._comm = comm
         self._stream = new_stream(device) if capabilities(device).streams else None
         self._device = device
         self._before: deque[torch.Event] = deque()
@@ -54,4 +54,4 @@ class Transfer:
         """Have at most `AHEAD` batches on the device that training has not come to; who waits sleeps."""
         self._before.append(event_now(self._device, sleeping=True))
         if len(self._before) > AHEAD:
-            self._ranks.wait_for(self._before.popleft())
+            self._comm.wait_for(self._before.popleft())

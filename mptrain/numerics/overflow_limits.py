@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mptrain.numerics.confidence import MOST, largest_share, limit_factor, tolerance_factor
 from mptrain.numerics.exponents import INFINITE_FROM
-from mptrain.numerics.looked_at import Anchor, anchor, between
+from mptrain.numerics.histogram_sample import HistogramSample, anchor, between
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -154,7 +154,7 @@ def overflow_limits(looks: Sequence[Look], steps: Iterable[StepRecord], half: bo
     left = {look.step: look for look in looks}
     found: Counter[int] = Counter()
     waiting: list[_Between] = []
-    before: Anchor | None = None
+    before: HistogramSample | None = None
     for step in steps:
         look = left.pop(step.step, None)
         after = anchor(step.step, look.largest, step.grad_norm) if look and not step.overflow else None
@@ -190,7 +190,7 @@ def _edges(looks: Sequence[Look]) -> list[float]:
     Of a look that overflowed it is interpolated between its neighbours, and at most that of its own scale. Where more than
     half of them did, the others are too few and the smallest: then there is none.
     """
-    sound = [Anchor(look.step, math.log2(look.largest), 0.0) for look in looks if 0 < look.largest < math.inf]
+    sound = [HistogramSample(look.step, math.log2(look.largest), 0.0) for look in looks if 0 < look.largest < math.inf]
     overflowed = [look for look in looks if math.isinf(look.largest)]
     if len(sound) < len(overflowed):
         return []
@@ -225,7 +225,7 @@ class _Between(NamedTuple):
     overflowed: int
 
 
-def _between(before: Anchor, after: Anchor, steps: Iterable[_Between]) -> Iterator[int]:
+def _between(before: HistogramSample, after: HistogramSample, steps: Iterable[_Between]) -> Iterator[int]:
     """Yield the smallest exponents at which steps between two looks overflow, by the norms of their gradients."""
     for one in steps:
         found = _first_overflowing(between(before, after, one.step, one.norm))

@@ -38,7 +38,7 @@ class WeightAverage:
     def __init__(self, weights: Weights, decay: float) -> None:
         self._weights = weights
         self._decay = decay
-        self._values = {name: part(value).float().clone() for name, value in weights.full_precision().items()}
+        self._values = {name: part(value).float().clone() for name, value in weights.masters.full_precision().items()}
 
     def follow(self, updates: Tensor, verdict: Verdict) -> None:
         """Take in the weights after a step; nothing waits for the device.
@@ -51,23 +51,23 @@ class WeightAverage:
         kept = ((1.0 + count) / (10.0 + count)).clamp_(max=self._decay)
         weight = ((1.0 - kept) * verdict.applied).float()
         own = list(self._values.values())
-        current = self._weights.full_precision()
+        current = self._weights.masters.full_precision()
         change = torch._foreach_sub([part(current[name]) for name in self._values], own)
         torch._foreach_mul_(change, weight.squeeze(0))
         torch._foreach_add_(own, change)
 
     def values(self) -> dict[str, Tensor]:
         """The average of each trained parameter by name, float32."""
-        like = self._weights.full_precision()
+        like = self._weights.masters.full_precision()
         return {name: as_part_of(value, like[name]) for name, value in self._values.items()}
 
     def restart(self) -> None:
         """Begin again at the present weights."""
-        for name, value in self._weights.full_precision().items():
+        for name, value in self._weights.masters.full_precision().items():
             self._values[name].copy_(part(value))
 
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Set the average from what `values` gave."""
-        like = self._weights.full_precision()
+        like = self._weights.masters.full_precision()
         for name, value in self._values.items():
             value.copy_(part_for(saved[name], like[name]))

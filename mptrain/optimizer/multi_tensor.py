@@ -21,7 +21,7 @@ import torch
 
 from mptrain.device import capabilities, on
 from mptrain.optimizer.gradient_table import DTYPE_CODES, AddressTable, GradientTable, same_order, upload
-from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Group, Stride
+from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Group, UpdateInputs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -77,13 +77,13 @@ def _try(device: torch.device, rule: Known) -> None:
         Exception: A kernel cannot be compiled or launched, or gives other numbers than torch's.
     """
     one = torch.ones(1, device=device)
-    stride = Stride(lr=one, step=one, grad_scale=one, skip=torch.zeros(1, device=device))
+    inputs = UpdateInputs(lr=one, step=one, grad_scale=one, skip=torch.zeros(1, device=device))
     grad = torch.tensor([3.0, 4.0], device=device)
     ours, theirs, rounded = grad.clone(), grad.clone(), grad.half()
     states = [{name: [value] for name, value in rule.state(weight).items()} for weight in (ours, theirs)]
     norm = MultiTensorNorms([grad])([grad])
-    MultiTensorUpdate(rule, [ours], states[0], [rule.weight_decay], [rounded])([grad], stride)
-    rule.apply(Group([theirs], states[1], rule.weight_decay), [grad.clone()], stride)
+    MultiTensorUpdate(rule, [ours], states[0], [rule.weight_decay], [rounded])([grad], inputs)
+    rule.apply(Group([theirs], states[1], rule.weight_decay), [grad.clone()], inputs)
     if norm.item() != 5.0 or not torch.allclose(ours, theirs, atol=1e-6) or not torch.equal(rounded, ours.half()):
         raise RuntimeError("they compute other numbers than torch's")
 
@@ -142,10 +142,10 @@ class MultiTensorUpdate:
     It computes the formulae of `mptrain.optimizer.rules` in FP32, each operation rounded by itself, with bias
     corrections in FP64 and betas of 48 bits. After one update every weight and state is off the exact result by at most
     2^-21 times the sum of the magnitudes of its terms (5.5 2^-24 were measured over 1500 drawn rules, gradients and
-    states), and off torch's fused CPU kernels by hardly more (5.9 2^-24). Then masters are rounded as `Weights.publish`
+    states), and off torch's fused CPU kernels by hardly more (5.9 2^-24). Then masters are rounded as `MasterWeights.copy_to_params`
     does: FP16 saturates at 65504, NaN stays NaN.
 
-    Gradients keep their values, where torch's kernels write back what they have unscaled. An update whose stride says
+    Gradients keep their values, where torch's kernels write back what they have unscaled. An update whose inputs says
     skip = 1 changes nothing and reads no gradient.
 
     Args:
@@ -190,8 +190,8 @@ class MultiTensorUpdate:
             **_LAUNCH,
         }
 
-    def __call__(self, grads: Sequence[Tensor], stride: Stride) -> None:
-        """Update in place by P gradients, each of FP16, BF16 or FP32, unless the stride is refused."""
+    def __call__(self, grads: Sequence[Tensor], inputs: UpdateInputs) -> None:
+        """Update in place by P gradients, each of FP16, BF16 or FP32, unless ``skip`` refuses it."""
         table, _alive = self.table.locate(grads)
         addresses = list(map(torch.Tensor.data_ptr, self._parameters))  # a module can give a parameter new memory
         tensors = self._places.current(addresses, self._rows)
@@ -203,10 +203,10 @@ class MultiTensorUpdate:
                     table,
                     self._decays,
                     self._constants,
-                    stride.lr,
-                    stride.step,
-                    stride.grad_scale,
-                    stride.skip,
+                    inputs.lr,
+                    inputs.step,
+                    inputs.grad_scale,
+                    inputs.skip,
                     len(self._weights),
                     **self._static,
                 )

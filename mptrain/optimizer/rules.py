@@ -13,6 +13,7 @@ having written it when its very first step is refused, so the buffers start at z
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    #: Makes a new weight and new state of a weight, its unscaled gradient, its state, its decay and the stride.
-    Moved = Callable[[Tensor, Tensor, dict[str, Tensor], float, "Stride"], tuple[Tensor, dict[str, Tensor]]]
+    #: Makes a new weight and new state of a weight, its unscaled gradient, its state, its decay and the inputs of the update.
+    Moved = Callable[[Tensor, Tensor, dict[str, Tensor], float, "UpdateInputs"], tuple[Tensor, dict[str, Tensor]]]
 
 Epsilon = Annotated[float, Gt(0), Lt(1)]
 Beta = Annotated[float, Ge(0), Lt(1)]
@@ -50,8 +51,13 @@ class Group:
     state: dict[str, list[Tensor]]
     weight_decay: float
 
+    @functools.cached_property
+    def fused(self) -> bool:
+        """Whether torch has fused kernels for their device."""
+        return capabilities(self.weights[0].device).fused
 
-class Stride(NamedTuple):
+
+class UpdateInputs(NamedTuple):
     """The device values of one update, each float32 of shape (1,).
 
     Attributes:
@@ -86,8 +92,8 @@ class Rule(Protocol):
     def state(self, weight: Tensor) -> dict[str, Tensor]:
         """The state of one weight before its first update, shaped and typed like it."""
 
-    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
-        """Update a group in place unless the stride is refused; gradients have the weights' dtype."""
+    def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
+        """Update a group in place unless ``skip`` refuses it; gradients have the weights' dtype."""
 
 
 @dataclass(frozen=True)
@@ -116,35 +122,35 @@ class SGD:
         """A zeroed momentum buffer, if there is momentum."""
         return {"momentum_buffer": torch.zeros_like(weight)} if self.momentum else {}
 
-    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
+    def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
         """One fused call where torch has the kernel."""
-        if not capabilities(group.weights[0].device).fused:
-            return _tensor_by_tensor(self._moved, group, grads, stride)
+        if not group.fused:
+            return _tensor_by_tensor(self._moved, group, grads, inputs)
         torch._fused_sgd_(
             group.weights,
             grads,
             group.state.get("momentum_buffer", []),
             weight_decay=group.weight_decay,
             momentum=self.momentum,
-            lr=stride.lr,
+            lr=inputs.lr,
             dampening=0.0,
             nesterov=self.nesterov,
             maximize=False,
             is_first_step=False,
-            grad_scale=stride.grad_scale,
-            found_inf=stride.skip,
+            grad_scale=inputs.grad_scale,
+            found_inf=inputs.skip,
         )
         return None
 
     def _moved(
-        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
         grad = grad + decay * weight
         if not self.momentum:
-            return weight - stride.lr * grad, {}
+            return weight - inputs.lr * grad, {}
         buffer = self.momentum * state["momentum_buffer"] + grad
         step = grad + self.momentum * buffer if self.nesterov else buffer
-        return weight - stride.lr * step, {"momentum_buffer": buffer}
+        return weight - inputs.lr * step, {"momentum_buffer": buffer}
 
 
 @dataclass(frozen=True)
@@ -170,34 +176,34 @@ class _AdamConstants:
         return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
 
     def _moved(
-        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return what Adam makes of a weight and its state; its gradient has the weight decay in it already."""
         first, second = self.betas
         mean = torch.lerp(state["exp_avg"], grad, 1 - first)
         square = torch.lerp(state["exp_avg_sq"], grad * grad, 1 - second)
-        seen1, seen2 = (-torch.expm1(stride.step * math.log(beta)) if beta else 1.0 for beta in (first, second))
+        seen1, seen2 = (-torch.expm1(inputs.step * math.log(beta)) if beta else 1.0 for beta in (first, second))
         denominator = (square / seen2).sqrt() + self.eps
-        return weight - stride.lr / seen1 * mean / denominator, {"exp_avg": mean, "exp_avg_sq": square}
+        return weight - inputs.lr / seen1 * mean / denominator, {"exp_avg": mean, "exp_avg_sq": square}
 
 
-def _adam_call(rule: _AdamConstants, kernel: object, group: Group, grads: list[Tensor], stride: Stride) -> None:
+def _adam_call(rule: _AdamConstants, kernel: object, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
     kernel(  # type: ignore[operator]
         group.weights,
         grads,
         group.state["exp_avg"],
         group.state["exp_avg_sq"],
         [],
-        [stride.step] * len(group.weights),
-        lr=stride.lr,
+        [inputs.step] * len(group.weights),
+        lr=inputs.lr,
         beta1=rule.betas[0],
         beta2=rule.betas[1],
         weight_decay=group.weight_decay,
         eps=rule.eps,
         amsgrad=False,
         maximize=False,
-        grad_scale=stride.grad_scale,
-        found_inf=stride.skip,
+        grad_scale=inputs.grad_scale,
+        found_inf=inputs.skip,
     )
 
 
@@ -205,16 +211,16 @@ def _adam_call(rule: _AdamConstants, kernel: object, group: Group, grads: list[T
 class Adam(_AdamConstants):
     """Adam (Kingma and Ba 2015; `torch.optim.Adam`); weight decay is added to the gradient."""
 
-    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
+    def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
         """One fused call where torch has the kernel."""
-        if not capabilities(group.weights[0].device).fused:
-            return _tensor_by_tensor(self._moved, group, grads, stride)
-        return _adam_call(self, torch._fused_adam_, group, grads, stride)
+        if not group.fused:
+            return _tensor_by_tensor(self._moved, group, grads, inputs)
+        return _adam_call(self, torch._fused_adam_, group, grads, inputs)
 
     def _moved(
-        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        return super()._moved(weight, grad + decay * weight, state, decay, stride)
+        return super()._moved(weight, grad + decay * weight, state, decay, inputs)
 
 
 @dataclass(frozen=True)
@@ -223,16 +229,16 @@ class AdamW(_AdamConstants):
 
     weight_decay: NonNegativeFloat = 0.01
 
-    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
+    def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
         """One fused call where torch has the kernel."""
-        if not capabilities(group.weights[0].device).fused:
-            return _tensor_by_tensor(self._moved, group, grads, stride)
-        return _adam_call(self, torch._fused_adamw_, group, grads, stride)
+        if not group.fused:
+            return _tensor_by_tensor(self._moved, group, grads, inputs)
+        return _adam_call(self, torch._fused_adamw_, group, grads, inputs)
 
     def _moved(
-        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        return super()._moved(weight * (1 - stride.lr * decay), grad, state, decay, stride)
+        return super()._moved(weight * (1 - inputs.lr * decay), grad, state, decay, inputs)
 
 
 @dataclass(frozen=True)
@@ -257,45 +263,45 @@ class Adagrad:
         """The sum of squared gradients."""
         return {"sum": torch.full_like(weight, self.initial_accumulator)}
 
-    def apply(self, group: Group, grads: list[Tensor], stride: Stride) -> None:
+    def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
         """One fused call where torch has the kernel."""
         device = group.weights[0].device
         if not capabilities(device).fused or (device.type == "cuda" and not _CUDA_ADAGRAD):
-            return _tensor_by_tensor(self._moved, group, grads, stride)
+            return _tensor_by_tensor(self._moved, group, grads, inputs)
         torch._fused_adagrad_(
             group.weights,
             grads,
             group.state["sum"],
-            [stride.step] * len(group.weights),
-            lr=stride.lr,
+            [inputs.step] * len(group.weights),
+            lr=inputs.lr,
             lr_decay=0.0,
             weight_decay=group.weight_decay,
             eps=self.eps,
             maximize=False,
-            grad_scale=stride.grad_scale,
-            found_inf=stride.skip,
+            grad_scale=inputs.grad_scale,
+            found_inf=inputs.skip,
         )
         return None
 
     def _moved(
-        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, stride: Stride
+        self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
     ) -> tuple[Tensor, dict[str, Tensor]]:
         grad = grad + decay * weight
         total = state["sum"] + grad * grad
-        return weight - stride.lr * grad / (total.sqrt() + self.eps), {"sum": total}
+        return weight - inputs.lr * grad / (total.sqrt() + self.eps), {"sum": total}
 
 
-def _tensor_by_tensor(moved: Moved, group: Group, grads: list[Tensor], stride: Stride) -> None:
+def _tensor_by_tensor(moved: Moved, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
     """Update a group by a formula, computed in FP32 and rounded to what the tensors are."""
     # Without dimensions, as a weight may be.
-    grad_scale = None if stride.grad_scale is None else stride.grad_scale[0]
-    stride = Stride(lr=stride.lr[0], step=stride.step[0], grad_scale=None, skip=stride.skip[0])
-    refused = stride.skip == 1
+    grad_scale = None if inputs.grad_scale is None else inputs.grad_scale[0]
+    inputs = UpdateInputs(lr=inputs.lr[0], step=inputs.step[0], grad_scale=None, skip=inputs.skip[0])
+    refused = inputs.skip == 1
     for place, (weight, grad) in enumerate(zip(group.weights, grads, strict=True)):
         state = {name: tensors[place] for name, tensors in group.state.items()}
         wide = {name: tensor.float() for name, tensor in state.items()}
         unscaled = grad.float() if grad_scale is None else grad.float() / grad_scale
-        new, following = moved(weight.float(), unscaled, wide, group.weight_decay, stride)
+        new, following = moved(weight.float(), unscaled, wide, group.weight_decay, inputs)
         weight.copy_(torch.where(refused, weight, new))
         for name, value in following.items():
             state[name].copy_(torch.where(refused, state[name], value))

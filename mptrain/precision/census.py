@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from mptrain.precision.widened import PRODUCTS, EagerMode, Products
+from mptrain.precision.upcast import PRODUCTS, EagerMode, Products
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

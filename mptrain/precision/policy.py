@@ -44,7 +44,7 @@ class Policy:
             (``layer4.*``); ``norms`` stands for every normalisation layer of torch.
         tf32: FP32 matrix products and convolutions may round their inputs to TF32 (10 mantissa bits).
         eval: Precision of evaluation: ``same`` as training, or ``fp32`` from the FP32 weights.
-        cpu_kernels: On a CPU, half-precision products run ``native`` kernels, or ``widened`` ones that compute in FP32
+        cpu_kernels: On a CPU, half-precision products run ``native`` kernels, or ``upcast`` ones that compute in FP32
             and round the result once; ``auto`` widens where the CPU has no such arithmetic. But for ``native``, long
             sums that torch's CPU kernels add up in half precision are widened on every CPU.
         force: Run even where the device is known to do this mode badly.
@@ -59,7 +59,7 @@ class Policy:
     keep_fp32: tuple[str, ...] = ()
     tf32: bool = False
     eval: Literal["same", "fp32"] = "same"
-    cpu_kernels: Literal["auto", "native", "widened"] = "auto"
+    cpu_kernels: Literal["auto", "native", "upcast"] = "auto"
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Policy:
         kept = "norms" in self.keep_fp32 or set(NORMS) <= set(self.keep_fp32)
         return "float32" if self.autocast or kept or not self.half else self.parameters
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """One sentence that names the dtype of parameters, compute, gradients, master weights, reductions and loss."""
         compute = f"autocast {self.compute}" if self.autocast else self.compute
         if self.compute == "float32":

@@ -25,7 +25,7 @@ from mptrain.device import (
     other_accelerator,
 )
 from mptrain.errors import EnvironmentRefused
-from mptrain.precision.widened import has_native_half, widens
+from mptrain.precision.upcast import has_native_half, upcasts
 
 if TYPE_CHECKING:
     from mptrain.precision.policy import Policy
@@ -97,9 +97,9 @@ def supports(policy: Policy, device: torch.device) -> Support:
         return Support(False, "a CPU has no TF32", "use precision=fp32")
     if not policy.half:
         return Support(True, "FP32 is native")
-    if widens(policy, device):
+    if upcasts(policy, device):
         why = (
-            "precision.cpu_kernels=widened"
+            "precision.cpu_kernels=upcast"
             if has_native_half(policy.compute)
             else f"this CPU has no {policy.compute} arithmetic"
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mptrain.compare.results import Comparison
+from mptrain.comparison.results import Comparison
 from mptrain.report.comparison_figures import arms_figure
 from mptrain.report.curves import Curve
 from mptrain.report.history import LearnerHistory, Overflows

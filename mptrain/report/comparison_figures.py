@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from mptrain.compare.results import ArmResult, Comparison, Interval
+from mptrain.comparison.results import ArmResult, Comparison, Interval
 from mptrain.report.canvas import (
     BLACK,
     BLUE,

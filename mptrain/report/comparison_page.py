@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from mptrain.compare.keeping import read_comparisons
-from mptrain.compare.results import Comparison
+from mptrain.comparison.results import Comparison
+from mptrain.comparison.serialization import read_comparisons
 from mptrain.report.comparison_parts import Compared, comparison_sections
 from mptrain.report.comparison_tables import comparison_table, verdict_list
 from mptrain.report.page import Block, Cell, Code, Fold, Page, Plots, Section, Text, section
 from mptrain.report.recipe_part import RecipeVerdict, claim_blocks, expectations_in_words, read_verdict
 from mptrain.report.run_parts import OpenedRun, tried
+from mptrain.report.sweep_axes import Point, read_points
 from mptrain.report.sweep_page import (
     BUCKETS,
     command_blocks,
@@ -24,7 +25,6 @@ from mptrain.report.sweep_page import (
     sweep_plot,
     sweep_title,
 )
-from mptrain.report.swept import Point, read_points
 from mptrain.report.wording import counted
 from mptrain.runlog.sweeps import Sweep, SweepPaths
 

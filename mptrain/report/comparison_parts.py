@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from mptrain.compare.results import ArmResult, Comparison
+from mptrain.comparison.results import ArmResult, Comparison
 from mptrain.config.ranges import show
 from mptrain.report.canvas import BLACK, dashed_series, ordered_series
 from mptrain.report.comparison_curves import ArmRuns, curve_blocks
@@ -23,8 +23,8 @@ from mptrain.report.comparison_tables import (
 from mptrain.report.exhibits_part import exhibits
 from mptrain.report.page import Block, Bullets, Cell, Plot, Plots, Section, Table, Text, plots, section, table
 from mptrain.report.run_parts import OpenedRun
+from mptrain.report.sweep_axes import Point, numeric_axis
 from mptrain.report.sweep_page import cliffs_plot
-from mptrain.report.swept import Point, numeric_axis
 
 #: Arms with colours of their own; more of them become shades of one ramp.
 _MOST_COLOURS: Final = 14

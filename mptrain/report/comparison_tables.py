@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from mptrain.compare.results import ArmResult, Comparison, Interval
+from mptrain.comparison.results import ArmResult, Comparison, Interval
 from mptrain.report.page import Bullets, Cell, Table, Tone, table
 from mptrain.report.wording import TIMES, UNKNOWN, number, rate, share, signed
 from mptrain.runlog.storage import readable_bytes

@@ -11,15 +11,7 @@ from mptrain.report.operators_part import operator_blocks
 from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section, table
 from mptrain.report.rendering import html, markdown_page
 from mptrain.report.wording import number, scale, share
-from mptrain.runlog.diagnosis import (
-    CauseKind,
-    Examination,
-    ModuleRow,
-    Reach,
-    Remedy,
-    file_stem,
-    write_examination,
-)
+from mptrain.runlog.diagnosis import CauseKind, Examination, ModuleRow, Reach, Remedy, file_stem, write_examination
 from mptrain.runlog.storage import storing, write_atomically
 
 #: What each cause is called.

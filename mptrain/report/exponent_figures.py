@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from mptrain.records import ExponentCounts
-    from mptrain.report.looks import Seen
+    from mptrain.report.histogram_summary import Seen
 
 #: Colours of the histograms of one figure, in order.
 COLOURS: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE)

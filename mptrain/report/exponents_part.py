@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mptrain.numerics.exponents import headroom, lost_share, nonzero, subnormal_share, zero_share
 from mptrain.report.exponent_figures import exponents_figure, looks_figure
 from mptrain.report.forecast_part import forecast_plot, reasons, recommendation, scale_words
-from mptrain.report.looks import KINDS, LearnerHistograms, forecasts, read_histograms, worst_first
+from mptrain.report.histogram_summary import KINDS, LearnerHistograms, forecasts, read_histograms, worst_first
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
 from mptrain.report.run_parts import OpenedRun
 from mptrain.report.wording import MINUS, UNKNOWN, counted, elided, number, share

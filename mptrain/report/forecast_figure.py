@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from mptrain.numerics.forecast import Forecast
-    from mptrain.report.measured import Measured
+    from mptrain.report.sweep_measurements import Measured
 
 _RANGE: Final = "#d9efe6"
 _LINES: Final[dict[str, dict[str, Any]]] = {

@@ -15,7 +15,7 @@ from mptrain.report.wording import ONE_BECOMES_ALL, counted, elided, number, sha
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mptrain.report.measured import Measured, MeasuredRun
+    from mptrain.report.sweep_measurements import Measured, MeasuredRun
 
 #: Letters of a module's name.
 _NAME = 36

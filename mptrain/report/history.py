@@ -13,8 +13,8 @@ from typing import Any, Final, get_args
 from mptrain.errors import StorageError
 from mptrain.records import Phase, StepRecord
 from mptrain.report.curves import MOST_BUCKETS, Curve
-from mptrain.runlog.kinds import Kind, each, is_count, is_number, is_text, mapping, misfit, optional
 from mptrain.runlog.reader import Run
+from mptrain.runlog.schema_checks import Kind, each, is_count, is_number, is_text, mapping, misfit, optional
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)
 
@@ -211,7 +211,7 @@ def _take(history: History, event: dict[str, Any], most: int) -> None:
         history.operators = {name: _counted(event[name], words) for name, words in _OPERATORS.items()}
     elif kind not in _USUAL:
         said = {key: value for key, value in event.items() if key not in ("event", "step")}
-        history.occurrences.add((int(event.get("step") or 0), kind, in_words(said)))
+        history.occurrences.add((int(event.get("step") or 0), kind, describe(said)))
 
 
 #: What is said of each operator and each cast, besides how often it was called.
@@ -222,7 +222,7 @@ def _counted(rows: Any, words: tuple[str, ...]) -> list[dict[str, Any]]:
     return [{**{word: str(row[word]) for word in words}, "calls": int(row["calls"])} for row in rows]
 
 
-def in_words(fields: dict[str, Any]) -> str:
+def describe(fields: dict[str, Any]) -> str:
     """The fields of an event as one line: the message of a warning, ``key: value`` otherwise."""
     if set(fields) == {"message"}:
         return str(fields["message"])

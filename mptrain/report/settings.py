@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mptrain.compare.settings import settings
+from mptrain.comparison.settings import settings
 
 
 def flat(config: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from mptrain.report.canvas import (
 from mptrain.report.curves import Curve
 from mptrain.report.run_figures import LONG, NAME
 from mptrain.report.scale_figures import exponents, powers_on
-from mptrain.report.swept import Axis, Point, kinds
+from mptrain.report.sweep_axes import Axis, Point, kinds
 from mptrain.report.wording import elided
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from mptrain.compare.ranking import metric_in_words, sweep_lead
-from mptrain.compare.settings import in_short
+from mptrain.comparison.ranking import metric_in_words, sweep_lead
+from mptrain.comparison.settings import in_short
 from mptrain.report.canvas import BLACK, LINES, SERIES, ordered_series, series
 from mptrain.report.history import LearnerHistory
 from mptrain.report.page import (
@@ -28,8 +28,8 @@ from mptrain.report.page import (
     table,
 )
 from mptrain.report.run_parts import environment, tried
+from mptrain.report.sweep_axes import Axis, Point, kinds, numeric_axis, read_points
 from mptrain.report.sweep_figures import categories_figure, cliffs_figure, overlay_figure
-from mptrain.report.swept import Axis, Point, kinds, numeric_axis, read_points
 from mptrain.report.wording import counted, duration, moment, number, rate, scale_path, share
 from mptrain.runlog.storage import readable_bytes
 from mptrain.runlog.sweep_csv import interval_of

@@ -20,18 +20,9 @@ import torch
 from mptrain.errors import CheckpointError, StorageError
 from mptrain.files import open_to_read
 from mptrain.runlog.hashed_file import HashedFile
-from mptrain.runlog.manifest import (
-    BEST,
-    DATA,
-    LAST,
-    Manifest,
-    manifest_name,
-    manifests_in,
-    read_manifest,
-    step_of,
-)
-from mptrain.runlog.plain_state import NotPlain, check_plain, load_plain
+from mptrain.runlog.manifest import BEST, DATA, LAST, Manifest, manifest_name, manifests_in, read_manifest, step_of
 from mptrain.runlog.shards import FOLDER, with_parts, write_parts
+from mptrain.runlog.state_validation import NotPlain, check_plain, load_plain
 from mptrain.runlog.storage import TEMPORARY, as_storage_error, storing, sync_folder, temporary, write_atomically
 
 if TYPE_CHECKING:
@@ -132,7 +123,7 @@ class CheckpointStore:
         self.drop_after(step)
         return path
 
-    def write_parts(self, shards: dict[str, Tensor], step: int, ranks: Everyone) -> tuple[str, dict[str, str]]:
+    def write_parts(self, shards: dict[str, Tensor], step: int, comm: Everyone) -> tuple[str, dict[str, str]]:
         """Write this rank's parts of tensors beside what `save` is going to write; all ranks do at once.
 
         Returns:
@@ -146,8 +137,8 @@ class CheckpointStore:
         if manifest.exists():
             with contextlib.suppress(StorageError):
                 named = read_manifest(manifest).parts
-        name = ranks.firsts((second if named == first.name else first).name)
-        return name, write_parts(self.folder / name, shards, ranks)
+        name = comm.broadcast_object((second if named == first.name else first).name)
+        return name, write_parts(self.folder / name, shards, comm)
 
     def load_latest(self) -> Loaded | None:
         """The newest checkpoint that is sound; damaged ones are passed over and listed in ``skipped``.

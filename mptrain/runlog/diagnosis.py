@@ -1,6 +1,6 @@
 """``diagnosis/step-NUMBER.json`` of a run: what a look at one of its steps found. Plain values; knows no torch.
 
-What there is to find is the business of `mptrain.diagnostics`; this module only says how it is kept.
+What there is to find is the business of `mptrain.inspection`; this module only says how it is kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mptrain.errors import StorageError
 from mptrain.files import read_bytes
 from mptrain.masking import masked
 from mptrain.records import as_json
-from mptrain.runlog.kinds import is_built_as
+from mptrain.runlog.schema_checks import is_built_as
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing, write_atomically
 from mptrain.runlog.strict_json import restore_nonfinite

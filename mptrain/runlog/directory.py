@@ -205,16 +205,30 @@ def open_run(path: Path) -> RunDirectory:
     return _readable(paths)
 
 
-def _readable(paths: RunPaths) -> RunDirectory:
-    """The run, if no link in it leads elsewhere and its ``run.json`` can be read, which stands for all its files.
+def refuse_older(path: Path) -> None:
+    """Refuse a folder whose ``run.json`` an older version wrote, which stands for all its files; others are read later, or not at all.
 
     Raises:
-        StorageError: Names a link; or as `RunDirectory.read_state`.
+        OlderLayout: Names the folder.
+    """
+    try:
+        RunDirectory(RunPaths(path)).read_state()
+    except OlderLayout:
+        raise
+    except StorageError:
+        return
+
+
+def _readable(paths: RunPaths) -> RunDirectory:
+    """The run, if no link in it leads elsewhere and this version wrote it.
+
+    Raises:
+        OlderLayout: An older version wrote it.
+        StorageError: Names a link.
     """
     require_no_links(paths.root, paths.folders)
-    directory = RunDirectory(paths)
-    directory.read_state()
-    return directory
+    refuse_older(paths.root)
+    return RunDirectory(paths)
 
 
 def _meant(path: Path) -> str:

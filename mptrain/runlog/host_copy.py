@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mptrain.device import capabilities, event_now
-from mptrain.runlog.plain_state import check_plain
+from mptrain.runlog.state_validation import check_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from mptrain.errors import CheckpointError
 from mptrain.files import read_bytes
-from mptrain.runlog.kinds import Kind, is_count, is_number, is_text, mapping, misfit, optional
+from mptrain.runlog.schema_checks import Kind, is_count, is_number, is_text, mapping, misfit, optional
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing
 

@@ -15,7 +15,7 @@ from mptrain.errors import OlderLayout, StorageError
 from mptrain.files import open_to_read, read_bytes
 from mptrain.records import EpochRecord, ExponentCounts, HistogramRecord, StepRecord
 from mptrain.runlog.directory import open_run
-from mptrain.runlog.kinds import Kind, is_count, is_flag, is_number, is_text, misfit
+from mptrain.runlog.schema_checks import Kind, is_count, is_flag, is_number, is_text, misfit
 from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary import read_summary

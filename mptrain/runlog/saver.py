@@ -25,14 +25,14 @@ class Saver:
     Args:
         store: Takes the checkpoints.
         writer: Its records are forced to the disk before a checkpoint that counts on them.
-        background: False makes `save` return when the checkpoint is on the disk.
+        async_save: False makes `save` return when the checkpoint is on the disk.
     """
 
-    def __init__(self, store: CheckpointStore, writer: RecordWriter, *, background: bool) -> None:
+    def __init__(self, store: CheckpointStore, writer: RecordWriter, *, async_save: bool) -> None:
         self._store = store
         self._writer = writer
-        self._background = background
-        self._copy = HostCopy(everything=background)
+        self._async_save = async_save
+        self._copy = HostCopy(everything=async_save)
         self._thread = ThreadPoolExecutor(1, "checkpoint")  # it starts one when the first save is handed to it
         self._saving: Future[None] | None = None
 
@@ -54,7 +54,7 @@ class Saver:
         step: int,
         metric: float | None,
         config_digest: str,
-        ranks: Everyone | None = None,
+        comm: Everyone | None = None,
     ) -> None:
         """Save a state together with the records so far, after the save before is done.
 
@@ -65,7 +65,7 @@ class Saver:
             step: Attempted steps so far.
             metric: The validation metric of exactly these weights; None, inf and nan if unknown.
             config_digest: Digest of the configuration.
-            ranks: Who else holds parts of the state's tensors; they all call this, and wait until the parts are on the disk.
+            comm: Who else holds parts of the state's tensors; they all call this, and wait until the parts are on the disk.
 
         Raises:
             TypeError: The state holds something that a safe load would refuse; names where.
@@ -73,16 +73,16 @@ class Saver:
         """
         self.wait()
         records, digests = self._writer.flush(), self._writer.digests()
-        background = self._background
+        async_save = self._async_save
         state, shards = without_parts(state)
-        parts = self._store.write_parts(shards, step, ranks) if shards and ranks is not None else None
+        parts = self._store.write_parts(shards, step, comm) if shards and comm is not None else None
         try:
             state = self._copy.take(state)
         except MemoryError:
-            background = False
+            async_save = False
 
         def write() -> None:
-            self._copy.wait(*(() if ranks is None else (ranks.wait_for,)))
+            self._copy.wait(*(() if comm is None else (comm.wait_for,)))
             self._writer.force(records)
             self._store.save(
                 state,
@@ -94,7 +94,7 @@ class Saver:
                 parts=parts,
             )
 
-        if background:
+        if async_save:
             self._saving = self._thread.submit(write)
         else:
             write()
@@ -137,15 +137,15 @@ class NoSaver:
     def __exit__(self, *_: object) -> None:
         """Nothing is under way."""
 
-    def save(self, state: dict[str, Any], *, ranks: Everyone | None = None, **_: object) -> None:
+    def save(self, state: dict[str, Any], *, comm: Everyone | None = None, **_: object) -> None:
         """Write this rank's parts, where it has any, together with all others.
 
         Raises:
             StorageError: The disk of one of them refuses.
         """
         shards = without_parts(state)[1]
-        if shards and ranks is not None:
-            write_parts(self._folder / ranks.firsts(""), shards, ranks)
+        if shards and comm is not None:
+            write_parts(self._folder / comm.broadcast_object(""), shards, comm)
 
     def check(self) -> None:
         """Nothing is under way."""

@@ -15,7 +15,7 @@ import torch
 
 from mptrain.errors import CheckpointError
 from mptrain.files import open_to_read
-from mptrain.runlog.plain_state import why_refused
+from mptrain.runlog.state_validation import why_refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

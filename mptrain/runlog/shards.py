@@ -17,8 +17,8 @@ import torch
 from mptrain.errors import CheckpointError, StorageError, out_of_memory
 from mptrain.files import open_to_read
 from mptrain.numerics.shards import is_sharded
-from mptrain.runlog.plain_state import brief_refusals, why_refused
 from mptrain.runlog.shard_description import read_description
+from mptrain.runlog.state_validation import brief_refusals, why_refused
 from mptrain.runlog.storage import storing, sync_folder
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ _MARK = "__part__"
 
 
 class Everyone(Protocol):
-    """The ranks that write together (`mptrain.distributed.ranks.Ranks`)."""
+    """The ranks that write together (`mptrain.parallel.communicator.Communicator`)."""
 
     rank: int
 
-    def firsts(self, value: Value) -> Value: ...  # noqa: D102
+    def broadcast_object(self, value: Value) -> Value: ...  # noqa: D102
 
-    def everyones(self, value: Value) -> list[Value]: ...  # noqa: D102
+    def all_gather_object(self, value: Value) -> list[Value]: ...  # noqa: D102
 
     def raise_for_all(self, error: Exception | None) -> None: ...  # noqa: D102
 
@@ -70,13 +70,13 @@ def without_parts(state: Any) -> tuple[Any, dict[str, Tensor]]:
     return (marked, found) if found else (state, found)  # as it is: what is one object in it stays one
 
 
-def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> dict[str, str]:
+def write_parts(folder: Path, parts: Mapping[str, Tensor], comm: Everyone) -> dict[str, str]:
     """Write this rank's parts; all ranks call it, and all wait for the last.
 
     Args:
         folder: Made anew.
         parts: What `without_parts` has found.
-        ranks: Who writes.
+        comm: Who writes.
 
     Returns:
         SHA-256 of every file of all ranks, by name.
@@ -89,7 +89,7 @@ def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> d
     from torch.distributed.checkpoint.state_dict_saver import save
 
     error: Exception | None = None
-    if ranks.rank == 0:
+    if comm.rank == 0:
         try:
             with storing(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -97,7 +97,7 @@ def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> d
                 folder.mkdir()
         except Exception as raised:
             error = raised
-    ranks.raise_for_all(error)
+    comm.raise_for_all(error)
     try:
         save(dict(parts), storage_writer=FileSystemWriter(folder, overwrite=False))
     except CheckpointException as raised:  # of any rank, told to all
@@ -109,14 +109,14 @@ def write_parts(folder: Path, parts: Mapping[str, Tensor], ranks: Everyone) -> d
     own: dict[str, str] = {}
     try:
         with storing(folder):
-            own = {path.name: _digest(path) for path in folder.iterdir() if _is_of(path.name, ranks.rank)}
+            own = {path.name: _digest(path) for path in folder.iterdir() if _is_of(path.name, comm.rank)}
     except StorageError as raised:
         error = raised
-    ranks.raise_for_all(error)
+    comm.raise_for_all(error)
     files: dict[str, str] = {}
-    for theirs in ranks.everyones(own):
+    for theirs in comm.all_gather_object(own):
         files |= theirs
-    if ranks.rank == 0:
+    if comm.rank == 0:
         sync_folder(folder)
     return files
 

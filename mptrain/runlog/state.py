@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mptrain.errors import OlderLayout, StorageError
-from mptrain.runlog.kinds import Kind, each, is_count, is_text, is_whole, mapping, misfit, optional
+from mptrain.runlog.schema_checks import Kind, each, is_count, is_text, is_whole, mapping, misfit, optional
 from mptrain.runlog.strict_json import parse_strict
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
     if schema < known:
         versions = fields.get("versions")
         named = versions.get("mptrain") if isinstance(versions, dict) else None
-        raise OlderLayout({path.parent: named if isinstance(named, str) else _OLDER})
+        raise OlderLayout({path.parent: named if isinstance(named, str) and named else _OLDER})
 
 
 def now() -> str:

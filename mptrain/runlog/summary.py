@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mptrain.errors import StorageError
 from mptrain.files import read_bytes
 from mptrain.records import as_json
-from mptrain.runlog.kinds import (
+from mptrain.runlog.schema_checks import (
     Kind,
     each,
     having,

@@ -16,6 +16,7 @@ from mptrain.masking import masked
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.storage import write_atomically
 from mptrain.runlog.summary import read_summary
+from mptrain.runlog.sweeps import write_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +32,16 @@ _OF_LEARNER = ("updates", "skipped", "skip_rate", "scale_first", "scale_min", "s
 
 #: First characters of cells that some spreadsheet takes for formulas; some take the full-width forms too.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+def write_sweep(sweep: Sweep) -> None:
+    """Replace ``sweep.json`` and ``sweep.csv``, each atomically.
+
+    Raises:
+        StorageError: One cannot be written; its old content is untouched.
+    """
+    write_state(sweep)
+    write_rows(sweep)
 
 
 def write_rows(sweep: Sweep) -> None:

@@ -1,7 +1,7 @@
 """The folder of a sweep: ``sweep.json``, which alone says what its jobs are and how they stand, and files beside it.
 
 Comparisons and recipes are sweeps whose jobs have arms. Reading and writing is all that happens here; which process
-works on a sweep is the business of `mptrain.campaign.sweep`.
+works on a sweep is the business of `mptrain.sweep.runner`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mptrain.errors import EXIT_NUMERICS, StorageError
 from mptrain.files import read_bytes
-from mptrain.runlog.kinds import each, is_count, is_mapping, is_number, is_text, is_whole, misfit, optional
 from mptrain.runlog.naming import objection
+from mptrain.runlog.schema_checks import each, is_count, is_mapping, is_number, is_text, is_whole, misfit, optional
 from mptrain.runlog.state import check_schema, now, parse_object
 from mptrain.runlog.storage import require_no_links, storing, write_atomically
-from mptrain.runlog.sweep_csv import write_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -178,18 +177,17 @@ class Sweep:
         return replace(self, jobs=jobs)
 
 
-def write_sweep(sweep: Sweep) -> None:
-    """Replace ``sweep.json`` and ``sweep.csv``, each atomically and durably.
+def write_state(sweep: Sweep) -> None:
+    """Replace ``sweep.json`` atomically and durably.
 
     Raises:
-        StorageError: One cannot be written; its old content is untouched.
+        StorageError: It cannot be written; the old content is untouched.
     """
     jobs = [{name: getattr(job, name) for name in SweepJob.__dataclass_fields__} for job in sweep.jobs]
     written = [name for name in Sweep.__dataclass_fields__ if name not in ("schema", "folder")]
     fields = {"schema": sweep.schema, **{name: getattr(sweep, name) for name in written}, "jobs": jobs}
     text = json.dumps(fields, indent=1, allow_nan=False)
     write_atomically(sweep.paths.json, text + "\n")
-    write_rows(sweep)
 
 
 def read_sweep(folder: Path) -> Sweep:

@@ -107,7 +107,7 @@ class ALSScaler:
             "waited": torch.where(due, 0, waited),
         }
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The rule in one line."""
         every = "every step" if self.update_period == 1 else f"every {self.update_period} steps"
         low = "" if self.min_scale is None else f", at least {scale_in_words(self.min_scale)}"

@@ -54,7 +54,7 @@ class Scaler(Protocol):
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """The state after a step; the argument is left as it was."""
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The rule in one line, for the person at the terminal."""
 
 

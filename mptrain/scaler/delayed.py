@@ -77,7 +77,12 @@ class DelayedScaler:
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
         """The saved state, brought within this rule's floor, ceiling and window."""
         scales = (self.min_scale, self.max_scale)
-        limits = {"scale": scales, "decided": scales, "clean": (0, self.growth_interval - 1), "tolerance": (0, 1)}
+        limits = {
+            "scale": scales,
+            "decided": scales,
+            "growth_tracker": (0, self.growth_interval - 1),
+            "hysteresis_tracker": (0, 1),
+        }
         return take_up(saved, self.initial(device), limits, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
@@ -85,6 +90,6 @@ class DelayedScaler:
         after = self._rule.after({**state, "scale": state["decided"]}, verdict)
         return {**after, "scale": state["decided"], "decided": after["scale"]}
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The rule in one line."""
-        return f"{self._rule.in_words()}, each change one step late"
+        return f"{self._rule.describe()}, each change one step late"

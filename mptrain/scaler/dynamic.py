@@ -2,14 +2,14 @@
 
 The rule of Micikevicius et al. 2018 (section 3.2) with Megatron-LM's hysteresis, a floor and a ceiling:
 
-    at first:     clean <- -uncounted_steps;  tolerance <- hysteresis
-    on overflow:  clean <- -uncounted_steps;  tolerance <- max(tolerance - 1, 0)
-                  if tolerance = 0:  scale <- max(scale * backoff_factor, min_scale)
-    else:         clean <- clean + 1
-                  if clean = growth_interval:  clean <- 0;  scale <- min(scale * growth_factor, max_scale)
-    then:         if refill calls for it:  tolerance <- hysteresis
+    at first:     growth_tracker <- -growth_delay;  hysteresis_tracker <- hysteresis
+    on overflow:  growth_tracker <- -growth_delay;  hysteresis_tracker <- max(hysteresis_tracker - 1, 0)
+                  if hysteresis_tracker = 0:  scale <- max(scale * backoff_factor, min_scale)
+    else:         growth_tracker <- growth_tracker + 1
+                  if growth_tracker = growth_interval:  growth_tracker <- 0;  scale <- min(scale * growth_factor, max_scale)
+    then:         if hysteresis_reset calls for it:  hysteresis_tracker <- hysteresis
 
-With hysteresis 1 every overflow backs off. With ``refill`` "growth" tolerance comes back by growth alone: once it is
+With hysteresis 1 every overflow backs off. With ``hysteresis_reset`` "growth" hysteresis_tracker comes back by growth alone: once it is
 used up every further overflow backs off until the scale has grown again. "clean" also refills it on every clean step:
 the first overflows of each row are tolerated. "backoff" refills it after a back-off as well: of each row, every
 ``hysteresis``-th overflow backs off.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mptrain.numerics.verdict import Verdict
     from mptrain.scaler.base import ScalerState
 
-Refill = Literal["growth", "clean", "backoff"]
+HysteresisReset = Literal["growth", "clean", "backoff"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class DynamicScaler:
         backoff_factor: Multiplies the scale after an overflow.
         growth_interval: Clean steps in a row before the scale grows.
         hysteresis: Overflows before the scale backs off.
-        refill: When they count afresh: on ``growth`` alone, on every ``clean`` step, or also after a ``backoff``.
-        uncounted_steps: Clean steps after the start and after an overflow that do not count towards the window.
+        hysteresis_reset: When they count afresh: on ``growth`` alone, on every ``clean`` step, or also after a ``backoff``.
+        growth_delay: Clean steps after the start and after an overflow that do not count towards the window.
         min_scale: The scale never falls below; None lets it fall to 0.
         max_scale: The scale never rises above; None leaves it to the largest FP32 number.
         on_overflow: ``skip`` refuses an update with non-finite gradients, ``apply`` lets it through.
@@ -69,8 +69,8 @@ class DynamicScaler:
     backoff_factor: BelowOne = 0.5
     growth_interval: PositiveInt = 2000
     hysteresis: PositiveInt = 1
-    refill: Refill = "growth"
-    uncounted_steps: NonNegativeInt = 0
+    hysteresis_reset: HysteresisReset = "growth"
+    growth_delay: NonNegativeInt = 0
     min_scale: PositiveFloat | None = 1.0
     max_scale: PositiveFloat | None = 2.0**24
     on_overflow: OnOverflow = "skip"
@@ -111,19 +111,19 @@ class DynamicScaler:
         return 0.0 if self.min_scale is None else self.min_scale
 
     def initial(self, device: torch.device) -> ScalerState:
-        """``scale`` float32, ``clean`` and ``tolerance`` int32, each of shape (1,)."""
+        """``scale`` float32, ``growth_tracker`` and ``hysteresis_tracker`` int32, each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
-            "clean": torch.tensor([-self.uncounted_steps], dtype=torch.int32, device=device),
-            "tolerance": torch.tensor([self.hysteresis], dtype=torch.int32, device=device),
+            "growth_tracker": torch.tensor([-self.growth_delay], dtype=torch.int32, device=device),
+            "hysteresis_tracker": torch.tensor([self.hysteresis], dtype=torch.int32, device=device),
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
         """The saved state, brought within this rule's floor, ceiling, window and hysteresis."""
         limits = {
             "scale": (self.min_scale, self.max_scale),
-            "clean": (-self.uncounted_steps, self.growth_interval - 1),
-            "tolerance": (1 if self.refill == "backoff" else 0, self.hysteresis),
+            "growth_tracker": (-self.growth_delay, self.growth_interval - 1),
+            "hysteresis_tracker": (1 if self.hysteresis_reset == "backoff" else 0, self.hysteresis),
         }
         return take_up(saved, self.initial(device), limits, device)
 
@@ -132,34 +132,36 @@ class DynamicScaler:
         if self._is_plain and capabilities(state["scale"].device).fused:
             return self._after_plainly(state, verdict)
         scale, overflow = state["scale"], verdict.overflow
-        clean = state["clean"] + 1
-        grows = (clean == self.growth_interval).logical_and_(~overflow)
-        tolerance = (state["tolerance"] - overflow.int()).clamp_(min=0)
-        backs_off = (tolerance == 0).logical_and_(overflow)
-        refills = grows if self.refill == "growth" else ~overflow
-        if self.refill == "backoff":
+        growth_tracker = state["growth_tracker"] + 1
+        grows = (growth_tracker == self.growth_interval).logical_and_(~overflow)
+        hysteresis_tracker = (state["hysteresis_tracker"] - overflow.int()).clamp_(min=0)
+        backs_off = (hysteresis_tracker == 0).logical_and_(overflow)
+        refills = grows if self.hysteresis_reset == "growth" else ~overflow
+        if self.hysteresis_reset == "backoff":
             refills = refills | backs_off
         return {
             "scale": torch.where(backs_off, self._lower(scale), torch.where(grows, self._higher(scale), scale)),
-            "clean": torch.where(overflow, -self.uncounted_steps, torch.where(grows, 0, clean)),
-            "tolerance": torch.where(refills, self.hysteresis, tolerance),
+            "growth_tracker": torch.where(overflow, -self.growth_delay, torch.where(grows, 0, growth_tracker)),
+            "hysteresis_tracker": torch.where(refills, self.hysteresis, hysteresis_tracker),
         }
 
     @functools.cached_property
     def _is_plain(self) -> bool:
         """Whether the rule is that of torch's kernel within bounds: each overflow backs off, and nothing that grows is lost to FP32."""
         highest = FLOAT32.max if self.max_scale is None else self.max_scale * self.growth_factor
-        return self.hysteresis == 1 and not self.uncounted_steps and highest <= FLOAT32.max
+        return self.hysteresis == 1 and not self.growth_delay and highest <= FLOAT32.max
 
     def _after_plainly(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """The same numbers by one kernel, which `torch.amp.GradScaler` uses too, instead of a dozen."""
-        scale, clean = state["scale"].clone(), state["clean"].clone()
+        scale, growth_tracker = state["scale"].clone(), state["growth_tracker"].clone()
         found = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
-        torch._amp_update_scale_(scale, clean, found, self.growth_factor, self.backoff_factor, self.growth_interval)
+        torch._amp_update_scale_(
+            scale, growth_tracker, found, self.growth_factor, self.backoff_factor, self.growth_interval
+        )
         return {
             "scale": scale.clamp_(self.min_scale, self.max_scale) if self._is_bounded else scale,
-            "clean": clean,
-            "tolerance": state["tolerance"],
+            "growth_tracker": growth_tracker,
+            "hysteresis_tracker": state["hysteresis_tracker"],
         }
 
     @property
@@ -177,10 +179,12 @@ class DynamicScaler:
         rounded = exact.to(scale.dtype)
         return torch.where(rounded.isfinite(), rounded, scale)
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The rule in one line."""
-        late = f" (the first after {self.uncounted_steps} more)" if self.uncounted_steps else ""
-        every, row = {"growth": ("", ""), "clean": ("", " in a row"), "backoff": ("every ", " in a row")}[self.refill]
+        late = f" (the first after {self.growth_delay} more)" if self.growth_delay else ""
+        every, row = {"growth": ("", ""), "clean": ("", " in a row"), "backoff": ("every ", " in a row")}[
+            self.hysteresis_reset
+        ]
         patience = "" if self.hysteresis == 1 else f" after {every}{self.hysteresis} overflows{row}"
         return (
             f"dynamic from {scale_in_words(self.init_scale)}, x{self.growth_factor:g} every {self.growth_interval} clean steps{late}, "

@@ -3,12 +3,12 @@
 fairseq (``fairseq/optim/dynamic_loss_scaler.py``, `DynamicLossScaler`):
 
     attempts <- attempts + 1
-    on overflow:  clean <- 0;  overflows <- overflows + 1
+    on overflow:  growth_tracker <- 0;  overflows <- overflows + 1
                   if overflows / attempts >= tolerance:
                       overflows <- 0;  attempts <- 0
                       if scale / growth_factor > min_loss_scale:  scale <- scale / growth_factor
-    else:         clean <- clean + 1
-                  if clean = growth_interval:  clean <- 0;  attempts <- 0;  scale <- scale * growth_factor
+    else:         growth_tracker <- growth_tracker + 1
+                  if growth_tracker = growth_interval:  growth_tracker <- 0;  attempts <- 0;  scale <- scale * growth_factor
 
 ``attempts`` counts steps since the scale last changed, ``overflows`` those since it last fell: growth leaves them.
 With tolerance 0 every overflow halves the scale. A fall to ``min_loss_scale`` or below does not take place: fairseq
@@ -69,35 +69,35 @@ class FairseqScaler:
         return self.min_loss_scale * self.growth_factor
 
     def initial(self, device: torch.device) -> ScalerState:
-        """``scale`` float32; ``clean``, ``attempts`` and ``overflows`` int32; each of shape (1,)."""
+        """``scale`` float32; ``growth_tracker``, ``attempts`` and ``overflows`` int32; each of shape (1,)."""
         return {
             "scale": torch.tensor([self.init_scale], dtype=torch.float32, device=device),
-            "clean": torch.zeros(1, dtype=torch.int32, device=device),
+            "growth_tracker": torch.zeros(1, dtype=torch.int32, device=device),
             "attempts": torch.zeros(1, dtype=torch.int32, device=device),
             "overflows": torch.zeros(1, dtype=torch.int32, device=device),
         }
 
     def resume(self, saved: ScalerState, device: torch.device) -> tuple[ScalerState, list[str]]:
         """The saved state, its count of clean steps brought within this rule's window."""
-        return take_up(saved, self.initial(device), {"clean": (0, self.growth_interval - 1)}, device)
+        return take_up(saved, self.initial(device), {"growth_tracker": (0, self.growth_interval - 1)}, device)
 
     def after(self, state: ScalerState, verdict: Verdict) -> ScalerState:
         """The next state by the rule in this module's docstring."""
         scale, overflow = state["scale"], verdict.overflow
         attempts, overflows = state["attempts"] + 1, state["overflows"] + overflow.int()
-        clean = state["clean"] + 1
-        grows = (clean == self.growth_interval).logical_and_(~overflow)
+        growth_tracker = state["growth_tracker"] + 1
+        grows = (growth_tracker == self.growth_interval).logical_and_(~overflow)
         backs_off = (in_widest(overflows) / attempts >= self.tolerance).logical_and_(overflow)
         lower, higher = in_widest(scale) / self.growth_factor, (in_widest(scale) * self.growth_factor).to(scale.dtype)
         falls, rises = backs_off & (lower > self.min_loss_scale), grows & higher.isfinite()
         return {
             "scale": torch.where(falls, lower.to(scale.dtype), torch.where(rises, higher, scale)),
-            "clean": torch.where(overflow | grows, 0, clean),
+            "growth_tracker": torch.where(overflow | grows, 0, growth_tracker),
             "attempts": torch.where(backs_off | grows, 0, attempts),
             "overflows": torch.where(backs_off, 0, overflows),
         }
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The rule in one line."""
         when = f"where {self.tolerance:.3g} of the steps overflow" if self.tolerance else "on overflow"
         return (

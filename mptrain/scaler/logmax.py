@@ -115,7 +115,7 @@ class LogMaxScaler:
         counts = x.isfinite()
         return {name: torch.where(counts, value, state[name]) for name, value in following.items()}
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The rule in one line."""
         return (
             f"logmax from {scale_in_words(self.init_scale)}, 2^({self.log2_max:g} - mean - {self.deviations:g} deviations of "

@@ -82,7 +82,7 @@ class SmoothScaler:
         exact = torch.where(verdict.overflow, before * 0.5, grown).clamp_(self.min_scale, self.max_scale)
         return {"scale": exact.to(torch.float32), "exact": exact, "overflowed": overflowed}
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The rule in one line."""
         return (
             f"smooth from {scale_in_words(self.init_scale)}, x2 every step until the first overflow, then x2 within "

@@ -60,7 +60,7 @@ class StaticScaler:
         """The same state."""
         return state
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The rule in one line."""
         return f"static {scale_in_words(self.scale)}, on overflow {self.on_overflow}"
 
@@ -92,7 +92,7 @@ class NoScaler:
         """The same state."""
         return state
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """The rule in one line."""
         return f"none (scale 1), on overflow {self.on_overflow}"
 

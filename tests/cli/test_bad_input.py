@@ -5,7 +5,7 @@ import random
 import pytest
 from loops import each
 
-from mptrain.distributed.torchrun import Begun, begun_by_torchrun
+from mptrain.parallel.torchrun import Begun, begun_by_torchrun
 
 ROWS = [
     (
@@ -89,11 +89,17 @@ ROWS = [
         ["error: distributed=null: a run needs an option of distributed", "hint: write distributed=ddp"],
     ),
     (["model._target_=os.system"], ["error: _target_ 'os.system' is not in an allowed package"]),
-    (["model._target_=mptrain.model.cnnn"], ["has no 'cnnn'", "hint: did you mean mptrain.model.cnn?"]),
-    (["model._target_=mptrain.model.os.system"], ["tried to import mptrain.model.os"]),
+    (
+        ["model._target_=mptrain.workloads.classification.models.convnet.cnnn"],
+        ["has no 'cnnn'", "hint: did you mean mptrain.workloads.classification.models.convnet.cnn?"],
+    ),
+    (["model._target_=mptrain.workloads.gan.models.os.system"], ["tried to import mptrain.workloads.gan.models.os"]),
     (
         ["model._target_=mptrain.cli.main.main", "+model.argv=[doctor]"],
-        ["'mptrain.cli.main.main' is not in an allowed package", "hint: name a class or function of mptrain.model.*"],
+        [
+            "'mptrain.cli.main.main' is not in an allowed package",
+            "hint: name a class or function of mptrain.workloads.*.models.*",
+        ],
     ),
 ]
 

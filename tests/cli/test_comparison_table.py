@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from compare.fake_runs import arm
+from comparison.fake_runs import arm
 
 from mptrain.cli.comparison_table import print_comparison
-from mptrain.compare.comparison import compare
+from mptrain.comparison.comparison import compare
 
 
 def table_of(speeds, capsys):

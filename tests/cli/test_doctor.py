@@ -64,5 +64,5 @@ def test_something_missing_or_broken_ends_with_3_and_how_to_mend_it(terminal, mo
 
 def test_a_mode_suits_runs_slower_or_is_refused():
     assert module.verdict(Support(True, "native")) == "suits"
-    assert module.verdict(Support(True, "widened", "no faster")) == "runs, slower"
+    assert module.verdict(Support(True, "upcast", "no faster")) == "runs, slower"
     assert module.verdict(Support(False, "no", "use fp32")) == "refused"

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mptrain.cli import doctor_model as module
-from mptrain.diagnostics.scaling import Distances, by_module
+from mptrain.inspection.scale_check_ranges import Distances, by_module
 from mptrain.numerics.formats import FLOAT16
 
 TINY = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=32", "train.batch_size=8")

@@ -171,7 +171,9 @@ def run_in_shell(command, folder):
 
 def test_flags_may_stand_before_the_command(terminal, tmp_path):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text("# Mine.\n_target_: mptrain.model.cnn\n")
+    (tmp_path / "model" / "mine.yaml").write_text(
+        "# Mine.\n_target_: mptrain.workloads.classification.models.convnet.cnn\n"
+    )
     assert terminal("--config-dir", str(tmp_path), "list", "model") == 0
     before = terminal.out
     assert terminal("list", "model", "--config-dir", str(tmp_path)) == 0

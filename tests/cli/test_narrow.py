@@ -6,11 +6,11 @@ import io
 import sys
 
 import pytest
-from compare.fake_runs import arm
+from comparison.fake_runs import arm
 
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.narrow import BREAK, Column, drawn
-from mptrain.compare.comparison import compare
+from mptrain.comparison.comparison import compare
 
 
 class Tty(io.StringIO):

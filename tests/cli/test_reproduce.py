@@ -10,13 +10,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from compare.fake_runs import some_summary, write_run
+from comparison.fake_runs import some_summary, write_run
 from small_runs import run_command, run_in_process
 
-from mptrain.campaign.points import validate
-from mptrain.campaign.sweep import take_stock
 from mptrain.records import EvalRecord, EventRecord
-from mptrain.runlog.sweeps import read_sweep, write_sweep
+from mptrain.runlog.sweep_csv import write_sweep
+from mptrain.runlog.sweeps import read_sweep
+from mptrain.sweep.points import validate
+from mptrain.sweep.runner import take_stock
 
 RECIPE = """
 title: Mine
@@ -83,10 +84,10 @@ class Jobs:
 @pytest.fixture
 def jobs(monkeypatch):
     found = Jobs()
-    monkeypatch.setattr("mptrain.campaign.sweep.run_sweep", found)
-    monkeypatch.setattr("mptrain.campaign.processes.warm_up", lambda program: None)
+    monkeypatch.setattr("mptrain.sweep.runner.run_sweep", found)
+    monkeypatch.setattr("mptrain.sweep.processes.warm_up", lambda program: None)
     monkeypatch.setattr(
-        "mptrain.campaign.reproduction.check", lambda points, composer, program: validate(points, composer)
+        "mptrain.recipe.reproduction.check", lambda points, composer, program: validate(points, composer)
     )
     monkeypatch.setattr("mptrain.report.write_report", lambda folder: SimpleNamespace(html=folder / "report.html"))
     return found
@@ -175,7 +176,7 @@ def test_the_commands_of_a_dry_run_have_the_folders_that_were_given(terminal, jo
 def test_a_dry_run_imports_no_torch(recipe, tmp_path):
     found = run_command("reproduce", "mine", "--dry-run", cwd=tmp_path, PYTHONPROFILEIMPORTTIME="1")
     assert found.returncode == 0
-    assert "mptrain.campaign.recipes" in found.stderr
+    assert "mptrain.recipe.catalogue" in found.stderr
     assert not re.search(r"\| +(torch|scipy|matplotlib)$", found.stderr, re.MULTILINE)
 
 

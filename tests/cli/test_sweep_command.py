@@ -15,6 +15,7 @@ SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 def sweeping(terminal, monkeypatch):
     """A terminal whose sweeps run jobs that end at once."""
     monkeypatch.setattr("mptrain.cli.sweep.PROGRAM", jobs.program())
+    monkeypatch.setattr("mptrain.cli.sweep_running.PROGRAM", jobs.program())
     return terminal
 
 
@@ -98,7 +99,9 @@ def test_a_named_sweep_is_the_same_folder_where_resume_says_so(sweeping):
 def test_resume_runs_what_is_not_done_by_sweep_json_alone(sweeping):
     conf = Path("conf/model")
     conf.mkdir(parents=True)
-    (conf / "mine.yaml").write_text("# @package _global_\n# Mine.\nmodel:\n  _target_: mptrain.model.mlp\n")
+    (conf / "mine.yaml").write_text(
+        "# @package _global_\n# Mine.\nmodel:\n  _target_: mptrain.workloads.classification.models.perceptron.mlp\n"
+    )
     assert sweeping("-m", "--config-dir", "conf", *SMALL, "model=mine", "seed=0,1,9", "run.name=mine") == 7, (
         sweeping.err
     )

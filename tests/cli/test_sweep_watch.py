@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mptrain.campaign.worker import Progress
 from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import LiveTable, choose, remaining
 from mptrain.runlog import RunPaths, write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob
+from mptrain.sweep.worker import Progress
 
 
 def jobs_with(*statuses):

@@ -9,7 +9,7 @@ from mptrain.cli.main import main
 def test_a_cpu_without_half_arithmetic_is_described_once(tmp_path, monkeypatch, capsys, kernels):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mptrain.precision.support.has_native_half", lambda dtype: False)
-    monkeypatch.setattr("mptrain.precision.support.widens", lambda policy, device: kernels == "auto")
+    monkeypatch.setattr("mptrain.precision.support.upcasts", lambda policy, device: kernels == "auto")
     words = ["model=mlp", "precision=amp_bf16", "train.max_steps=1", "run.name=run", "device=cpu"]
     assert main([*words, f"precision.cpu_kernels={kernels}"]) == 0
     found = capsys.readouterr()

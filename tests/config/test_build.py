@@ -13,8 +13,8 @@ from mptrain.config.build import _build_learners, _parameters, _require_copies
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
 from mptrain.precision.apply import autocast, set_products
-from mptrain.precision.widened import products
-from mptrain.task.base import Objective
+from mptrain.precision.upcast import products
+from mptrain.workloads.base.task import Objective
 
 
 @pytest.mark.parametrize("channels_last", ["true", "false"])
@@ -30,7 +30,7 @@ def test_masters_gradients_and_state_have_the_memory_layout_of_their_parameters(
     monkeypatch.setattr(type(learner.weights.rule), "apply", spy(layouts))
     with parts.plan.products():
         learner.loss(parts.model, batch).backward()
-        learner.weights.gather()
+        learner.weights.gradients.accumulate()
     learner.weights.update(learner.judge(), learner.rate(), learner.scale)
     parameters = [layout(p) for p in parts.model.parameters()]
     masters = [layout(value) for value in parts.full_precision().values()]
@@ -44,7 +44,7 @@ def test_masters_gradients_and_state_have_the_memory_layout_of_their_parameters(
 
 
 def test_a_network_too_large_to_build_is_a_wrong_configuration():
-    with pytest.raises(ConfigError, match=r"mptrain\.model\.mlp cannot be built with model\.hidden="):
+    with pytest.raises(ConfigError, match=r"perceptron\.mlp cannot be built with model\.hidden="):
         parts_of("model=mlp", "model.hidden=[99999999999999999999]")
 
 
@@ -88,7 +88,10 @@ def test_the_name_of_a_module_means_its_parameters_and_not_those_of_its_namesake
     assert trained_by("net1") == ["net1.weight", "net1.bias"]
     assert trained_by("net1.bias", "net10") == names[1:]
     assert trained_by("") == names
-    with pytest.raises(ConfigError, match=r"trains generator, but mptrain.model.cnn has only the parts net1, net10"):
+    with pytest.raises(
+        ConfigError,
+        match=r"trains generator, but mptrain.workloads.classification.models.convnet.cnn has only the parts net1, net10",
+    ):
         trained_by("generator")
 
 
@@ -128,7 +131,7 @@ def test_parameters_of_no_learner_get_no_gradient():
     model = Pair(tied=False)
     objective = Objective("main", ("one",), lambda net, batch: net.two(net.one(batch)).float().mean())
     [learner] = _build_learners(compose([]), (objective,), model, {}, 10)
-    with learner.alone():
+    with learner.only_trainable():
         learner.loss(model, torch.ones(2, 3)).backward()
     assert model.one.weight.grad is not None
     assert model.two.weight.grad is None
@@ -154,7 +157,7 @@ def test_a_last_batch_of_one_sample_that_cannot_be_evaluated_is_refused_before_t
             raise ValueError("Expected more than 1 value per channel when training")
         raise AssertionError("only the single sample is tried")
 
-    monkeypatch.setattr("mptrain.task.classify.Classify.measure", measure)
+    monkeypatch.setattr("mptrain.workloads.classification.task.Classify.measure", measure)
     with pytest.raises(ConfigError, match=r"train.batch_size=36 leaves a batch of one of 397 samples of test"):
         parts_of("model=cnn", "train.batch_size=36", "dataset.train_samples=72")
 

@@ -100,7 +100,7 @@ def test_every_problem_is_reported_at_once():
         (
             "model.nothing=3",
             "unknown key 'model.nothing'",
-            "mptrain.model.cnn takes widths",
+            "mptrain.workloads.classification.models.convnet.cnn takes widths",
         ),
         ("train.epochs.x=3", "unknown key 'train.epochs.x'", None),
         ("zzz=3", "unknown key 'zzz'", "see mptrain list for the groups and keys there are"),
@@ -286,7 +286,7 @@ def test_an_option_that_there_is_not_hints_those_it_may_stand_for(word, hint):
         ("resume=true", "did you mean mptrain resume last?"),
         ("resume=outputs/x", "did you mean mptrain resume outputs/x?"),
         ("device=gpu", "did you mean device=cuda?"),
-        ("log.every=5", "log has ring, seconds, lines, stalled"),
+        ("log.every=5", "log has ring, seconds, lines, stall_report_after"),
     ],
 )
 def test_a_key_as_other_frameworks_call_it_hints_ours(word, hint):
@@ -406,7 +406,7 @@ def test_a_trusted_extension_is_called(tmp_path, monkeypatch):
 def test_an_argument_of_a_target_can_be_added_and_taken_away():
     assert compose(["~model.widths"]).model.arguments == {}
     [what] = problems("+model.depht=3")
-    assert what == "unknown key 'model.depht': mptrain.model.cnn has no such argument"
+    assert what == "unknown key 'model.depht': mptrain.workloads.classification.models.convnet.cnn has no such argument"
 
 
 def test_an_overridden_list_entry_counts():
@@ -469,7 +469,11 @@ def test_a_file_that_cannot_be_read_is_named_with_its_line(tmp_path, place, cont
 
 
 @pytest.mark.parametrize(
-    "text", ["model:\n  _target_: mptrain.model.cnn\n", "# @package _global_\n_target_: mptrain.model.cnn\n"]
+    "text",
+    [
+        "model:\n  _target_: mptrain.workloads.classification.models.convnet.cnn\n",
+        "# @package _global_\n_target_: mptrain.workloads.classification.models.convnet.cnn\n",
+    ],
 )
 def test_a_model_file_with_half_of_its_header_is_told_the_other_half(tmp_path, text):
     (tmp_path / "model").mkdir()
@@ -482,7 +486,7 @@ def test_a_model_file_with_half_of_its_header_is_told_the_other_half(tmp_path, t
 def test_an_argument_is_offered_only_where_the_target_takes_it(tmp_path):
     assert "+" not in problems("dataset.batch=1")["unknown key 'dataset.batch'"]
     (tmp_path / "dataset").mkdir()
-    (tmp_path / "dataset" / "bare.yaml").write_text("_target_: mptrain.dataset.load_digits\n")
+    (tmp_path / "dataset" / "bare.yaml").write_text("_target_: mptrain.workloads.images.datasets.digits.load_digits\n")
     [hint] = problems("dataset=bare", "dataset.workers=1", config_dirs=[tmp_path]).values()
     assert "dataset" in hint
 
@@ -566,8 +570,16 @@ def test_every_option_of_every_group_composes():
 @pytest.mark.parametrize(
     ("words", "group", "path"),
     [
-        (("model._target_=mptrain.model.mlp", "~model.widths"), "model", "mptrain.model.mlp"),
-        (("dataset._target_=mptrain.dataset.make_synthetic",), "dataset", "mptrain.dataset.make_synthetic"),
+        (
+            ("model._target_=mptrain.workloads.classification.models.perceptron.mlp", "~model.widths"),
+            "model",
+            "mptrain.workloads.classification.models.perceptron.mlp",
+        ),
+        (
+            ("dataset._target_=mptrain.workloads.images.datasets.synthetic.make_synthetic",),
+            "dataset",
+            "mptrain.workloads.images.datasets.synthetic.make_synthetic",
+        ),
         (("schedule=constant", "schedule._target_=mptrain.schedule.Cosine"), "schedule", "mptrain.schedule.Cosine"),
         (
             ("optimizer=adam", "~optimizer.weight_decay", "optimizer._target_=mptrain.optimizer.AdamW"),
@@ -584,7 +596,7 @@ def test_a_target_that_takes_the_place_of_an_options_own_takes_its_name_too(word
 
 
 def test_an_option_keeps_its_name_where_its_target_is_typed_again():
-    assert compose(["model._target_=mptrain.model.cnn"]).chosen["model"] == "cnn"
+    assert compose(["model._target_=mptrain.workloads.classification.models.convnet.cnn"]).chosen["model"] == "cnn"
 
 
 @pytest.mark.parametrize("root", ["it's", 'my "best" runs', "a b's\"c"])

@@ -8,16 +8,18 @@ import pytest
 import torchvision.models._api as torchvision_api
 from torchvision import datasets
 
-from mptrain.campaign import reproduction
 from mptrain.cli import sweep
 from mptrain.cli.main import main
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.config.together import build_dataset
 from mptrain.config.trust import fetches
-from mptrain.dataset import fashion as fashion_module
-from mptrain.dataset import load_cifar10, load_fashion_mnist, load_voc
 from mptrain.errors import ConfigError, DataError
+from mptrain.recipe import reproduction
+from mptrain.workloads.detection.datasets.voc import load_voc
+from mptrain.workloads.images.datasets import fashion as fashion_module
+from mptrain.workloads.images.datasets.cifar import load_cifar10
+from mptrain.workloads.images.datasets.fashion import load_fashion_mnist
 
 
 class Asked(Exception):
@@ -66,7 +68,7 @@ needs: {gpu: optional, minutes: 1, data: CIFAR-10}
 smoke: [train.max_steps=1]
 """
 
-CIFAR = "_target_: mptrain.dataset.load_cifar10\nroot: {}\ndownload: true\n"
+CIFAR = "_target_: mptrain.workloads.images.datasets.cifar.load_cifar10\nroot: {}\ndownload: true\n"
 
 
 def test_a_data_set_that_was_typed_is_downloaded_and_one_that_a_file_names_is_not(tmp_path, downloads):
@@ -130,7 +132,7 @@ def test_a_sweep_that_is_resumed_and_a_recipe_of_others_download_nothing(tmp_pat
 
 
 def test_a_network_file_cannot_choose_a_data_set_that_is_downloaded(tmp_path):
-    text = "# @package _global_\ndefaults:\n  - override /dataset: cifar10\nmodel:\n  _target_: mptrain.model.mlp\n"
+    text = "# @package _global_\ndefaults:\n  - override /dataset: cifar10\nmodel:\n  _target_: mptrain.workloads.classification.models.perceptron.mlp\n"
     folders = own_folder(tmp_path, "model", text)
     assert compose(["model=theirs"], config_dirs=folders).dataset.fetch == ()
     assert compose(["model=theirs", "dataset=cifar10"], config_dirs=folders).dataset.fetch == ("download",)

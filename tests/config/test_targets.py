@@ -71,7 +71,7 @@ def extension(tmp_path, monkeypatch):
 )
 def test_a_target_outside_the_allow_list_is_refused_and_not_imported(path):
     with pytest.raises(
-        ConfigError, match=r"not in an allowed package \(mptrain.model.*, torchvision.models.*\)"
+        ConfigError, match=r"not in an allowed package \(mptrain.workloads.[*].models.[*], torchvision.models.*\)"
     ) as caught:
         resolve(path, PACKAGES["model"])
     package = path.split(".")[0]
@@ -158,8 +158,8 @@ def test_a_misspelt_target_is_answered_with_the_nearest_name():
 
 
 def test_what_was_tried_is_said_when_an_import_fails(extension):
-    with pytest.raises(ConfigError, match=r"tried to import mptrain.model.nowhere"):
-        resolve("mptrain.model.nowhere.Thing", PACKAGES["model"])
+    with pytest.raises(ConfigError, match=r"tried to import mptrain.workloads.gan.models.nowhere"):
+        resolve("mptrain.workloads.gan.models.nowhere.Thing", PACKAGES["model"])
     with pytest.raises(ConfigError) as caught:
         resolve("extension_broken.Thing", extension)
     assert caught.value.hint == "install package_that_nobody_has, which extension_broken needs"

@@ -12,14 +12,14 @@ import torch
 from loops import each
 from small_runs import run_command, run_in_process
 
-from mptrain.campaign.comparison import name_arms
-from mptrain.campaign.points import expand, validate
-from mptrain.campaign.recipe_format import read_recipe
-from mptrain.campaign.recipes import recipe_points
 from mptrain.config import compose as composing
 from mptrain.config import location
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
+from mptrain.recipe.catalogue import recipe_points
+from mptrain.recipe.format import read_recipe
+from mptrain.sweep.comparisons import name_arms
+from mptrain.sweep.points import expand, validate
 
 README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 BLOCKS = re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)

@@ -34,7 +34,7 @@ def test_what_is_evaluated_is_the_average_and_training_does_not_notice(tmp_path,
         for name, parameter in loop.parts.model.named_parameters():
             parameter.copy_(loop.parts.averages()[name])
         for learner in loop.parts.learners:
-            learner.weights.load_full_precision(loop.parts.averages())
+            learner.weights.masters.load_full_precision(loop.parts.averages())
     assert measured(loop, average=False) == of_average
 
 
@@ -47,13 +47,13 @@ def test_ten_steps_and_ten_more_have_the_same_average_as_twenty(tmp_path):
     class StopError(Exception):
         pass
 
-    save = first._save
+    save = first.checkpointing.save
 
     def stop():
         save()
         raise StopError
 
-    first._save = stop
+    first.checkpointing.save = stop
     with pytest.raises(StopError):
         first.run()
     assert first.progress.step == 10

@@ -9,11 +9,11 @@ import pytest
 import torch
 from small_runs import parts_of
 
-from mptrain.diagnostics.histograms import HistogramWatch
-from mptrain.diagnostics.overflow import offenders
-from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
+from mptrain.probe.histograms import HistogramWatch
+from mptrain.probe.overflow_attribution import offenders
+from mptrain.probe.probe import UNWATCHED
 
 pytestmark = pytest.mark.slow
 

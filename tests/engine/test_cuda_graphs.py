@@ -9,11 +9,11 @@ import pytest
 import torch
 from small_runs import TINY, parts_of
 
-from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine import cuda_graphs, steps, waits
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
 from mptrain.engine.ring import Ring
-from mptrain.engine.steps import WARM_UP, Steps
+from mptrain.engine.steps import WARM_UP, StepRunner
+from mptrain.probe.probe import UNWATCHED
 
 DEVICE = torch.device("cuda", 0)
 
@@ -151,7 +151,7 @@ def test_all_graphs_have_one_pool_which_outlives_a_failed_capture(device):
 
 def trained(capture):
     parts, _ = parts_of(*TINY, "precision=fp16_dynamic", "model.dropout=0.2")
-    made = Steps(parts, [Ring(64, len(one.weights.names), parts.device) for one in parts.learners], capture)
+    made = StepRunner(parts, [Ring(64, len(one.weights.names), parts.device) for one in parts.learners], capture)
     return made, parts, parts.prepare(next(parts.loaders["train"].batches(0)))
 
 
@@ -159,7 +159,7 @@ def test_learners_and_random_numbers_are_as_they_were(device):
     device.at_end = RuntimeError("invalid capture")
     made, parts, batch = trained(CudaGraphs(DEVICE))
     for _ in range(WARM_UP):
-        made.take(batch, [UNWATCHED])
+        made.run(batch, [UNWATCHED])
     (learner,) = parts.learners
     before = {name: (value, value.clone()) for name, value in learner.moving().items()}
     drawn = torch.get_rng_state()
@@ -168,7 +168,7 @@ def test_learners_and_random_numbers_are_as_they_were(device):
     assert all(value is learner.moving()[name] for name, (value, _) in before.items())
     assert torch.equal(torch.get_rng_state(), drawn)
     assert device.stream == "main"
-    assert not learner.weights.gradients_in_place()
+    assert not learner.weights.gradients.in_place()
 
 
 def test_where_a_failed_capture_spoils_the_graphs_before_it_all_is_launched(device):
@@ -177,7 +177,7 @@ def test_where_a_failed_capture_spoils_the_graphs_before_it_all_is_launched(devi
     made._capture._captured = True
     device.at_end = RuntimeError("out of memory")
     for _ in range(WARM_UP + 1):
-        made.take(batch, [UNWATCHED])
+        made.run(batch, [UNWATCHED])
     (note,) = made.notes
     assert "out of memory" in note
     assert ("another shape" in note) == bool(made._graphs) == (device.version >= "2.14")
@@ -193,7 +193,7 @@ def test_a_step_that_waits_for_the_device_is_not_captured(monkeypatch):
     monkeypatch.setattr(steps, "host_waits", looking)
     made, parts, batch = trained(captured.append)
     for _ in range(WARM_UP + 2):
-        made.take(batch, [UNWATCHED])
+        made.run(batch, [UNWATCHED])
     (note,) = made.notes
     assert "the host waits for the device, in net.py:5" in note
     assert not captured

@@ -13,11 +13,11 @@ from small_runs import TINY, Kept, loop_of
 
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.exhibit import keep_exhibits
-from mptrain.engine.randomness import other_random_numbers
 from mptrain.errors import NumericsError
+from mptrain.random_state import other_random_numbers
 from mptrain.records import EvalRecord, EventRecord
 from mptrain.runlog.storage import StorageError
-from mptrain.task import Pictures
+from mptrain.workloads.base.exhibits import Pictures
 
 
 def test_what_an_evaluation_draws_is_the_same_each_time_and_moves_no_generator(tmp_path):
@@ -130,7 +130,7 @@ def test_samples_and_loss_terms_are_counted_apart(tmp_path):
 def test_an_evaluation_that_alone_is_not_finite_is_no_divergence(tmp_path, precision, loss, said):
     loop = loop_of(tmp_path, *TINY, f"precision={precision}", "train.max_steps=1")
     loop.run()
-    [account] = loop._ledger.accounts
+    [account] = loop.telemetry.step_log.accounts
     account.updates, account.last = 1, dataclasses.replace(account.last, loss=loss)
     loop.progress.last["val"] = {"loss": math.inf}
     with pytest.raises(NumericsError) as stopped:

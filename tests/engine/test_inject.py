@@ -84,7 +84,12 @@ def test_a_weight_stays_wrong(tmp_path):
 
 
 def test_a_fault_in_every_step_runs_into_patience(tmp_path):
-    words = ("inject.step=2", "inject.count=null", "inject.tensor=gradient:3.weight", "train.patience=3")
+    words = (
+        "inject.step=2",
+        "inject.count=null",
+        "inject.tensor=gradient:3.weight",
+        "train.max_consecutive_overflows=3",
+    )
     loop = loop_of(tmp_path, *TINY, *words)
     with pytest.raises(NumericsError, match=r"3 steps in a row overflowed, the last at step 4 .*3\.weight"):
         loop.run()

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
-from mptrain.campaign import attempt
 from mptrain.cli.main import main
 from mptrain.engine.interrupt import AskedToEnd, Interrupts, ending_at_once
 from mptrain.errors import Preempted
+from mptrain.run import attempt
 
 TINY = ("model=mlp", "dataset.train_samples=32", "train.epochs=1", "run.name=run", "run.resume=auto")
 

@@ -32,7 +32,7 @@ WORKLOADS = {
 def trained(tmp_path, *overrides):
     kept = Kept()
     loop = loop_of(tmp_path, *overrides, "checkpoint.every_epochs=null", kept=kept)
-    loop._train_epoch()
+    loop.train_epoch()
     return loop, kept.of(StepRecord)
 
 

@@ -72,7 +72,7 @@ def test_a_run_resumed_under_each_rule_is_bit_identical_to_one_that_was_not(tmp_
 
 def test_what_is_measured_is_that_of_the_scaled_gradients(tmp_path):
     learner = learner_with_gradients("precision=fp32", "scaler=logmax", "scaler.init_scale=64")
-    largest = max(grad.abs().max().item() for grad in learner.weights.gradients().values())
+    largest = max(grad.abs().max().item() for grad in learner.weights.gradients.by_name().values())
     assert learner.judge().measured.item() == largest
     x = math.log2(largest)  # the update has unscaled them
     assert learner.scale_state["fast"].item() == pytest.approx(0.01 * x, rel=1e-6)

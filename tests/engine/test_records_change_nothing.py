@@ -16,10 +16,10 @@ WORDS = (
 def trained(folder, *words, record=True):
     loop = loop_of(folder, *WORDS, *words)
     if not record:
-        for ring in loop._rings:
+        for ring in loop.telemetry.rings:
             ring.record = lambda *_: None
     for _ in range(2):
-        loop._train_epoch()
+        loop.train_epoch()
         loop.progress.epoch, loop.progress.batch = loop.progress.epoch + 1, 0
     return loop
 

@@ -10,11 +10,11 @@ from small_runs import TINY, Kept, continue_loop, interrupt_after, loop_of, part
 from torch import nn
 
 import mptrain.config.build
-import mptrain.precision.widened
+import mptrain.precision.upcast
 from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.precision.census import OperatorCensus
-from mptrain.precision.widened import PRODUCTS, SUMS, Products
+from mptrain.precision.upcast import PRODUCTS, SUMS, Products
 from mptrain.records import EventRecord
 
 
@@ -35,7 +35,7 @@ def test_it_leaves_weights_buffers_generators_and_gradients_as_they_were(precisi
     assert all(parameter.grad is None for parameter in parts.model.parameters())
     [learner] = parts.learners
     assert learner.updates == 0
-    assert learner.weights.without_gradient() == list(learner.weights.names)
+    assert learner.weights.gradients.missing() == list(learner.weights.names)
 
 
 @pytest.mark.parametrize("precision", ["fp16_dynamic", "bf16"])
@@ -149,7 +149,7 @@ class Rarely(nn.Module):
 @pytest.fixture
 def native_half(monkeypatch):
     """A CPU that has half-precision arithmetic, or says so."""
-    monkeypatch.setattr(mptrain.precision.widened, "has_native_half", lambda dtype: True)
+    monkeypatch.setattr(mptrain.precision.upcast, "has_native_half", lambda dtype: True)
 
 
 def operators_kept(tmp_path, *words):

@@ -24,7 +24,7 @@ def interrupt_when_evaluating(loop, *, evaluated):
         if doing == "evaluating" and (loop.progress.evaluated_at == loop.progress.step) == evaluated:
             loop.interrupts.received = "SIGTERM"
 
-    loop._show = show
+    loop.telemetry.show = show
     with pytest.raises(Preempted):
         loop.run()
 
@@ -99,8 +99,12 @@ def test_scaler_state_in_a_checkpoint_is_complete(tmp_path):
     interrupt_after(loop, 8)
     own = loop.parts.learners[0].scale_state
     saved = loop.storage.store.load_latest().state["learners"]["main"]["scaler"]
-    assert saved.keys() == own.keys() == {"scale", "clean", "tolerance"}
-    assert {key: value.item() for key, value in saved.items()} == {"scale": 131072, "clean": 3, "tolerance": 3}
+    assert saved.keys() == own.keys() == {"scale", "growth_tracker", "hysteresis_tracker"}
+    assert {key: value.item() for key, value in saved.items()} == {
+        "scale": 131072,
+        "growth_tracker": 3,
+        "hysteresis_tracker": 3,
+    }
 
 
 def test_trap_39_an_fp32_checkpoint_goes_on_in_fp16_with_a_fresh_scale(tmp_path):
@@ -113,7 +117,7 @@ def test_trap_39_an_fp32_checkpoint_goes_on_in_fp16_with_a_fresh_scale(tmp_path)
 
     parts, options = build(compose((*TINY, "precision=fp16_dynamic")))
     fresh = Loop(parts, options, loop.storage)
-    notes = fresh.restore(loop.storage.store.load_latest().state, forgive=False)
+    notes = fresh.checkpointing.restore(loop.storage.store.load_latest().state, forgive=False)
     assert notes == ["the checkpoint's scaler was another one: the loss scale starts afresh at 65536"]
     for name, value in parts.full_precision().items():
         assert torch.equal(value, weights[name])
@@ -131,7 +135,7 @@ def test_trap_38_constants_of_the_configuration_win_over_the_checkpoint_and_are_
     assert capped.parts.learners[0].scale.item() == 65536
     assert capped.notes == [
         "the scaler's scale goes on at 65536; it was 262144 in the checkpoint",
-        "the scaler's tolerance goes on at 2; it was 3 in the checkpoint",
+        "the scaler's hysteresis_tracker goes on at 2; it was 3 in the checkpoint",
     ]
     static = continue_loop(capped, *TINY, "precision=amp_static", "scaler.scale=8")
     assert static.parts.learners[0].scale.item() == 8
@@ -193,7 +197,7 @@ def test_evaluation_leaves_the_buffers_and_the_random_numbers_of_training_alone(
     loop.parts.plan.guard.__init__(model)
     model.register_forward_hook(lambda m, args, out: m.batches_seen.add_(1) and None)
     before = torch.get_rng_state()
-    loop._evaluate("val", 0)
+    loop._validation.run("val", 0, loop._move_on)
     assert model.batches_seen.item() == 0
     assert torch.equal(torch.get_rng_state(), before)
     assert model.training
@@ -207,11 +211,11 @@ def test_saved_values_that_another_precision_cannot_hold_are_clamped_and_named(t
         first.register_buffer("offset", torch.tensor([1e5, -float("inf")]).to(first.weight.dtype))
         if state is None:
             first.weight.data[0, :3] = -7e4
-            state = take_snapshot(loop.parts, loop._ledger, loop.progress)
+            state = take_snapshot(loop.parts, loop.telemetry.step_log, loop.progress)
         else:
             half = first
             first.offset.zero_()
-            notes = loop.restore(state, forgive=False)
+            notes = loop.checkpointing.restore(state, forgive=False)
     assert any(note.startswith("4 values in weights and buffers are beyond 65504") for note in notes), notes
     assert half.weight[0, :3].tolist() == [-65504] * 3
     assert half.offset.tolist() == [65504, -float("inf")]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of
 
-from mptrain.engine import loop as loop_module
+from mptrain.engine import validation
 from mptrain.errors import StorageError
 
 WORDS = (*TINY, "precision=amp_dynamic", "train.ema_decay=0.9")
@@ -17,14 +17,14 @@ WORDS = (*TINY, "precision=amp_dynamic", "train.ema_decay=0.9")
 
 def at_step(loop, number, action):
     """Do something after a certain step."""
-    lap = loop._clock.lap
+    lap = loop.telemetry.clock.lap
 
     def lap_and_act(*counted):
         if loop.progress.step == number:
             action()
         return lap(*counted)
 
-    loop._clock.lap = lap_and_act
+    loop.telemetry.clock.lap = lap_and_act
 
 
 def hold(loop, monkeypatch):
@@ -45,7 +45,7 @@ def weights_of(loop):
 
 def test_training_goes_on_while_an_earlier_state_is_written(tmp_path, monkeypatch):
     words = (*WORDS, "checkpoint.every_steps=4", "train.max_steps=7")
-    waiting = loop_of(tmp_path, *words, "checkpoint.background=false")
+    waiting = loop_of(tmp_path, *words, "checkpoint.async_save=false")
     waiting.run()
     loop = loop_of(tmp_path, *words)
     opened = hold(loop, monkeypatch)
@@ -65,7 +65,7 @@ def test_training_goes_on_while_an_earlier_state_is_written(tmp_path, monkeypatc
 
 def test_a_run_trains_alike_whether_it_waits_for_the_disk_or_not(tmp_path):
     loops = [
-        loop_of(tmp_path, *WORDS, "checkpoint.every_steps=1", f"checkpoint.background={background}")
+        loop_of(tmp_path, *WORDS, "checkpoint.every_steps=1", f"checkpoint.async_save={background}")
         for background in ("true", "false")
     ]
     for loop in loops:
@@ -124,7 +124,7 @@ def refuse(*args, **known):
 def test_an_error_of_the_writing_thread_ends_the_run_at_the_next_step(tmp_path, monkeypatch):
     loop = loop_of(tmp_path, *WORDS, "checkpoint.every_steps=4")
     monkeypatch.setattr(loop.storage.store, "save", refuse)
-    at_step(loop, 5, lambda: loop._saver._saving.exception(20))
+    at_step(loop, 5, lambda: loop.checkpointing.saver._saving.exception(20))
     with pytest.raises(StorageError, match="cannot write"):
         loop.run()
     assert loop.progress.step == 5
@@ -138,8 +138,8 @@ def test_an_error_of_the_last_save_is_what_the_run_ends_with(tmp_path, monkeypat
     if how == "a signal":
         at_step(loop, 3, lambda: setattr(loop.interrupts, "received", "SIGTERM"))
     if how == "a bug":
-        save = loop._save
-        monkeypatch.setattr(loop, "_save", lambda: (save(), 1 / 0))
+        save = loop.checkpointing.save
+        monkeypatch.setattr(loop.checkpointing, "save", lambda: (save(), 1 / 0))
     with pytest.raises(StorageError, match="cannot write") as caught:
         loop.run()
     assert caught.value.hint == "free some space"
@@ -147,26 +147,26 @@ def test_an_error_of_the_last_save_is_what_the_run_ends_with(tmp_path, monkeypat
 
 def test_while_it_evaluates_every_step_is_in_the_file(tmp_path, monkeypatch):
     loop = loop_of(tmp_path, *TINY, "log.ring=32", "log.seconds=1000")
-    evaluate, found = loop_module.evaluate, []
+    evaluate, found = validation.evaluate, []
 
     def look_and_evaluate(*arguments, **named):
         found.append(loop.storage.paths.steps.read_bytes().count(b"\n"))
         return evaluate(*arguments, **named)
 
-    monkeypatch.setattr(loop_module, "evaluate", look_and_evaluate)
+    monkeypatch.setattr(validation, "evaluate", look_and_evaluate)
     loop.run()
     assert found == [6, 12, 18, 18]
 
 
 def test_with_no_time_between_two_looks_every_step_is_in_the_file_at_once(tmp_path):
     loop = loop_of(tmp_path, *TINY, "log.ring=32", "log.seconds=0")
-    show, found = loop._show, []
+    show, found = loop.telemetry.show, []
 
     def show_and_look(doing):
         show(doing)
         found.append((loop.progress.step, loop.storage.paths.steps.read_bytes().count(b"\n")))
 
-    loop._show = show_and_look
+    loop.telemetry.show = show_and_look
     loop.run()
     assert len(found) > 18
     assert all(step == lines for step, lines in found)

@@ -10,7 +10,6 @@ from small_runs import TINY, Kept, loop_of, parts_of, steps_of
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from mptrain.dataset.batch import Batch
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.learner import Learner
 from mptrain.engine.ring import Ring
@@ -18,7 +17,8 @@ from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError
 from mptrain.records import EventRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.scaler import NoScaler
-from mptrain.task.base import Objective
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.task import Objective
 
 
 def batches(parts, count, size=16):
@@ -36,9 +36,9 @@ def state_of(parts):
     flat = {f"model.{k}": v for k, v in parts.model.state_dict().items()}
     flat |= {f"best.{k}": v for k, v in parts.full_precision().items()}
     flat |= {f"updates.{learner.name}": learner.updates}
-    for name, state in learner.weights.state_dict()["state"].items():
+    for name, state in learner.weights.updater.state_dict()["state"].items():
         flat |= {f"state.{name}.{key}": value for key, value in state.items()}
-    flat["step"] = learner.weights.state_dict()["step"]
+    flat["step"] = learner.weights.updater.state_dict()["step"]
     return {key: value.clone() for key, value in flat.items()}
 
 
@@ -277,7 +277,7 @@ def fake_steps(objective=None, overrides=()):
         fake = Batch(torch.empty_like(batch.inputs), torch.empty_like(batch.targets))
         for _ in range(2):
             train_step(learner, parts.model, fake, parts.plan, ring)
-    assert isinstance(learner.scale, torch._subclasses.FakeTensor) or learner.scaler.in_words().startswith(
+    assert isinstance(learner.scale, torch._subclasses.FakeTensor) or learner.scaler.describe().startswith(
         ("none", "st")
     )
     assert isinstance(learner.updates, torch._subclasses.FakeTensor)

@@ -11,10 +11,10 @@ import torch
 from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 import mptrain.engine.loop
-from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine import steps
 from mptrain.engine.ring import Ring
-from mptrain.engine.steps import MOST, WARM_UP, Steps
+from mptrain.engine.steps import MOST, WARM_UP, StepRunner
+from mptrain.probe.probe import UNWATCHED
 from mptrain.records import EventRecord, HistogramRecord
 
 GAN = ("model=dcgan", "dataset.image_size=16", "dataset.train_samples=96", "train.batch_size=16", "train.epochs=3")
@@ -84,7 +84,7 @@ def test_a_step_that_cannot_be_captured_is_launched_with_a_warning_and_loses_not
     def refusing(body):
         loop = values["loop"]
         state = {name: tensor.clone() for name, tensor in loop.parts.full_precision().items()}
-        moments = [one.weights.state_dict() for one in loop.parts.learners]
+        moments = [one.weights.updater.state_dict() for one in loop.parts.learners]
         kept = [{n: {k: t.clone() for k, t in s.items()} for n, s in m["state"].items()} for m in moments]
         counts = [m["step"].clone() for m in moments]
         fixed = [{name: value.clone() for name, value in one.moving().items()} for one in loop.parts.learners]
@@ -95,8 +95,8 @@ def test_a_step_that_cannot_be_captured_is_launched_with_a_warning_and_loses_not
             for learner, saved, count, old, places in zip(
                 loop.parts.learners, kept, counts, fixed, tensors, strict=True
             ):
-                learner.weights.load_full_precision(state)
-                learner.weights.load_state_dict({"step": count, "state": saved})
+                learner.weights.masters.load_full_precision(state)
+                learner.weights.updater.load_state_dict({"step": count, "state": saved})
                 for name, value in old.items():
                     places[name].copy_(value)
 
@@ -111,9 +111,9 @@ def test_a_step_that_cannot_be_captured_is_launched_with_a_warning_and_loses_not
 
 
 def made_with(capture, *words, base=(*TINY, "precision=fp32")):
-    """Steps, and a prepared batch."""
+    """StepRunner, and a prepared batch."""
     parts, _ = parts_of(*base, *words)
-    made = Steps(parts, [Ring(64, len(one.weights.names), parts.device) for one in parts.learners], capture)
+    made = StepRunner(parts, [Ring(64, len(one.weights.names), parts.device) for one in parts.learners], capture)
     return made, parts, parts.prepare(next(parts.loaders["train"].batches(0)))
 
 
@@ -127,11 +127,11 @@ def test_random_numbers_of_the_host_are_refused_and_stay_as_they_were(draw):
 
     made, _, batch = made_with(capture)
     for _ in range(WARM_UP):
-        made.take(batch, [UNWATCHED])
+        made.run(batch, [UNWATCHED])
     torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
     expected = draw()
     torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
-    made.take(batch, [UNWATCHED])
+    made.run(batch, [UNWATCHED])
     (note,) = made.notes
     assert "random numbers on the host" in note
     assert draw() == expected
@@ -144,7 +144,7 @@ def test_dropout_between_recurrent_layers_is_refused_at_once():
     (note,) = made.notes
     assert "dropout of lstm" in note
     for _ in range(WARM_UP + 2):
-        made.take(batch, [UNWATCHED])
+        made.run(batch, [UNWATCHED])
     assert not capture.captured
 
 
@@ -156,15 +156,15 @@ def test_a_shape_that_cannot_be_captured_costs_the_others_nothing():
     capture = Again()
     made, _, batch = made_with(capture)
     for _ in range(WARM_UP + 1):
-        made.take(batch, [UNWATCHED])
+        made.run(batch, [UNWATCHED])
     capture.refuse = RuntimeError("out of memory")
     for _ in range(WARM_UP + 3):
-        made.take(smaller(batch, 5), [UNWATCHED])
+        made.run(smaller(batch, 5), [UNWATCHED])
     (note,) = made.notes
     assert "batches of another shape" in note
     assert "out of memory" in note
     assert (capture.captured, capture.runs) == (2, 1)
-    made.take(batch, [UNWATCHED])
+    made.run(batch, [UNWATCHED])
     assert capture.runs == 2
 
 
@@ -173,7 +173,7 @@ def test_batches_that_all_have_another_shape_are_given_up_with_a_reason(monkeypa
     capture = Again()
     made, _, batch = made_with(capture)
     for size in range(1, 8):
-        made.take(smaller(batch, size), [UNWATCHED])
+        made.run(smaller(batch, size), [UNWATCHED])
     (note,) = made.notes
     assert "more than 5 shapes" in note
     assert len(made._seen) == 5
@@ -204,10 +204,10 @@ def test_only_so_many_shapes_are_captured_each_after_some_steps():
     for size in range(2, 4 + MOST):
         part = smaller(batch, size)
         for _ in range(WARM_UP):
-            made.take(part, [UNWATCHED])
+            made.run(part, [UNWATCHED])
         assert capture.captured == min(size - 2, MOST)
-        made.take(part, [UNWATCHED])
-        made.take(part, [UNWATCHED])
+        made.run(part, [UNWATCHED])
+        made.run(part, [UNWATCHED])
     assert capture.captured == MOST
     assert capture.runs == 2 * MOST
 
@@ -216,13 +216,13 @@ def test_gradients_can_be_looked_at_after_a_captured_step():
     made, parts, batch = made_with(Again(), "precision=fp16_dynamic", "train.accumulate=2")
     weights = parts.learners[0].weights
     for _ in range(WARM_UP + 2):
-        made.take(batch, [UNWATCHED])
-    captured = weights.gathered()
-    assert weights.gradients().keys() == set(weights.names)
+        made.run(batch, [UNWATCHED])
+    captured = weights.gradients.state()
+    assert weights.gradients.by_name().keys() == set(weights.names)
     assert all(captured.filled)
-    made.take(smaller(batch, 1), [UNWATCHED])  # eager, without sums: there is one micro-batch
-    made.take(batch, [UNWATCHED])
-    again = weights.gathered()
+    made.run(smaller(batch, 1), [UNWATCHED])  # eager, without sums: there is one micro-batch
+    made.run(batch, [UNWATCHED])
+    again = weights.gradients.state()
     assert again.filled == captured.filled
     assert all(one is other for one, other in zip(again.grads, captured.grads, strict=True))
 

@@ -84,7 +84,7 @@ def test_a_process_that_was_stopped_and_goes_on_did_not_hang(tmp_path):
 @pytest.mark.parametrize("where", ["training", "evaluation"])
 def test_a_loop_has_it_on_record_and_trains_on(tmp_path, monkeypatch, where):
     kept = Kept()
-    words = (*TINY, "precision=fp32", "train.epochs=1", "log.stalled=0.3")
+    words = (*TINY, "precision=fp32", "train.epochs=1", "log.stall_report_after=0.3")
     loop = loop_of(tmp_path, *words, kept=kept)
     split = loop.parts.loaders["train" if where == "training" else "val"].split
     fetch, calls = split.fetch, []

@@ -10,7 +10,7 @@ from capability import NoFP64, without
 from small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of
 
 #: Files of mptrain whose tensors are in host memory on any device: samples and their order, and what the host has read.
-HOST = ("/mptrain/dataset/", "/mptrain/engine/gathered.py")
+HOST = ("/mptrain/workloads/", "/mptrain/engine/gathered.py")
 #: Largest relative difference of a loss; sixteen times that of a gradient's norm. Measured: 1e-7 in FP32 and amp_bf16, 4e-6 of a
 #: loss and 2e-5 of a norm in FP16, where a weight that rounds to its neighbour moves by 2^-11.
 BOUNDS = {"fp32": 2.0**-20, "amp_dynamic": 2.0**-14, "fp16_dynamic": 2.0**-14, "amp_bf16": 2.0**-12}
@@ -73,7 +73,11 @@ def test_a_device_without_fp64_trains_to_the_same_losses_within_rounding(tmp_pat
     ],
 )
 def test_other_tasks_train_and_are_evaluated_without_fp64(tmp_path, model):
-    on_host = ("/mptrain/task/pictures.py", "/mptrain/task/trans", *HOST)  # what was measured in host memory
+    on_host = (
+        "/mptrain/workloads/enhancement/image_similarity.py",
+        "/mptrain/workloads/translation/task",
+        *HOST,
+    )  # what was measured in host memory
     with without(fp64=False, fused=False), NoFP64(on_host):
         loop = loop_of(tmp_path, f"model={model}", "train.max_steps=2")
         loop.run()

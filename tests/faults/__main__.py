@@ -68,9 +68,9 @@ def carry_out(numbers, asked):
             report = run_case(case, references, place)
             reports.append(report)
             if asked.only is not None:
-                print("\n\n".join([case.in_words(), *report.log]), flush=True)
+                print("\n\n".join([case.describe(), *report.log]), flush=True)
             for failure in report.failures:
-                print(f"case {number} ({case.in_words()}): {failure}", file=sys.stderr, flush=True)
+                print(f"case {number} ({case.describe()}): {failure}", file=sys.stderr, flush=True)
             if report.failures and asked.keep:
                 keep_log(report, asked.keep)
     finally:

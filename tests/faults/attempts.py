@@ -1,7 +1,7 @@
 """One attempt at a run: ``mptrain WORDS`` in a process forked from this warm one, or in a fresh one.
 
 This process has imported torch and run nothing of it, with one thread, as the fork server of a sweep has
-(`mptrain.campaign.warm`); so a fork is as good as a fresh process, and costs milliseconds.
+(`mptrain.sweep.fork_server`); so a fork is as good as a fresh process, and costs milliseconds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Attempt:
     hung: bool
     ended: float
 
-    def in_words(self):
+    def describe(self):
         return (
             f"$ mptrain {' '.join(self.words)}\n{self.output.rstrip()}\n-> {self.code}{' (hung)' if self.hung else ''}"
         )
@@ -54,7 +54,6 @@ def warm_up():
     import torch  # noqa: F401
     import torchvision  # noqa: F401
 
-    import mptrain.campaign.attempt
     import mptrain.cli.main
     import mptrain.cli.train
     import mptrain.config.compose  # noqa: F401

@@ -123,7 +123,7 @@ class _Course:
             report.failures.append(f"drafts were left behind: {leftover}")
 
     def _note(self, done, wrong):
-        self._report.log.append(done.in_words())
+        self._report.log.append(done.describe())
         self._report.failures += wrong
         if done.code:
             self._report.codes.append(done.code)
@@ -162,7 +162,7 @@ class _Course:
 def keep_log(report, folder):
     """Keep what the attempts of a failed case printed."""
     folder.mkdir(parents=True, exist_ok=True)
-    text = "\n\n".join([report.case.in_words(), *report.log, *report.failures])
+    text = "\n\n".join([report.case.describe(), *report.log, *report.failures])
     (folder / f"case-{report.case.number}.txt").write_text(text + "\n")
 
 

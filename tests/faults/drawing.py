@@ -26,7 +26,7 @@ class Setting:
         words: The overrides.
         pictures: Trains on a folder of pictures, which can be broken.
         interval: The most steps between two checkpoints.
-        background: Checkpoints are written while training goes on.
+        async_save: Checkpoints are written while training goes on.
         seconds: ``log.seconds``.
         ranks: Processes that train it.
         sharded: Each holds a part of the weights, and writes it to a file of its own.
@@ -36,12 +36,12 @@ class Setting:
     words: tuple[str, ...]
     pictures: bool
     interval: int
-    background: bool
+    async_save: bool
     seconds: float
     ranks: int = 1
     sharded: bool = False
 
-    def in_words(self):
+    def describe(self):
         return " ".join(self.words)
 
 
@@ -64,7 +64,7 @@ class Fault:
     fresh: bool = False
     extra: dict = field(default_factory=dict)
 
-    def in_words(self):
+    def describe(self):
         extra = "".join(f" {key}={value}" for key, value in self.extra.items())
         return f"{self.kind} at {self.place} {self.share:.3f}{' of a fresh process' if self.fresh else ''}{extra}"
 
@@ -82,10 +82,10 @@ class Case:
     def kind(self):
         return self.faults[0].kind
 
-    def in_words(self):
+    def describe(self):
         how = "run.resume=auto" if self.requeued else "mptrain resume"
-        faults = "; then ".join(fault.in_words() for fault in self.faults)
-        return f"{faults}; {how}\n  {self.setting.in_words()}"
+        faults = "; then ".join(fault.describe() for fault in self.faults)
+        return f"{faults}; {how}\n  {self.setting.describe()}"
 
 
 #: Files of a run that are damaged between two attempts.
@@ -168,14 +168,14 @@ def _setting(seed, number):
         words += [f"inject.step={chance.randint(2, 30)}", "inject.tensor=input", "inject.value=inf"]
     an_epoch = samples // batch
     every = chance.choice((None, 1, 5, 7, 13))
-    interval, background = every or an_epoch, chance.random() < 0.5
+    interval, async_save = every or an_epoch, chance.random() < 0.5
     seconds = chance.choice((0.0, 0.02, 0.05, 0.15, 1.0))
-    words += [f"checkpoint.every_steps={every or 'null'}", f"checkpoint.background={str(background).lower()}"]
+    words += [f"checkpoint.every_steps={every or 'null'}", f"checkpoint.async_save={str(async_save).lower()}"]
     words += [f"log.ring={chance.choice((1, 4, 32))}", f"log.seconds={seconds}"]
     sharded = ranks > 1 and number % 3 == 0  # with every precision once
     if ranks > 1:
         words += [f"distributed={'fsdp2' if sharded else 'ddp'}", f"distributed.procs={ranks}"]
-    return Setting(number, tuple(words), pictures, min(interval, an_epoch), background, seconds, ranks, sharded)
+    return Setting(number, tuple(words), pictures, min(interval, an_epoch), async_save, seconds, ranks, sharded)
 
 
 def _fault(chance, kind, setting):

@@ -32,9 +32,9 @@ class Hooks:
         self._after = None
 
     def install(self):
-        from mptrain.campaign import attempt
         from mptrain.cli import train
         from mptrain.engine import loop
+        from mptrain.run import attempt
         from mptrain.runlog.checkpoints import CheckpointStore
         from mptrain.runlog.directory import RunDirectory
 

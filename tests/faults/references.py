@@ -63,7 +63,7 @@ class References:
         if setting.pictures:
             pictures.make(folder / "data")
         done = attempt((*setting.words, f"run.name={NAME}"), folder)
-        assert done.code == 0, done.in_words()
+        assert done.code == 0, done.describe()
         run = folder / "outputs" / NAME
         size = sum(path.stat().st_size for path in run.rglob("*") if path.is_file())
         return Reference(result_of(run), done.trace.counts, done.seconds, size)

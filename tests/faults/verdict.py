@@ -84,4 +84,4 @@ def differences(result, expected):
 
 def steps_bound(setting):
     """How many steps a kill may cost: those since the last checkpoint, and behind it those while one is being written."""
-    return setting.interval * (2 if setting.background else 1)
+    return setting.interval * (2 if setting.async_save else 1)

@@ -11,9 +11,9 @@ from fuzz.test_overrides import odd_words
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.campaign.recipe_format import read_recipe
 from mptrain.config import location
 from mptrain.errors import ConfigError
+from mptrain.recipe.format import read_recipe
 
 RECIPES = sorted(location.configs().parent.glob("recipes/**/*.yaml"))
 SOUND = {

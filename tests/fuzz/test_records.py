@@ -8,12 +8,12 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from compare.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
+from comparison.fake_runs import SOME_RECORDS, epoch, some_summary, write_run
 from fuzz.hostile import accident, examples, misfit, only_our_errors, other_value, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.compare.measures import measure
+from mptrain.comparison.measures import measure
 from mptrain.errors import StorageError
 from mptrain.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.report import canvas

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_runs import TINY
 
-from mptrain.campaign.attempt import launch, resume
-from mptrain.campaign.diagnosing import diagnose_run
-from mptrain.campaign.evaluation import evaluate_run
-from mptrain.campaign.export import export_run
-from mptrain.campaign.replaying import replay_run
 from mptrain.config.compose import compose
 from mptrain.errors import CheckpointError, MptrainError
+from mptrain.inspection.diagnosis import diagnose_run
+from mptrain.inspection.replay import replay_run
+from mptrain.run.attempt import launch, resume
+from mptrain.run.evaluation import evaluate_run
+from mptrain.run.export import export_run
 from mptrain.runlog.manifest import manifest_name, read_manifest
 
 STEP = 4

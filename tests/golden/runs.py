@@ -84,7 +84,7 @@ RANKS = {
 CLIPPING = {"unclipped": (), "clipped": ("train.clip_norm=0.5",)}
 AVERAGE = {"last": (), "average": ("train.ema_decay=0.9",)}
 #: How the run is interrupted. SIGTERM finds it between two steps, SIGKILL while it trains on.
-INTERRUPTION = {"sigkill": ("checkpoint.background=true",), "sigterm": ("checkpoint.background=false",)}
+INTERRUPTION = {"sigkill": ("checkpoint.async_save=true",), "sigterm": ("checkpoint.async_save=false",)}
 #: The signal of each, and the exit code of a run that it ends.
 ENDS = {"sigkill": (signal.SIGKILL, -signal.SIGKILL), "sigterm": (signal.SIGTERM, 75)}
 FAULTS = ("no_fault", "infinite", "high_scale")

@@ -10,9 +10,9 @@ import torch
 from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 from torch import nn
 
-from mptrain.diagnostics.probe import UNWATCHED
 from mptrain.engine.ring import Ring
-from mptrain.engine.steps import WARM_UP, Steps, capture_on
+from mptrain.engine.steps import WARM_UP, StepRunner, capture_on
+from mptrain.probe.probe import UNWATCHED
 from mptrain.records import EventRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -103,7 +103,7 @@ def steps_with(*words):
     parts.model.train()
     rings = [Ring(256, len(learner.weights.names), parts.device) for learner in parts.learners]
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
-    return parts, Steps(parts, rings, capture_on(parts.device)), rings, batch
+    return parts, StepRunner(parts, rings, capture_on(parts.device)), rings, batch
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp_dynamic", "fp16_dynamic"])
@@ -112,16 +112,16 @@ def test_a_captured_step_waits_for_nothing_and_is_a_handful_of_launches(precisio
 
     _, steps, rings, batch = steps_with(f"precision={precision}", "model=resnet18")
     for _ in range(WARM_UP + 2):
-        steps.take(batch, [UNWATCHED])
+        steps.run(batch, [UNWATCHED])
     assert steps._graphs
     torch.cuda.synchronize()
     with no_waiting():
-        steps.take(batch, [UNWATCHED])
+        steps.run(batch, [UNWATCHED])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the profiler's own
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             for _ in range(10):
-                steps.take(batch, [UNWATCHED])
+                steps.run(batch, [UNWATCHED])
             torch.cuda.synchronize()
     calls = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaGraphLaunch")
     launched = sum(event.count for event in seen.key_averages() if event.key.startswith(calls)) / 10

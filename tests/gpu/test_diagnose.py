@@ -6,8 +6,8 @@ import pytest
 import torch
 from planted import ALLOWED, plant
 
-from mptrain.campaign.diagnosing import diagnose_config
 from mptrain.config.compose import compose
+from mptrain.inspection.diagnosis import diagnose_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from small_runs import TINY, Kept, loop_of, parts_of
 
-from mptrain.diagnostics.histograms import HistogramWatch
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.numerics.bits import count_exponents
+from mptrain.probe.histograms import HistogramWatch
 from mptrain.records import StepRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -47,7 +47,7 @@ def test_looking_changes_no_bit(tmp_path, precision):
     for words in ((), ("diagnostics=histograms", "diagnostics.every=1")):
         kept = Kept()
         loop = loop_of(tmp_path, *TINY, "device=cuda", f"precision={precision}", *words, kept=kept)
-        loop._train_epoch()
+        loop.train_epoch()
         found.append((str(kept.of(StepRecord)), loop.parts.full_precision()))
     (records, weights), (same_records, same_weights) = found
     assert records == same_records

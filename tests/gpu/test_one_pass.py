@@ -10,7 +10,7 @@ from optimizer.exact_updates import exact, random_case
 from optimizer.kinds import RULES
 
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, obstacle
-from mptrain.optimizer.rules import SGD, Stride
+from mptrain.optimizer.rules import SGD, UpdateInputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -19,7 +19,7 @@ DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else None
 
 
 def moved(taken):
-    return Stride(*(value.to(DEVICE) for value in taken))
+    return UpdateInputs(*(value.to(DEVICE) for value in taken))
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -62,7 +62,7 @@ def test_neither_waits_for_the_device_when_gradients_have_moved(no_waiting):
     state = {"momentum_buffer": [torch.zeros_like(weight) for weight in weights]}
     update = MultiTensorUpdate(SGD(momentum=0.9), weights, state, [0.0] * 20, halves)
     norms = MultiTensorNorms(weights, update.table)
-    stride = Stride(*(torch.full((1,), value, device=DEVICE) for value in (0.1, 1.0, 1024.0, 0.0)))
+    stride = UpdateInputs(*(torch.full((1,), value, device=DEVICE) for value in (0.1, 1.0, 1024.0, 0.0)))
     kept = []
 
     def step():
@@ -82,7 +82,7 @@ def test_neither_waits_for_the_device_when_gradients_have_moved(no_waiting):
 def test_tensors_that_do_not_begin_on_16_bytes_are_updated_as_others_are():
     whole = torch.randn(4099, device=DEVICE)
     grad = torch.randn(4099, device=DEVICE).half()
-    stride = Stride(*(torch.full((1,), value, device=DEVICE) for value in (0.5, 1.0, 2.0, 0.0)))
+    stride = UpdateInputs(*(torch.full((1,), value, device=DEVICE) for value in (0.5, 1.0, 2.0, 0.0)))
     expected = whole[1:].clone() - 0.5 * (grad[1:].float() / 2.0)
     MultiTensorUpdate(SGD(momentum=0.0), [whole[1:]], {}, [0.0], [None])([grad[1:]], stride)
     torch.testing.assert_close(whole[1:], expected, rtol=1e-6, atol=1e-6)

@@ -37,9 +37,9 @@ def test_files_are_the_same_in_the_background_and_not_and_those_of_the_cpu(tmp_p
     state = {"weights": torch.arange(1000.0), "more": [torch.zeros(3, dtype=torch.float16), 5, "text"]}
     on_device = {"weights": state["weights"].cuda(), "more": [state["more"][0].cuda(), 5, "text"]}
     writer, digests = RecordWriter(RunPaths(tmp_path)), set()
-    for name, (value, background) in enumerate([(state, True), (on_device, True), (on_device, False)]):
+    for name, (value, async_save) in enumerate([(state, True), (on_device, True), (on_device, False)]):
         store = CheckpointStore(tmp_path / str(name), keep=1)
-        with Saver(store, writer, background=background) as saver:
+        with Saver(store, writer, async_save=async_save) as saver:
             saver.save(value, step=1, metric=None, config_digest="")
         digests.add(read_manifest(store.folder / "step-00000001.json").sha256)
     writer.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from distributed.batch_norms import OPTIONS, SHAPES, layer_of, over_ranks, whole
+from parallel.batch_norms import OPTIONS, SHAPES, layer_of, over_ranks, whole
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -10,11 +10,11 @@ import pytest
 from planted import ALLOWED, SHORT, plant
 from small_runs import TINY
 
-from mptrain.campaign.diagnosing import diagnose_config, diagnose_run
 from mptrain.cli.diagnose import diagnose
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError, UsageError
+from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
 from mptrain.runlog.diagnosis import read_examination
 
 pytestmark = pytest.mark.workload

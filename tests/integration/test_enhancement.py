@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, steps_of
 
-from mptrain.campaign.scaling import check_scaling
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
+from mptrain.inspection.scale_check import check_scaling
 from mptrain.records import EvalRecord
 
 pytestmark = pytest.mark.workload

@@ -12,7 +12,7 @@ import pytest
 import torch
 from small_runs import environment, run_command
 
-from mptrain.compare.keeping import read_comparisons
+from mptrain.comparison.serialization import read_comparisons
 
 pytestmark = pytest.mark.process
 
@@ -40,9 +40,9 @@ FILES = {
         """,
     "theirs/data.py": """
         import torch
-        from mptrain.dataset import Batch
-        from mptrain.dataset.draws import sample_order
-        from mptrain.dataset.faults import Faults
+        from mptrain.workloads.base import Batch
+        from mptrain.workloads.base.random_streams import sample_order
+        from mptrain.workloads.base.faulty_samples import Faults
 
         class Rows:
             in_memory = True
@@ -73,7 +73,7 @@ FILES = {
             def facts(self):
                 return {"features": self.features}
 
-            def in_words(self):
+            def describe(self):
                 return f"{self.features} columns"
 
             def prepare(self, batch, device, memory_format):
@@ -82,7 +82,7 @@ FILES = {
     "theirs/regression.py": """
         from dataclasses import dataclass
         from torch.nn import functional as F
-        from mptrain.task import Objective, Task, Texts
+        from mptrain.workloads.base import Objective, Task, Texts
 
         @dataclass(frozen=True)
         class Regress(Task):
@@ -214,7 +214,7 @@ def test_parts_of_theirs_go_on_as_if_nothing_had_happened_and_are_compared(their
 
 def test_the_commands_that_hints_name_work_as_they_stand(theirs, tmp_path):
     words = (*ALLOWED, "model=theirs", "precision=fp16_static", "checkpoint.every_epochs=null", "log.seconds=0")
-    gave_up = theirs(*words, "run.name=r", "scaler.scale=1e30", "train.patience=3")
+    gave_up = theirs(*words, "run.name=r", "scaler.scale=1e30", "train.max_consecutive_overflows=3")
     assert gave_up.returncode == 4, gave_up.stderr
     (line,) = re.findall(r"mptrain (diagnose outputs/r '.*?')", gave_up.stderr)
     found = theirs(*shlex.split(line))
@@ -258,8 +258,8 @@ def test_what_a_task_or_data_set_of_theirs_lacks_is_named_before_anything_is_wri
     done = theirs(*ALLOWED, "model=line")
     assert done.returncode == 2
     assert "task: theirs.regression.Regress made a Regress without summarise" in done.stderr
-    data.write_text(data.read_text().replace("def in_words", "def words"))
+    data.write_text(data.read_text().replace("def describe", "def words"))
     done = theirs(*ALLOWED, "model=line")
-    assert "dataset: theirs.data.Table made a Table without in_words" in done.stderr
-    assert "mptrain/dataset/source.py" in done.stderr
+    assert "dataset: theirs.data.Table made a Table without describe" in done.stderr
+    assert "mptrain/workloads/base/source.py" in done.stderr
     assert not (tmp_path / "outputs").exists()

@@ -59,7 +59,7 @@ class Bench:
         found = {f"model.{name}": value for name, value in self.parts.model.state_dict().items()}
         found |= {f"best.{name}": value for name, value in self.parts.full_precision().items()}
         for name, learner in self.learners.items():
-            saved = learner.weights.state_dict()
+            saved = learner.weights.updater.state_dict()
             found |= {f"{name}.updates": learner.updates, f"{name}.step": saved["step"]}
             for parameter, state in saved["state"].items():
                 found |= {f"{name}.{parameter}.{key}": value for key, value in state.items()}

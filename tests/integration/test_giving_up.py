@@ -38,7 +38,7 @@ def test_trap_01_persistent_nan_ends_within_patience_with_finite_weights_in_the_
     kept = Kept()
     patience = 7
     loop = loop_of(
-        tmp_path, *TINY, "model=cnn", f"precision={precision}", f"train.patience={patience}", "train.epochs=20",
+        tmp_path, *TINY, "model=cnn", f"precision={precision}", f"train.max_consecutive_overflows={patience}", "train.epochs=20",
         f"log.ring={ring}", "log.seconds=1000", kept=kept,
     )  # fmt: skip
     poison_inputs(loop, after=5)
@@ -62,7 +62,13 @@ def test_trap_01_persistent_nan_ends_within_patience_with_finite_weights_in_the_
 
 
 def test_the_random_state_before_the_last_step_is_kept(tmp_path):
-    words = (*TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3", "model.dropout=0.3")
+    words = (
+        *TINY,
+        "precision=fp16_static",
+        "scaler.scale=1073741824",
+        "train.max_consecutive_overflows=3",
+        "model.dropout=0.3",
+    )
     seen = []
     loop = loop_of(tmp_path, *words)
     loop.parts.model.register_forward_pre_hook(lambda m, args: seen.append(torch.get_rng_state()))  # rehearsal, 3 steps
@@ -73,10 +79,12 @@ def test_the_random_state_before_the_last_step_is_kept(tmp_path):
 
 
 def test_gradients_that_overflow_are_told_from_a_loss_that_does(tmp_path):
-    loop = loop_of(tmp_path, *TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3")
+    loop = loop_of(
+        tmp_path, *TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.max_consecutive_overflows=3"
+    )
     with pytest.raises(NumericsError, match="inputs, weights and loss are finite"):
         loop.run()
-    other = loop_of(tmp_path, *TINY, "precision=fp32", "train.patience=3")
+    other = loop_of(tmp_path, *TINY, "precision=fp32", "train.max_consecutive_overflows=3")
     other.parts.model.register_forward_hook(lambda m, args, out: out * math.inf)
     with pytest.raises(NumericsError, match="the loss is not finite though"):
         other.run()
@@ -89,12 +97,12 @@ def test_applied_overflows_end_the_run_without_saving_broken_weights(tmp_path):
         "precision=fp16_static",
         "scaler.scale=16777216",
         "scaler.on_overflow=apply",
-        "train.patience=4",
+        "train.max_consecutive_overflows=4",
     )
     with pytest.raises(NumericsError, match="weights or buffers are not finite: parameter"):
         loop.run()
     assert loop.storage.store.load_latest() is None
-    assert take_snapshot(loop.parts, loop._ledger, loop.progress)["progress"]["step"] == 4
+    assert take_snapshot(loop.parts, loop.telemetry.step_log, loop.progress)["progress"]["step"] == 4
 
 
 def test_a_mask_of_infinities_is_not_what_a_run_fails_from(tmp_path, monkeypatch):
@@ -105,7 +113,13 @@ def test_a_mask_of_infinities_is_not_what_a_run_fails_from(tmp_path, monkeypatch
         self.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
 
     monkeypatch.setattr(nn.Flatten, "__init__", masked)
-    words = (*TINY, "model=mlp", "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3")
+    words = (
+        *TINY,
+        "model=mlp",
+        "precision=fp16_static",
+        "scaler.scale=1073741824",
+        "train.max_consecutive_overflows=3",
+    )
     loop = loop_of(tmp_path, *words)
     with pytest.raises(NumericsError, match=r"inputs, weights and loss are finite.*weights and batch are saved"):
         loop.run()
@@ -121,7 +135,15 @@ def test_a_mask_of_infinities_is_not_what_a_run_fails_from(tmp_path, monkeypatch
 
 def test_the_command_exits_with_4_two_lines_and_no_traceback(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code = main([*TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3", "run.name=hopeless"])
+    code = main(
+        [
+            *TINY,
+            "precision=fp16_static",
+            "scaler.scale=1073741824",
+            "train.max_consecutive_overflows=3",
+            "run.name=hopeless",
+        ]
+    )
     captured = capsys.readouterr()
     assert code == 4
     errors = captured.err.splitlines()
@@ -137,7 +159,9 @@ def test_the_command_exits_with_4_two_lines_and_no_traceback(tmp_path, monkeypat
 
 def test_a_failed_run_can_be_tried_again_with_another_scale(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    main([*TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.patience=3", "run.name=run"])
+    main(
+        [*TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.max_consecutive_overflows=3", "run.name=run"]
+    )
     assert main(["resume", "outputs/run", "scaler.scale=1024"]) == 0
     output = capsys.readouterr().out
     assert "changed: scaler.scale was 1073741824, now 1024" in output

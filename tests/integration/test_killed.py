@@ -191,7 +191,7 @@ def test_a_signal_in_training_finishes_the_step_saves_and_says_how_to_go_on(tmp_
 
 SLOW_EVALUATION = """
 import sys, time
-from mptrain.task.classify import Classify
+from mptrain.workloads.classification.task import Classify
 measure = Classify.measure
 def slowly(self, model, batch):
     open("evaluating", "w").close()

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from small_runs import TINY, run_in_process
 
-from mptrain.campaign.attempt import launch, resume
-from mptrain.campaign.evaluation import evaluate_run
 from mptrain.config.compose import compose
 from mptrain.errors import CheckpointError, ConfigError, DataError
+from mptrain.run.attempt import launch, resume
+from mptrain.run.evaluation import evaluate_run
 
 TEXT = (
     "model=char_lstm", "dataset=text", "dataset.path=book.txt", "dataset.sequence_length=8", "train.batch_size=4",
@@ -117,7 +117,7 @@ def test_the_command_that_export_proposes_makes_the_same_model(tmp_path):
     assert data
     assert tune[:2] == ["mptrain", "model=mlp"]
     assert set(tune[2:]) == {"model.hidden=[7,5]", "model.weights=outputs/r/export/last-float32.pt", *data}
-    assert re.search(r"mptrain\.model\.mlp\(hidden=.7,\s+5.,.*num_classes=10", said, flags=re.DOTALL)
+    assert re.search(r"perceptron\.mlp\(hidden=.7,\s+5.,.*num_classes=10", said, flags=re.DOTALL)
     assert "data.json: labels, and how inputs are prepared" in said
     refused = run_in_process("export", "r", "--output", ".", cwd=tmp_path)
     assert refused.returncode == 2

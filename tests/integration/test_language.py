@@ -13,12 +13,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mptrain.config.compose import compose
-from mptrain.dataset.batch import Batch
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError, DataError
 from mptrain.records import EvalRecord, StepRecord
+from mptrain.workloads.base.batch import Batch
 
 pytestmark = pytest.mark.workload
 
@@ -53,8 +53,8 @@ class TestChoices:
     def test_a_language_model_chooses_its_task_and_its_data(self):
         for model in ("word_lstm", "char_lstm", "transformer"):
             config = compose([f"model={model}"])
-            assert config.task.path == "mptrain.task.Language"
-            assert config.dataset.path == "mptrain.dataset.load_python_docs"
+            assert config.task.path == "mptrain.workloads.language.task.Language"
+            assert config.dataset.path == "mptrain.workloads.language.datasets.python_docs.load_python_docs"
             assert config.dataset.arguments["tokens"] == ("word" if model == "word_lstm" else "char")
             assert config.dataset.arguments["stream"] == (model != "transformer")
 

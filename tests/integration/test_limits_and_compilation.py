@@ -12,7 +12,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import compose
 from mptrain.errors import EnvironmentRefused
 from mptrain.records import EpochRecord
-from mptrain.task.classify import Classify
+from mptrain.workloads.classification.task import Classify
 
 
 class TestMaxMinutes:
@@ -49,7 +49,7 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 class TestCompile:
     def test_products_that_are_widened_cannot_be_compiled_and_the_refusal_says_what_can(self):
         with pytest.raises(EnvironmentRefused, match=r"cannot be compiled") as caught:
-            build(compose([*TINY, "precision=amp_dynamic", "precision.cpu_kernels=widened", "train.compile=true"]))
+            build(compose([*TINY, "precision=amp_dynamic", "precision.cpu_kernels=upcast", "train.compile=true"]))
         assert "precision=fp32" in caught.value.hint
 
     @needs_compiler

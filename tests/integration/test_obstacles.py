@@ -272,7 +272,7 @@ def test_a_language_model_whose_perplexity_is_infinite_has_diverged(capsys):
 
 
 def test_giving_up_names_the_learner_and_its_keys(capsys):
-    words = ("model=dcgan", "model.width=2", "dataset.image_size=8", "dataset.train_samples=128", "train.patience=3",
+    words = ("model=dcgan", "model.width=2", "dataset.image_size=8", "dataset.train_samples=128", "train.max_consecutive_overflows=3",
              "precision=fp16_dynamic", "learners.generator.scaler.init_scale=1.7e38",
              "learners.generator.scaler.max_scale=1.7e38")  # fmt: skip
     code, _, errors = run(capsys, *words)

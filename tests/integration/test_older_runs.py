@@ -41,6 +41,8 @@ REFUSED = {
     "resume a sweep": (["resume", SWEEP], [SWEEP]),
     "sweep under its name": (["-m", *TINY, "seed=0,1", "run.name=sweep"], [SWEEP]),
     "go on with a sweep": (["-m", *TINY, "seed=0,1", "run.name=sweep", "run.resume=auto"], [SWEEP]),
+    "search in its folder": (["-m", "hydra/sweeper=basic", *TINY, "seed=0,1", "run.name=sweep", "run.resume=auto"], [SWEEP]),
+    "train from its configuration": (["--config-dir", OLD, "--config-name", "config", "run.name=again"], [OLD]),
     "compare under its name": (["compare", *TINY, "precision=fp32,bf16_pure", "run.name=sweep", "run.resume=auto"], [SWEEP]),
     "reproduce": (["reproduce", "two_cliffs", "--smoke"], [RECIPE]),
     "report of a recipe": (["report", RECIPE], [RECIPE]),
@@ -59,6 +61,7 @@ def world(tmp_path, monkeypatch):
     for folder in (SWEEP, RECIPE):
         Path(folder).mkdir(parents=True, exist_ok=True)
         shutil.copy(WRITTEN / "sweep.json", folder)
+    Path(SWEEP, "multirun.yaml").write_text("hydra: {}\n")
     Path("outputs/compared").mkdir()
     Path("outputs/compared/comparison.json").write_text('{"schema": 1, "groups": []}\n')
     return tmp_path

@@ -24,7 +24,7 @@ NETWORKS = {
 
 def trained(root, words, *more):
     kept = Kept()
-    loop_of(root, *words, "precision.cpu_kernels=widened", "checkpoint.every_epochs=null", *more, kept=kept).run()
+    loop_of(root, *words, "precision.cpu_kernels=upcast", "checkpoint.every_epochs=null", *more, kept=kept).run()
     return kept
 
 

@@ -14,9 +14,9 @@ from mptrain.config.compose import compose
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError
-from mptrain.model.masked_norm import MaskedBatchNorm
 from mptrain.records import EvalRecord, StepRecord
-from mptrain.task.exhibits import Texts
+from mptrain.workloads.base.exhibits import Texts
+from mptrain.workloads.speech.models.masked_norm import MaskedBatchNorm
 
 pytestmark = pytest.mark.workload
 
@@ -33,8 +33,8 @@ def state_of(module):
 def test_the_models_choose_their_task_and_data_that_needs_no_download():
     for model, features in (("deepspeech2_small", "log_mel"), ("deepspeech2", "log_spectrogram")):
         config = compose([f"model={model}"])
-        assert config.task.path == "mptrain.task.Transcribe"
-        assert config.dataset.path == "mptrain.dataset.make_tone_words"
+        assert config.task.path == "mptrain.workloads.speech.task.Transcribe"
+        assert config.dataset.path == "mptrain.workloads.speech.datasets.tone_words.make_tone_words"
         assert config.dataset.arguments["features"] == features
 
 

@@ -66,7 +66,7 @@ model:
 WORDS = (
     "--config-dir", "conf", "model=unruly", "extensions.allow=[unruly]", "precision=fp16_dynamic",
     "dataset.image_size=8", "dataset.train_samples=64", "train.batch_size=16", "train.epochs=1",
-    "train.patience=3", "run.name=mine",
+    "train.max_consecutive_overflows=3", "run.name=mine",
 )  # fmt: skip
 
 

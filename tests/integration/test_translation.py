@@ -13,12 +13,12 @@ from small_runs import Kept, continue_loop, interrupt_after, loop_of, parts_of, 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mptrain.config.compose import compose
-from mptrain.dataset.batch import Batch
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.records import EvalRecord, StepRecord
+from mptrain.workloads.base.batch import Batch
 
 pytestmark = pytest.mark.workload
 
@@ -42,8 +42,8 @@ MODELS_OF_TRANSLATION = (
 @pytest.mark.parametrize("name", MODELS_OF_TRANSLATION)
 def test_a_model_chooses_its_task_and_data_that_need_no_files(name):
     config = compose([f"model={name}"])
-    assert config.task.path == "mptrain.task.Translate"
-    assert config.dataset.path == "mptrain.dataset.load_number_words"
+    assert config.task.path == "mptrain.workloads.translation.task.Translate"
+    assert config.dataset.path == "mptrain.workloads.translation.datasets.number_words.load_number_words"
     assert config.task.arguments["label_smoothing"] == (0.1 if name == "transformer_base" else 0.0)
     assert config.dataset.arguments["shared"] == name.startswith("transformer")
 

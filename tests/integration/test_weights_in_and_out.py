@@ -10,12 +10,12 @@ import pytest
 import torch
 from small_runs import TINY, environment, parts_of, run_in_process
 
-from mptrain.campaign.attempt import launch, resume
-from mptrain.campaign.evaluation import evaluate_run
-from mptrain.campaign.export import export_run
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.errors import CheckpointError
+from mptrain.run.attempt import launch, resume
+from mptrain.run.evaluation import evaluate_run
+from mptrain.run.export import export_run
 
 RESNET = ("model=resnet18", "dataset.train_samples=64", "train.batch_size=16", "train.epochs=1")
 

@@ -7,13 +7,13 @@ import random
 import torch
 
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW
-from mptrain.optimizer.rules import Stride
+from mptrain.optimizer.rules import UpdateInputs
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
 def stride(lr=0.125, step=1.0, grad_scale=1.0, skip=0.0):
-    return Stride(*(torch.tensor([value]) for value in (lr, step, grad_scale, skip)))
+    return UpdateInputs(*(torch.tensor([value]) for value in (lr, step, grad_scale, skip)))
 
 
 def exact(rule, decay, weight, state, grad, taken):

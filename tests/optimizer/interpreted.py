@@ -47,6 +47,6 @@ def overflow_is_no_warning():
 
 
 def rounded(master, dtype):
-    """What `Weights.publish` makes of a master."""
+    """What `MasterWeights.copy_to_params` makes of a master."""
     half = master.to(dtype)
     return half.clamp(-65504, 65504) if dtype == torch.float16 else half

@@ -46,7 +46,7 @@ def run(model, weights, *, seed=0, scale=1.0, micro=1, poison=None, refuse=1.0, 
     """One update with gradients that depend on the seed alone; ``poison`` replaces one element of the matrix's."""
     generator = torch.Generator().manual_seed(1000 + seed)
     loss_scale = torch.tensor([scale])
-    weights.clear()
+    weights.gradients.zero_grad()
     for _ in range(micro):
         for name, parameter in model.named_parameters():
             grad = torch.randn(parameter.shape, generator=generator) * scale
@@ -56,7 +56,7 @@ def run(model, weights, *, seed=0, scale=1.0, micro=1, poison=None, refuse=1.0, 
                 grad[1, 2] = poison
             grad = grad.to(parameter.dtype)
             parameter.grad = grad if parameter.grad is None else parameter.grad + grad
-        weights.gather()
+        weights.gradients.accumulate()
     verdict = weights.judge(loss_scale, refuses=bool(refuse))
     weights.update(verdict, torch.tensor([0.125]), loss_scale)
     return verdict
@@ -65,8 +65,8 @@ def run(model, weights, *, seed=0, scale=1.0, micro=1, poison=None, refuse=1.0, 
 def state_of(model, weights):
     """Copies of everything that an update may change."""
     found = {f"parameter.{name}": p.detach() for name, p in model.named_parameters()}
-    found |= {f"best.{name}": value for name, value in weights.full_precision().items()}
-    saved = weights.state_dict()
+    found |= {f"best.{name}": value for name, value in weights.masters.full_precision().items()}
+    saved = weights.updater.state_dict()
     found |= {f"state.{name}.{key}": value for name, own in saved["state"].items() for key, value in own.items()}
     found["step"] = saved["step"]
     return {key: value.clone() for key, value in found.items()}

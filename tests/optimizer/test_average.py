@@ -24,12 +24,12 @@ def by_hand(decay, values):
 def test_it_is_the_rule_worked_out_over_the_weights_of_every_update(tmp_path, decay):
     loop = loop_of(tmp_path, *TINY, "precision=fp32", f"train.ema_decay={decay}", "train.max_steps=7")
     [learner] = loop.parts.learners
-    seen = [{name: value.double().clone() for name, value in learner.weights.full_precision().items()}]
+    seen = [{name: value.double().clone() for name, value in learner.weights.masters.full_precision().items()}]
     advance = learner.advance
 
     def watch(verdict):
         advance(verdict)
-        seen.append({name: value.double().clone() for name, value in learner.weights.full_precision().items()})
+        seen.append({name: value.double().clone() for name, value in learner.weights.masters.full_precision().items()})
 
     learner.advance = watch
     loop.run()

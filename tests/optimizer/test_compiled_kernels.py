@@ -17,7 +17,7 @@ import torch
 
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW
 from mptrain.optimizer.multi_tensor import NORM_BLOCK, NORM_ROUNDS, UPDATE_BLOCK, MultiTensorNorms, MultiTensorUpdate
-from mptrain.optimizer.rules import Stride
+from mptrain.optimizer.rules import UpdateInputs
 
 triton = pytest.importorskip("triton")
 
@@ -100,7 +100,7 @@ def compiled(kernel, capability):
 
 def stride(offset=0):
     """Values that begin on 16 bytes, or ``offset`` elements behind."""
-    return Stride(*torch.ones(16)[offset : offset + 4].split(1))
+    return UpdateInputs(*torch.ones(16)[offset : offset + 4].split(1))
 
 
 def train(rule, decay, sizes=(UPDATE_BLOCK,), steps=1, offset=0):

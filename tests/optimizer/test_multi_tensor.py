@@ -18,9 +18,10 @@ from optimizer.interpreted import KERNELS, interpreter, overflow_is_no_warning, 
 from optimizer.kinds import RULES
 from small_runs import TINY, loop_of
 
-from mptrain.engine.loop import Loop
+from mptrain.engine import rehearsal
+from mptrain.engine.rehearsal import obstacles
 from mptrain.numerics.verdict import clip_coefficient, judge
-from mptrain.optimizer import SGD, Adam, AdamW, multi_tensor, weights
+from mptrain.optimizer import SGD, Adam, AdamW, multi_tensor, updater
 from mptrain.optimizer.multi_tensor import (
     NORM_BLOCK,
     NORM_ROUNDS,
@@ -29,7 +30,7 @@ from mptrain.optimizer.multi_tensor import (
     MultiTensorNorms,
     MultiTensorUpdate,
 )
-from mptrain.optimizer.rules import Group, Stride
+from mptrain.optimizer.rules import Group, UpdateInputs
 
 triton = pytest.importorskip("triton")
 
@@ -167,7 +168,7 @@ def test_thirty_updates_are_those_of_adamw_and_the_clip_coefficient_is_in_the_sc
         verdict = judge(norms([grad * scale]), scale, refuses=True)
         torch.testing.assert_close(verdict.grad_norm, grad.double().norm().reshape(1))
         clipped = (scale / clip_coefficient(verdict.grad_norm, 2.0)).float()
-        step([grad * scale], Stride(torch.tensor([0.01]), torch.tensor([float(count)]), clipped, verdict.skip))
+        step([grad * scale], UpdateInputs(torch.tensor([0.01]), torch.tensor([float(count)]), clipped, verdict.skip))
         g = grad.double() * min(1.0, 2.0 / grad.double().norm().item())
         first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g**2
         weight = weight * (1 - 0.001) - 0.01 * (first / (1 - 0.9**count)) / (
@@ -368,10 +369,9 @@ class Broken:
 def test_a_run_goes_on_with_torchs_kernels_and_says_why(volta, tmp_path, monkeypatch):
     broken = SimpleNamespace(update=Broken(), partial_squares=Broken(), norms=Broken())
     monkeypatch.setattr(multi_tensor, "_kernels", lambda: broken)
-    monkeypatch.setattr(weights, "available", lambda device, rule: multi_tensor.available(volta, rule))
+    monkeypatch.setattr(updater, "available", lambda device, rule: multi_tensor.available(volta, rule))
     loop = loop_of(tmp_path, *TINY, "train.max_steps=2", "precision=fp16_dynamic")
-    on_cuda = SimpleNamespace(parts=replace(loop.parts, device=volta))
-    monkeypatch.setattr(loop, "_obstacles", lambda: Loop._obstacles(on_cuda))
+    monkeypatch.setattr(rehearsal, "obstacles", lambda parts: obstacles(replace(parts, device=volta)))
     loop.run()
     assert not loop.parts.learners[0].weights.one_pass
     said = [record.get("message", "") for record in map(json.loads, loop.storage.paths.events.read_text().splitlines())]

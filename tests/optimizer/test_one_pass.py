@@ -22,7 +22,7 @@ def weights_of(values, dtype, rule, *, one_pass, masters=True, **more):
     parameters = {name: torch.nn.Parameter(value.to(dtype)) for name, value in values.items()}
     made = Weights(parameters, rule, master_weights=masters and dtype != FP32, **more)
     assert made.one_pass
-    made.one_pass = one_pass
+    made.updater.one_pass = made.gradients.read_half = one_pass
     return made
 
 
@@ -42,32 +42,32 @@ def test_weights_give_the_same_with_the_kernels_as_without(rule, dtype, masters,
         verdicts = []
         drawn = [{name: torch.randn(value.shape, generator=draw) for name, value in values.items()} for _ in range(2)]
         for weights in pair:
-            weights.clear()
+            weights.gradients.zero_grad()
             for gradients in drawn[:micro_batches]:
-                for name, parameter in zip(weights.names, weights.parameters(), strict=True):
+                for name, parameter in zip(weights.names, weights.params, strict=True):
                     if name != "c" or number == 3:
                         parameter.grad = (gradients[name] * 64).to(dtype)
                         parameter.grad[0] = math.inf if number == 1 else 1.0
-                weights.gather(alone=micro_batches == 1)
-            assert weights.without_gradient() == ([] if number == 3 else ["c"])
-            assert {gradient.dtype for gradient in weights.gradients().values()} == {FP32}
+                weights.gradients.accumulate(single_microbatch=micro_batches == 1)
+            assert weights.gradients.missing() == ([] if number == 3 else ["c"])
+            assert {gradient.dtype for gradient in weights.gradients.by_name().values()} == {FP32}
             verdicts.append(weights.judge(scale, refuses=True))
-            before = {name: value.clone() for name, value in weights.full_precision().items()}
+            before = {name: value.clone() for name, value in weights.masters.full_precision().items()}
             weights.update(verdicts[-1], lr, scale)
-            moved = [not torch.equal(before[name], value) for name, value in weights.full_precision().items()]
+            moved = [not torch.equal(before[name], value) for name, value in weights.masters.full_precision().items()]
             assert not any(moved) if number == 1 else moved[0]
             assert number == 3 or not moved[2]
         ours, theirs = verdicts
         assert (ours.skip.item(), ours.overflow.item()) == (theirs.skip.item(), theirs.overflow.item())
         torch.testing.assert_close(ours.norms, theirs.norms, rtol=2.0**-20, atol=0)
-    ours, theirs = (weights.full_precision() for weights in pair)
+    ours, theirs = (weights.masters.full_precision() for weights in pair)
     tolerance = 2.0**-18 if masters or dtype == FP32 else 2.0 ** {FP16: -9, BF16: -6}[dtype]
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=tolerance, atol=tolerance / 8)
-    for one, other in zip(*(weights.parameters() for weights in pair), strict=True):
+    for one, other in zip(*(weights.params for weights in pair), strict=True):
         assert one.dtype == other.dtype == dtype
         assert torch.equal(
-            one, rounded(ours[dict(zip(map(id, pair[0].parameters()), pair[0].names, strict=True))[id(one)]], dtype)
+            one, rounded(ours[dict(zip(map(id, pair[0].params), pair[0].names, strict=True))[id(one)]], dtype)
         )
 
 
@@ -76,10 +76,10 @@ def test_weights_give_the_same_with_the_kernels_as_without(rule, dtype, masters,
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_autograd_knows_that_an_update_changed_what_a_graph_had_saved(dtype, rule, one_pass):
     weights = weights_of({"a": torch.ones(3)}, dtype, rule, one_pass=one_pass)
-    [parameter], one = weights.parameters(), torch.ones(1)
+    [parameter], one = weights.params, torch.ones(1)
     product = (parameter * torch.ones(3, dtype=dtype, requires_grad=True)).sum()
     parameter.grad = torch.ones_like(parameter)
-    weights.gather(alone=True)
+    weights.gradients.accumulate(single_microbatch=True)
     weights.update(weights.judge(one, refuses=True), one, one)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         product.backward()
@@ -91,7 +91,7 @@ def test_a_whole_run_with_the_kernels_is_that_without_them(tmp_path):
     assert all(learner.weights.one_pass for learner in with_kernels.parts.learners)
     plain = loop_of(tmp_path / "plain", *words)
     for learner in plain.parts.learners:
-        learner.weights.one_pass = False
+        learner.weights.updater.one_pass = learner.weights.gradients.read_half = False
     for loop in (with_kernels, plain):
         loop.run()
     one, other = steps_of(with_kernels), steps_of(plain)

@@ -12,14 +12,14 @@ from mptrain.config.checks import check_together
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW
-from mptrain.optimizer.rules import Group, Stride
+from mptrain.optimizer.rules import Group, UpdateInputs
 from mptrain.precision.policy import Policy
 
 SHAPES = [(), (1,), (7,), (16, 17), (3, 5, 2), (64, 33)]
 
 
 def stride(lr=0.125, step=1.0, grad_scale=1.0, skip=0.0):
-    return Stride(*(torch.tensor([value]) for value in (lr, step, grad_scale, skip)))
+    return UpdateInputs(*(torch.tensor([value]) for value in (lr, step, grad_scale, skip)))
 
 
 def group_of(rule, generator, weight_decay=0.0, dtype=torch.float32):

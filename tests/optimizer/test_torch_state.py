@@ -32,7 +32,7 @@ def test_state_of_something_else_is_refused_with_a_reason(optimizer, width, word
     weights = Weights({"weight": nn.Parameter(torch.zeros(2, 3))}, SGD(), master_weights=True)
     model = nn.Linear(width, 2, bias=False)
     with pytest.raises(ValueError, match=words):
-        torch_optim_state(weights.state_dict(), optimizer(model.parameters()), dict(model.named_parameters()))
+        torch_optim_state(weights.updater.state_dict(), optimizer(model.parameters()), dict(model.named_parameters()))
 
 
 def test_a_parameter_without_state_or_name_is_named():
@@ -40,9 +40,9 @@ def test_a_parameter_without_state_or_name_is_named():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     with pytest.raises(ValueError, match="no state of bias"):
-        torch_optim_state(weights.state_dict(), optimizer, dict(model.named_parameters()))
+        torch_optim_state(weights.updater.state_dict(), optimizer, dict(model.named_parameters()))
     with pytest.raises(ValueError, match="not among those named"):
-        torch_optim_state(weights.state_dict(), optimizer, {})
+        torch_optim_state(weights.updater.state_dict(), optimizer, {})
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -65,18 +65,18 @@ def test_torch_optim_goes_on_where_a_run_has_ended(tmp_path, name):
         torch_optim_state(saved["learners"]["main"]["optimizer"], optimizer, dict(model.named_parameters()))
     )
     (learner,) = loop.parts.learners
-    gradients = {one: torch.randn_like(value) for one, value in learner.weights.full_precision().items()}
-    before = {one: value.clone() for one, value in learner.weights.full_precision().items()}
+    gradients = {one: torch.randn_like(value) for one, value in learner.weights.masters.full_precision().items()}
+    before = {one: value.clone() for one, value in learner.weights.masters.full_precision().items()}
     for one, parameter in model.named_parameters():
         parameter.grad = gradients[one].clone()
     optimizer.step()
     theirs = {one: value.detach().clone() for one, value in model.named_parameters()}
-    learner.weights.load_full_precision(before)
-    learner.weights.clear()
+    learner.weights.masters.load_full_precision(before)
+    learner.weights.gradients.zero_grad()
     for one, parameter in model.named_parameters():
         parameter.grad = gradients[one].clone()
     one = torch.ones(1)
     learner.weights.update(learner.weights.judge(one, refuses=True), torch.tensor([lr]), one)
-    for key, value in learner.weights.full_precision().items():
+    for key, value in learner.weights.masters.full_precision().items():
         torch.testing.assert_close(value, theirs[key], rtol=1e-5, atol=1e-7)
         assert not torch.equal(value, before[key])

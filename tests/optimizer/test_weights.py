@@ -58,12 +58,12 @@ def test_trap_23_a_refused_update_is_not_one_with_zero_gradients(rule):
     run(twin_model, twin)
     assert torch.equal(model.matrix, twin_model.matrix)
     run(model, weights, poison=math.inf)
-    twin.clear()
+    twin.gradients.zero_grad()
     for parameter in twin_model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     twin.update(twin.judge(ONE, refuses=True), ONE, ONE)
-    assert twin.state_dict()["step"] == 2
-    assert weights.state_dict()["step"] == 1
+    assert twin.updater.state_dict()["step"] == 2
+    assert weights.updater.state_dict()["step"] == 1
     if rule not in ("sgd", "adagrad"):
         assert not torch.equal(model.matrix, twin_model.matrix)
 
@@ -75,18 +75,18 @@ def test_trap_15_where_overflows_are_applied_they_reach_the_weights(kind):
     assert verdict.overflow
     assert verdict.skip == 0
     assert not model.matrix.isfinite().all()
-    assert weights.state_dict()["step"] == 1
+    assert weights.updater.state_dict()["step"] == 1
 
 
 @each("kind", KINDS)
 def test_trap_14_parameters_without_gradients_are_named_and_left_alone(kind):
     model, weights = make(kind, AdamW(lr=0.1, weight_decay=0.5, decay_norms_and_biases=True))
     run(model, weights)
-    assert weights.without_gradient() == []
+    assert weights.gradients.missing() == []
     before = state_of(model, weights)
     run(model, weights, without=("bias", "scalar"))
     after = state_of(model, weights)
-    assert weights.without_gradient() == ["bias", "scalar"]
+    assert weights.gradients.missing() == ["bias", "scalar"]
     for key in before:
         if key != "step":
             assert torch.equal(before[key], after[key]) == (key.split(".")[1] in ("bias", "scalar")), key
@@ -96,11 +96,11 @@ def test_trap_14_parameters_without_gradients_are_named_and_left_alone(kind):
 def test_trap_14_a_step_in_which_nothing_has_a_gradient_is_no_crash(kind):
     model, weights = make(kind, SGD())
     before = state_of(model, weights)
-    weights.clear()
-    weights.gather()
+    weights.gradients.zero_grad()
+    weights.gradients.accumulate()
     verdict = weights.judge(ONE, refuses=True)
     weights.update(verdict, ONE, ONE)
-    assert weights.without_gradient() == list(SHAPES)
+    assert weights.gradients.missing() == list(SHAPES)
     assert verdict.norms.tolist() == [-1.0] * len(SHAPES)
     assert not verdict.overflow
     for key, value in state_of(model, weights).items():
@@ -112,13 +112,13 @@ def test_trap_14_a_step_in_which_nothing_has_a_gradient_is_no_crash(kind):
 @each("missing", [(), ("bias",)])
 def test_a_verdict_that_names_offenders_only_is_otherwise_the_same(kind, value, missing):
     model, weights = make(kind, SGD())
-    weights.clear()
+    weights.gradients.zero_grad()
     for number, (name, parameter) in enumerate(model.named_parameters()):
         if name not in missing:
             parameter.grad = torch.full_like(parameter, number + 1.0)
     last = [p for name, p in model.named_parameters() if name not in missing][-1]
     last.grad.view(-1)[-1] = value
-    weights.gather()
+    weights.gradients.accumulate()
     scale = torch.tensor([8.0])
     all_of_them = weights.judge(scale, refuses=True)
     offenders = weights.judge(scale, refuses=True, offenders_only=True)
@@ -144,9 +144,9 @@ def test_trap_14_frozen_parameters_are_left_out_and_all_frozen_is_an_error():
 def with_gradient(value, dtype=torch.float32, rule=None, **options):
     parameter = nn.Parameter(torch.zeros(len(value), dtype=dtype))
     weights = Weights({"p": parameter}, rule or SGD(lr=1.0, momentum=0.0), master_weights=False, **options)
-    weights.clear()
+    weights.gradients.zero_grad()
     parameter.grad = torch.tensor(value, dtype=dtype)
-    weights.gather()
+    weights.gradients.accumulate()
     return parameter, weights
 
 
@@ -158,11 +158,11 @@ def test_trap_16_half_gradients_are_unscaled_in_fp32(dtype):
     parameter = nn.Parameter(torch.zeros(20, dtype=dtype))
     weights = Weights({"p": parameter}, SGD(lr=1.0, momentum=0.0), master_weights=dtype != torch.float32)
     parameter.grad = gradient.expand(20).clone()
-    weights.gather()
+    weights.gradients.accumulate()
     verdict = weights.judge(scale, refuses=True)
     weights.update(verdict, ONE, scale)
     expected = -gradient.float() / 65536
-    assert torch.equal(weights.full_precision()["p"], expected.expand(20))
+    assert torch.equal(weights.masters.full_precision()["p"], expected.expand(20))
 
 
 @pytest.mark.parametrize("rule", [Adam(lr=1.0, eps=1e-6), AdamW(lr=1.0, eps=1e-6, weight_decay=0.0)])
@@ -245,10 +245,10 @@ def test_trap_05_any_power_of_two_gives_the_same_bits_with_clipping_and_accumula
 def test_trap_20_micro_gradients_of_half_parameters_are_summed_up_in_fp32(kind):
     """40000 + 40000 overflows in FP16, 2^-24 added to 1 vanishes there, and both are right in FP32."""
     model, weights = make(kind, SGD(lr=2.0**-20, momentum=0.0))
-    weights.clear()
+    weights.gradients.zero_grad()
     for part in ([40000.0, 1.0], [40000.0, 2.0**-14], [-40000.0, 2.0**-14]):
         model.bias.grad = torch.tensor([*part, 0.0], dtype=model.bias.dtype)
-        weights.gather()
+        weights.gradients.accumulate()
         assert model.bias.grad is None
     verdict = weights.judge(ONE, refuses=True)
     assert not verdict.overflow
@@ -272,9 +272,9 @@ def test_trap_29_without_a_master_copy_small_updates_are_lost_and_with_one_they_
         parameter = nn.Parameter(torch.ones(1, dtype=dtype))
         weights = Weights({"p": parameter}, SGD(lr=1.0, momentum=0.0), master_weights=master_weights)
         for _ in range(100):
-            weights.clear()
+            weights.gradients.zero_grad()
             parameter.grad = torch.full((1,), lost, dtype=dtype)
-            weights.gather()
+            weights.gradients.accumulate()
             weights.update(weights.judge(ONE, refuses=True), ONE, ONE)
         assert parameter.item() == pytest.approx(expected, rel=float(torch.finfo(dtype).eps))
         assert (parameter.item() == 1.0) is not master_weights
@@ -284,17 +284,17 @@ def test_a_weight_of_3_1_is_exact_in_its_master_and_3_0996_in_half():
     drawn = torch.tensor([3.1])
     parameter = nn.Parameter(drawn.half())
     weights = Weights({"p": parameter}, SGD(), master_weights=True, initial={"p": drawn})
-    assert torch.equal(weights.full_precision()["p"], drawn)
+    assert torch.equal(weights.masters.full_precision()["p"], drawn)
     assert parameter.item() == 3.099609375
-    weights.publish()
+    weights.masters.copy_to_params()
     assert parameter.item() == 3.099609375
-    assert torch.equal(weights.full_precision()["p"], drawn)
+    assert torch.equal(weights.masters.full_precision()["p"], drawn)
 
 
 def test_masters_are_copies_and_not_the_values_they_were_drawn_from():
     drawn = torch.tensor([3.1])
     weights = Weights({"p": nn.Parameter(drawn.half())}, SGD(), master_weights=True, initial={"p": drawn})
-    weights.full_precision()["p"].zero_()
+    weights.masters.full_precision()["p"].zero_()
     assert drawn.item() == pytest.approx(3.1)
 
 
@@ -303,14 +303,14 @@ def test_trap_32_publishing_saturates_in_both_directions(kind):
     model, weights = make(kind, SGD(lr=1.0, momentum=0.0))
     with torch.no_grad():
         model.bias.copy_(torch.tensor([60000.0, -60000.0, 1.0]))
-    weights.load_full_precision({name: p.detach().float() for name, p in model.named_parameters()})
-    weights.clear()
+    weights.masters.load_full_precision({name: p.detach().float() for name, p in model.named_parameters()})
+    weights.gradients.zero_grad()
     model.bias.grad = torch.tensor([-30000.0, 30000.0, 0.0], dtype=torch.float16)
-    weights.gather()
+    weights.gradients.accumulate()
     weights.update(weights.judge(ONE, refuses=True), ONE, ONE)
     assert model.bias.tolist() == [65504.0, -65504.0, 1.0]
     if kind == "fp16 master":
-        assert weights.full_precision()["bias"].tolist() == [90000.0, -90000.0, 1.0]
+        assert weights.masters.full_precision()["bias"].tolist() == [90000.0, -90000.0, 1.0]
 
 
 @each("kind", KINDS)
@@ -318,24 +318,24 @@ def test_trap_32_loading_sets_parameters_and_masters_alike(kind):
     model, weights = make(kind, Adam())
     values = {name: torch.randn(shape) for name, shape in SHAPES.items()}
     values["bias"] = torch.tensor([1e6, -1e6, 3.1])
-    weights.load_full_precision(values)
+    weights.masters.load_full_precision(values)
     dtype = model.bias.dtype
     limit = torch.finfo(torch.float16).max
     for name, parameter in model.named_parameters():
         expected = values[name].clamp(-limit, limit) if dtype == torch.float16 else values[name]
         assert torch.equal(parameter, expected.to(dtype)), name
     if kind.endswith("master"):
-        assert all(torch.equal(weights.full_precision()[name], value) for name, value in values.items())
+        assert all(torch.equal(weights.masters.full_precision()[name], value) for name, value in values.items())
 
 
 @each("kind", KINDS)
 def test_trap_32_after_a_load_the_next_update_starts_from_what_was_loaded(kind):
     model, weights = make(kind, SGD(lr=1.0, momentum=0.0))
     run(model, weights)
-    weights.load_full_precision({name: torch.full(shape, 2.0) for name, shape in SHAPES.items()})
-    weights.clear()
+    weights.masters.load_full_precision({name: torch.full(shape, 2.0) for name, shape in SHAPES.items()})
+    weights.gradients.zero_grad()
     model.matrix.grad = torch.full_like(model.matrix, 0.5)
-    weights.gather()
+    weights.gradients.accumulate()
     weights.update(weights.judge(ONE, refuses=True), ONE, ONE)
     assert torch.equal(model.matrix.float(), torch.full((4, 3), 1.5))
 
@@ -344,8 +344,8 @@ def test_trap_39_fp32_weights_go_into_half_weights_and_back_without_loss_in_the_
     source_model, source = make("fp32", SGD())
     _, half = make("fp16 master", SGD(), seed=9)
     target_model, target = make("fp32", SGD(), seed=10)
-    half.load_full_precision(source.full_precision())
-    target.load_full_precision(half.full_precision())
+    half.masters.load_full_precision(source.masters.full_precision())
+    target.masters.load_full_precision(half.masters.full_precision())
     for (name, one), other in zip(source_model.named_parameters(), target_model.parameters(), strict=True):
         assert torch.equal(one, other), name
 
@@ -353,11 +353,11 @@ def test_trap_39_fp32_weights_go_into_half_weights_and_back_without_loss_in_the_
 def test_weights_that_do_not_fit_are_refused_before_anything_moves():
     model, weights = make("fp32", SGD())
     before = state_of(model, weights)
-    values = {name: value.clone() + 1 for name, value in weights.full_precision().items()}
+    values = {name: value.clone() + 1 for name, value in weights.masters.full_precision().items()}
     values["matrix"] = torch.zeros(3, 4)
     del values["scalar"]
     with pytest.raises(CheckpointError, match=r"matrix is \(3, 4\), not \(4, 3\); scalar is missing"):
-        weights.load_full_precision(values)
+        weights.masters.load_full_precision(values)
     assert_same_bits(before, state_of(model, weights))
 
 
@@ -367,12 +367,14 @@ def test_trap_31_loading_state_keeps_fp32_moments_and_their_bits(kind, rule, tmp
     model, weights = make(kind, RULES[rule])
     for step in range(3):
         run(model, weights, seed=step)
-    torch.save({"state": weights.state_dict(), "weights": weights.full_precision()}, tmp_path / "saved.pt")
+    torch.save(
+        {"state": weights.updater.state_dict(), "weights": weights.masters.full_precision()}, tmp_path / "saved.pt"
+    )
     saved = torch.load(tmp_path / "saved.pt", weights_only=True)
     other_model, other = make(kind, RULES[rule], seed=7)
-    other.load_full_precision(saved["weights"])
-    assert other.load_state_dict(saved["state"]) == []
-    state = other.state_dict()["state"]
+    other.masters.load_full_precision(saved["weights"])
+    assert other.updater.load_state_dict(saved["state"]) == []
+    state = other.updater.state_dict()["state"]
     assert all(tensor.dtype == torch.float32 for tensors in state.values() for tensor in tensors.values())
     assert_same_bits(state_of(model, weights), state_of(other_model, other))
     for step in range(3, 6):
@@ -385,10 +387,10 @@ def test_trap_31_half_state_loads_into_fp32_state_without_becoming_half():
     model, weights = make("fp16 in place", RULES["sgd momentum"])
     run(model, weights)
     _, wide = make("fp16 master", RULES["sgd momentum"])
-    assert wide.load_state_dict(weights.state_dict()) == []
-    buffer = wide.state_dict()["state"]["matrix"]["momentum_buffer"]
+    assert wide.updater.load_state_dict(weights.updater.state_dict()) == []
+    buffer = wide.updater.state_dict()["state"]["matrix"]["momentum_buffer"]
     assert buffer.dtype == torch.float32
-    assert torch.equal(buffer, weights.state_dict()["state"]["matrix"]["momentum_buffer"].float())
+    assert torch.equal(buffer, weights.updater.state_dict()["state"]["matrix"]["momentum_buffer"].float())
 
 
 def test_state_of_another_optimizer_is_reported_parameter_by_parameter_and_not_used():
@@ -396,7 +398,7 @@ def test_state_of_another_optimizer_is_reported_parameter_by_parameter_and_not_u
     run(adam_model, adam)
     model, sgd = make("fp32", SGD())
     before = state_of(model, sgd)
-    lost = sgd.load_state_dict(adam.state_dict())
+    lost = sgd.updater.load_state_dict(adam.updater.state_dict())
     assert lost == [f"the optimizer starts afresh: the checkpoint has no such state of {next(iter(SHAPES))}"]
     assert_same_bits(before, state_of(model, sgd))
 
@@ -407,12 +409,12 @@ def test_trap_33_weight_decay_acts_on_the_master_where_half_would_lose_it():
     parameter = nn.Parameter(torch.ones(2, 2, dtype=torch.float16))
     weights = Weights({"p": parameter}, rule, master_weights=True)
     for _ in range(16):
-        weights.clear()
+        weights.gradients.zero_grad()
         parameter.grad = torch.zeros_like(parameter)
-        weights.gather()
+        weights.gradients.accumulate()
         weights.update(weights.judge(ONE, refuses=True), ONE, ONE)
     expected = (1 - decay) ** 16
-    assert weights.full_precision()["p"][0, 0].item() == pytest.approx(expected, rel=1e-6)
+    assert weights.masters.full_precision()["p"][0, 0].item() == pytest.approx(expected, rel=1e-6)
     assert parameter[0, 0].item() == torch.tensor(expected).half().item() < 1.0
 
 
@@ -427,11 +429,11 @@ def test_trap_33_decay_spares_norms_and_biases_unless_asked_not_to(rule, kind):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(1.0)
-        weights.load_full_precision({name: p.detach().float() for name, p in model.named_parameters()})
-        weights.clear()
+        weights.masters.load_full_precision({name: p.detach().float() for name, p in model.named_parameters()})
+        weights.gradients.zero_grad()
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
-        weights.gather()
+        weights.gradients.accumulate()
         weights.update(weights.judge(ONE, refuses=True), torch.tensor([0.25]), ONE)
         assert (model.matrix < 1.0).all()
         assert (model.bias < 1.0).all().item() is everything
@@ -447,31 +449,31 @@ def test_the_gradients_of_a_refused_step_can_still_be_looked_at():
 
 def test_sums_in_fp32_take_memory_only_where_they_are_formed():
     _, weights = make("fp16 master", SGD(momentum=0.9))
-    assert not any(wide is not None for wide in weights._wide_grads)
-    weights.one_pass = True  # its kernels read half gradients
-    for parameter in weights.parameters():
+    assert not any(wide is not None for wide in weights.gradients._sums)
+    weights.updater.one_pass = weights.gradients.read_half = True  # its kernels read half gradients
+    for parameter in weights.params:
         parameter.grad = torch.ones_like(parameter)
-    weights.gather(alone=True)
-    assert not any(wide is not None for wide in weights._wide_grads)
-    weights.gather()
-    halves = [p for p in weights.parameters() if p.dtype != torch.float32]
+    weights.gradients.accumulate(single_microbatch=True)
+    assert not any(wide is not None for wide in weights.gradients._sums)
+    weights.gradients.accumulate()
+    halves = [p for p in weights.params if p.dtype != torch.float32]
     assert halves
-    assert sum(wide is not None for wide in weights._wide_grads) == len(halves)
+    assert sum(wide is not None for wide in weights.gradients._sums) == len(halves)
     assert all(p.grad is None for p in halves)
 
 
 def test_sums_that_others_have_formed_are_used_as_they_are_and_let_go():
     _, weights = make("fp16 master", SGD(momentum=0.9))
-    halves = [p for p in weights.parameters() if p.dtype != torch.float32]
+    halves = [p for p in weights.params if p.dtype != torch.float32]
     sums = [(p, torch.full_like(p, 3.0, dtype=torch.float32)) for p in halves]
-    for parameter in weights.parameters():
+    for parameter in weights.params:
         parameter.grad = torch.ones_like(parameter)
-    weights.take_sums(sums)
+    weights.gradients.take_sums(sums)
     given = {id(one) for _, one in sums}
-    assert sum(id(one) in given for one in weights.gradients_in_place().values()) == len(halves)
-    weights.clear()
-    assert not any(wide is not None for wide in weights._wide_grads)
-    assert not weights.gradients_in_place()
+    assert sum(id(one) in given for one in weights.gradients.in_place().values()) == len(halves)
+    weights.gradients.zero_grad()
+    assert not any(wide is not None for wide in weights.gradients._sums)
+    assert not weights.gradients.in_place()
 
 
 @each("rule", RULES)
@@ -499,15 +501,15 @@ def test_the_layout_of_weights_and_gradients_changes_no_update(rule, dtype):
         named = {name: nn.Parameter(laid_out(value, weight_layout)) for name, value in values.items()}
         weights = Weights(named, RULES[rule], master_weights=dtype != torch.float32)
         for step, of_step in enumerate(grads):
-            weights.clear()
+            weights.gradients.zero_grad()
             for name, parameter in named.items():
                 if step != 1 or name != "odd":  # one that has no gradient in one step
                     parameter.grad = laid_out(of_step[name], grad_layout)
-            weights.gather(alone=True)
+            weights.gradients.accumulate(single_microbatch=True)
             weights.update(weights.judge(ONE, refuses=True), torch.full((1,), 0.1), ONE * 4)
         for name, parameter in named.items():
             assert parameter.stride() == laid_out(values[name], weight_layout).stride()
-        return {**named, **weights.full_precision()}
+        return {**named, **weights.masters.full_precision()}
 
     right = trained(False, False)
     for layouts in ((True, True), (True, False), (False, True)):
@@ -525,11 +527,11 @@ def test_weights_with_gaps_in_memory_are_updated_and_their_neighbours_are_not(ru
     named = {"gaps": nn.Parameter(room[:, ::2]), "dense": nn.Parameter(room[:, ::2].clone())}
     weights = Weights(named, RULES[rule], master_weights=False)
     for step in range(3):
-        weights.clear()
+        weights.gradients.zero_grad()
         grad = torch.randn(6, 4, generator=torch.Generator().manual_seed(step))
         for parameter in named.values():
             parameter.grad = grad.clone()
-        weights.gather(alone=True)
+        weights.gradients.accumulate(single_microbatch=True)
         weights.update(weights.judge(ONE, refuses=True), torch.full((1,), 0.1), None)
     assert torch.equal(named["gaps"], named["dense"])
     assert torch.equal(room[:, 1::2], neighbours)

@@ -17,7 +17,7 @@ BESIDES = {
     "precision": ("engine/test_rehearsal.py", "engine/test_step.py", "integration/test_modes.py"),
     "scaler": ("engine/test_step.py", "engine/test_resume.py", "integration/test_giving_up.py"),
     "optimizer": ("engine/test_step.py", "engine/test_steps.py", "engine/test_resume.py", "integration/test_modes.py"),
-    "numerics": ("engine/test_step.py", "diagnostics/test_histograms.py", "integration/test_recommended_scales.py"),
+    "numerics": ("engine/test_step.py", "probe/test_histograms.py", "integration/test_recommended_scales.py"),
     "schedule": ("engine/test_step.py",),
     "runlog": (
         "engine/test_saving.py",
@@ -25,17 +25,26 @@ BESIDES = {
         "security/test_odd_files.py",
         "integration/test_killed.py",
     ),
-    "distributed": ("engine/test_gathered.py", "engine/test_step.py"),
-    "compare": ("campaign/test_comparison.py", "integration/test_compare.py"),
-    "diagnostics": ("engine/test_ledger.py", "campaign/test_diagnosing.py", "integration/test_diagnose.py"),
-    "campaign": ("integration/test_sweeps.py", "integration/test_giving_up.py", "integration/test_diagnose.py"),
+    "parallel": ("engine/test_gathered.py", "engine/test_step.py"),
+    "comparison": ("sweep/test_comparisons.py", "integration/test_compare.py"),
+    "probe": ("engine/test_step_log.py", "inspection/test_diagnosis.py", "integration/test_diagnose.py"),
+    "inspection": ("integration/test_diagnose.py",),
+    "run": ("integration/test_giving_up.py", "integration/test_killed.py"),
+    "sweep": ("integration/test_sweeps.py", "integration/test_compare.py"),
+    "recipe": ("cli/test_reproduce.py",),
     "report": ("security/test_odd_files.py",),
     "cli": ("security/test_terminals.py", "integration/test_command_line.py"),
     "config": ("cli/test_bad_input.py", "security/test_strangers_files.py", "integration/test_obstacles.py"),
-    "dataset": ("engine/test_step.py", "integration/test_other_data.py", "integration/test_language.py"),
-    "task": ("engine/test_evaluate.py", "integration/test_language.py", "integration/test_detect.py"),
-    "model": ("integration/test_speech.py",),
+    "workloads": (
+        "engine/test_step.py",
+        "engine/test_evaluate.py",
+        "integration/test_other_data.py",
+        "integration/test_language.py",
+        "integration/test_detect.py",
+        "integration/test_speech.py",
+    ),
     "logger": ("integration/test_processes_change_nothing.py",),
+    "random_state": ("engine/test_resume.py", "engine/test_evaluate.py"),
     "files": ("security",),
     "errors": ("cli",),
 }
@@ -49,10 +58,11 @@ def stages_of(fault):
     """
     module = PurePosixPath(fault.file)
     package = module.parts[0].removesuffix(".py")
-    own = "/".join(["tests", *module.parts[:-1], f"test_{module.stem}.py"])
+    room = module.parts[: 2 if package == "workloads" else 1] if len(module.parts) > 1 else ()
+    own = "/".join(["tests", *room, f"test_{module.stem}.py"])
     named = [own] if (ROOT / own).exists() else []
     named += [f"tests/{name}" for name in fault.tests]
-    folder = _files(f"tests/{package}") if len(module.parts) > 1 else []
+    folder = _files("/".join(["tests", *room])) if room else []
     besides = [path for name in BESIDES[package] for path in _files(f"tests/{name}")]
     stages, seen = [], set()
     for stage in (named, folder, besides):

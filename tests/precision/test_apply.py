@@ -21,7 +21,7 @@ from mptrain.precision.apply import (
     set_products,
 )
 from mptrain.precision.policy import NORMS
-from mptrain.precision.widened import products
+from mptrain.precision.upcast import products
 
 CPU = torch.device("cpu")
 
@@ -297,14 +297,14 @@ def test_trap_34_a_weight_changed_between_two_regions_is_not_remembered_from_the
 def test_trap_34_no_update_happens_within_an_autocast_region():
     import contextlib
 
-    from mptrain.dataset.batch import Batch
     from mptrain.engine.guard import BufferGuard
     from mptrain.engine.learner import Learner, Plan
     from mptrain.engine.ring import Ring
     from mptrain.engine.step import train_step
     from mptrain.optimizer import SGD, Weights
     from mptrain.scaler import DynamicScaler
-    from mptrain.task import Classify
+    from mptrain.workloads.base.batch import Batch
+    from mptrain.workloads.classification.task import Classify
 
     seen = []
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from mptrain.precision.apply import autocast
 from mptrain.precision.census import Cast, Operator, OperatorCensus
-from mptrain.precision.widened import PRODUCTS, SUMS, Products
+from mptrain.precision.upcast import PRODUCTS, SUMS, Products
 
 CPU = torch.device("cpu")
 

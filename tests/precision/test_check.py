@@ -8,11 +8,12 @@ from precision.modes import NAMES, Named, images, mode
 from torch import nn
 
 from mptrain.errors import EnvironmentRefused
-from mptrain.model import lstm_language_model, transformer_language_model
 from mptrain.precision.apply import autocast, cast_model, input_dtype
 from mptrain.precision.census import OperatorCensus
 from mptrain.precision.check import check_step
-from mptrain.precision.widened import products
+from mptrain.precision.upcast import products
+from mptrain.workloads.language.models.lstm import lstm_language_model
+from mptrain.workloads.language.models.transformer import transformer_language_model
 
 CPU = torch.device("cpu")
 
@@ -29,7 +30,7 @@ def one_step(policy, model, given=None):
 
 
 @each("name", NAMES)
-@each("kernels", ["native", "widened"])
+@each("kernels", ["native", "upcast"])
 def test_an_honest_model_passes_in_every_mode(name, kernels):
     policy, model = mode(name, cpu_kernels=kernels), Named()
     kept, census = one_step(policy, model)
@@ -59,7 +60,7 @@ def language_step(policy, model):
 @each("name", NAMES)
 @each("kind", LANGUAGE)
 def test_language_models_are_honest_in_every_mode_and_their_products_are_counted(name, kind):
-    policy, model = mode(name, cpu_kernels="widened"), LANGUAGE[kind]()
+    policy, model = mode(name, cpu_kernels="upcast"), LANGUAGE[kind]()
     kept, census = language_step(policy, model)
     check_step(policy, model, kept, census)
     assert set().union(*census.products.values()) == {getattr(torch, policy.compute)}
@@ -73,7 +74,7 @@ def test_language_models_are_honest_in_every_mode_and_their_products_are_counted
 
 @each("name", [name for name in NAMES if mode(name).half])
 def test_a_kept_embedding_leaves_the_products_in_half_precision(name):
-    policy, model = mode(name, cpu_kernels="widened", keep_fp32=["Embedding", "norms"]), LANGUAGE["transformer"]()
+    policy, model = mode(name, cpu_kernels="upcast", keep_fp32=["Embedding", "norms"]), LANGUAGE["transformer"]()
     kept, census = language_step(policy, model)
     check_step(policy, model, kept, census)
     assert model.embedding.weight.dtype == torch.float32
@@ -102,7 +103,7 @@ class CastsInside(nn.Module):
 
 
 @each("name", [name for name in NAMES if mode(name).half])
-@each("kernels", ["native", "widened"])
+@each("kernels", ["native", "upcast"])
 def test_a_model_that_casts_to_float_inside_is_caught_with_operator_and_dtype(name, kernels):
     policy, model = mode(name, cpu_kernels=kernels, keep_fp32=[]), CastsInside()
     kept, census = one_step(policy, model, torch.randn(4, 8))

@@ -19,7 +19,7 @@ from torch import nn
 from mptrain.numerics.formats import FLOAT16
 from mptrain.optimizer import SGD, Weights
 from mptrain.precision.apply import autocast, cast_model, input_dtype
-from mptrain.precision.widened import products
+from mptrain.precision.upcast import products
 
 CPU = torch.device("cpu")
 SCALES = [2.0**exponent for exponent in range(25)]
@@ -73,7 +73,7 @@ def relative_error(gradients, truth):
 
 def measured(name, largest, scale):
     """Unscaled parameter gradients of a mode, and its verdict."""
-    policy, model, (inputs, targets) = mode(name, cpu_kernels="widened"), network().float(), samples()
+    policy, model, (inputs, targets) = mode(name, cpu_kernels="upcast"), network().float(), samples()
     cast_model(model, policy)
     weights = Weights(dict(model.named_parameters()), SGD(), master_weights=policy.master_weights)
     with products(policy, CPU)():
@@ -81,7 +81,7 @@ def measured(name, largest, scale):
             loss = F.cross_entropy(model(inputs.to(input_dtype(policy))).float(), targets) * exact(largest)[1]
         (loss * scale).backward()
     gradients = {key: p.grad.double() / scale for key, p in model.named_parameters()}
-    weights.gather()
+    weights.gradients.accumulate()
     return gradients, weights.judge(torch.tensor([scale]), refuses=True)
 
 

@@ -92,7 +92,7 @@ WORDS = {
 @each("name", NAMES)
 def test_each_mode_in_words(name):
     key = name if name in WORDS else name.split("_")[0]  # modes that differ in their scale alone share a row
-    said = mode(name).in_words()
+    said = mode(name).describe()
     assert said == WORDS.get(key), f"add a row for {name!r} to WORDS in tests/precision/test_policy.py: {said!r}"
 
 

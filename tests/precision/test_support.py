@@ -63,7 +63,7 @@ def test_a_cpu_has_no_tf32():
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "tf32"])
 def test_a_cpu_runs_every_other_mode_and_says_how(name, monkeypatch):
-    monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: False)
+    monkeypatch.setattr("mptrain.precision.upcast.has_native_half", lambda dtype: False)
     monkeypatch.setattr("mptrain.precision.support.has_native_half", lambda dtype: False)
     policy = mode(name)
     support = supports(policy, CPU)
@@ -77,14 +77,14 @@ def test_a_cpu_runs_every_other_mode_and_says_how(name, monkeypatch):
 
 
 def test_a_cpu_with_half_arithmetic_says_so(monkeypatch):
-    monkeypatch.setattr("mptrain.precision.widened.has_native_half", lambda dtype: True)
+    monkeypatch.setattr("mptrain.precision.upcast.has_native_half", lambda dtype: True)
     monkeypatch.setattr("mptrain.precision.support.has_native_half", lambda dtype: True)
     assert supports(mode("fp16_dynamic"), CPU).reason == (
         "float16 is native; gradients of convolutions, and LSTM layers, compute in FP32 and round once"
     )
     assert supports(mode("fp16_dynamic", cpu_kernels="native"), CPU).reason == "float16 is native"
-    widened = supports(mode("fp16_dynamic", cpu_kernels="widened"), CPU).reason
-    assert widened == "precision.cpu_kernels=widened; products compute in FP32 and round once to float16"
+    widened = supports(mode("fp16_dynamic", cpu_kernels="upcast"), CPU).reason
+    assert widened == "precision.cpu_kernels=upcast; products compute in FP32 and round once to float16"
 
 
 def test_devices_resolve_by_name(monkeypatch):

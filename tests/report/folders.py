@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from mptrain.compare.results import (
+from mptrain.comparison.results import (
     Aligned,
     Arm,
     ArmResult,
@@ -16,7 +16,8 @@ from mptrain.compare.results import (
 )
 from mptrain.records import EvalRecord, EventRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState, write_summary
-from mptrain.runlog.sweeps import Sweep, SweepJob, write_sweep
+from mptrain.runlog.sweep_csv import write_sweep
+from mptrain.runlog.sweeps import Sweep, SweepJob
 
 CONFIG = """seed: 0
 train:
@@ -142,7 +143,7 @@ def make_sweep(folder, points, kind="sweep", plan=None, words=("model=mlp", "sca
 
 
 def measures(path, seed, metric, **changes):
-    """What `mptrain.compare` would say of a run."""
+    """What `mptrain.comparison` would say of a run."""
     base = RunMeasures(
         path=str(path), seed=seed, status="done", exit_code=0, reason="", config="seed: 0", overrides=("model=mlp",),
         chosen={"precision": "fp32"}, metrics={"top1": metric, "loss": 0.3}, metric_name="top1", higher_is_better=True,

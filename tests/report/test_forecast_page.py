@@ -10,7 +10,7 @@ from mptrain.errors import StorageError
 from mptrain.report import forecast_figure, recommend, write_forecast
 from mptrain.report.canvas import drawn
 from mptrain.report.forecast_page import forecast_page
-from mptrain.report.measured import read_measured
+from mptrain.report.sweep_measurements import read_measured
 from mptrain.report.wording import ONE_BECOMES_ALL
 from mptrain.runlog import RunDirectory, RunPaths
 
@@ -172,7 +172,7 @@ def test_the_words_of_a_recommendation_give_that_run_that_scale(tmp_path, words,
         again = reload(config.yaml, f"{own}{scale}".split()) if "precision" not in own else compose([*gan, *own.split(" ")[:-1], f"{own.split(' ')[-1]}{scale}"])  # fmt: skip
         assert again.precision.compute == "float16"
         scaler = again.for_learner(name).scaler.build()
-        assert scaler.in_words().startswith("static")
+        assert scaler.describe().startswith("static")
         assert scaler.scale == scale
 
 
@@ -211,7 +211,10 @@ def configured(folder, *words):
         (["model=mlp", "train.epochs=7"], ["train.epochs is 30 in the run, 7 in the sweep."]),
         (
             ["model=cnn", "optimizer.lr=0.5"],
-            ["model._target_ is mptrain.model.mlp in the run, mptrain.model.cnn in the sweep", "optimizer.lr is"],
+            [
+                "model._target_ is mptrain.workloads.classification.models.perceptron.mlp in the run, mptrain.workloads.classification.models.convnet.cnn in the sweep",
+                "optimizer.lr is",
+            ],
         ),
     ],
 )

@@ -17,7 +17,7 @@ from mptrain.errors import CheckpointError, StorageError
 from mptrain.runlog import checkpoints
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import manifests_in, read_manifest
-from mptrain.runlog.plain_state import check_plain
+from mptrain.runlog.state_validation import check_plain
 
 RECORDS = {"steps.jsonl": 10, "events.jsonl": 0, "epochs.csv": 3}
 

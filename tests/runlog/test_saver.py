@@ -47,7 +47,7 @@ def gate(tmp_path):
 
 @pytest.fixture
 def saver(gate, writer):
-    saver = Saver(gate, writer, background=True)
+    saver = Saver(gate, writer, async_save=True)
     yield saver
     gate.opened.set()
     saver._thread.shutdown()
@@ -80,9 +80,9 @@ def save(saver, state, step=1):
 
 def test_files_are_the_same_whoever_writes_them(tmp_path, writer):
     state, digests = every_kind_of_value(), []
-    for background in (True, False):
-        store = CheckpointStore(tmp_path / str(background), keep=1)
-        with Saver(store, writer, background=background) as saver:
+    for async_save in (True, False):
+        store = CheckpointStore(tmp_path / str(async_save), keep=1)
+        with Saver(store, writer, async_save=async_save) as saver:
             save(saver, state)
             save(saver, state, step=2)
         digests.append(read_manifest(store.folder / "step-00000002.json").sha256)
@@ -198,13 +198,13 @@ def test_an_error_of_the_thread_is_raised_once_by_whatever_is_called_next(saver,
 
 def test_leaving_waits_for_the_disk_and_hides_no_error(gate, writer):
     threading.Timer(0.05, gate.opened.set).start()
-    with Saver(gate, writer, background=True) as saver:
+    with Saver(gate, writer, async_save=True) as saver:
         save(saver, {"x": 1})
     assert gate.load_latest().state == {"x": 1}
     gate.refuses = True
 
     def fail_in_training():
-        with Saver(gate, writer, background=True) as saver:
+        with Saver(gate, writer, async_save=True) as saver:
             save(saver, {"x": 2}, step=2)
             raise KeyError
 
@@ -216,13 +216,13 @@ def test_leaving_waits_for_the_disk_and_hides_no_error(gate, writer):
 def test_a_thread_lives_from_the_first_save_to_the_end(gate, writer):
     before = threading.active_count()
     gate.opened.set()
-    with Saver(gate, writer, background=True) as saver:
+    with Saver(gate, writer, async_save=True) as saver:
         assert threading.active_count() == before
         save(saver, {})
         saver.wait()
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
-    with Saver(gate, writer, background=False) as saver:
+    with Saver(gate, writer, async_save=False) as saver:
         save(saver, {"x": 1}, step=2)
         assert threading.active_count() == before
         assert gate.load_latest().state == {"x": 1}

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mptrain.dataset.batch import Batch
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.learner import Learner, Plan
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import train_step
 from mptrain.optimizer import Weights
-from mptrain.task.base import Objective
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.task import Objective
 
 VALUES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 

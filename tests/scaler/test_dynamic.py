@@ -64,7 +64,7 @@ def test_every_kind_of_non_finite_gradient_halves_the_scale_down_to_the_floor():
 
 @pytest.mark.parametrize("uncounted", [0, 1])  # by torch's kernel, and by the rule itself
 def test_an_overflow_that_is_applied_backs_off_and_begins_the_window_anew(uncounted):
-    scaler = DynamicScaler(init_scale=16.0, growth_interval=2, uncounted_steps=uncounted, on_overflow="apply")
+    scaler = DynamicScaler(init_scale=16.0, growth_interval=2, growth_delay=uncounted, on_overflow="apply")
     clean, bad = (
         judge(gradient_norms([torch.tensor([1.0, value])]), torch.ones(1), refuses=False) for value in (1.0, math.inf)
     )
@@ -221,8 +221,8 @@ def test_trap_37_a_sequence_taken_up_from_any_saved_state_goes_on_as_if_nothing_
 def saved_state(scale, clean, tolerance):
     return {
         "scale": torch.tensor([scale]),
-        "clean": torch.tensor([clean], dtype=torch.int32),
-        "tolerance": torch.tensor([tolerance], dtype=torch.int32),
+        "growth_tracker": torch.tensor([clean], dtype=torch.int32),
+        "hysteresis_tracker": torch.tensor([tolerance], dtype=torch.int32),
     }
 
 
@@ -238,8 +238,8 @@ def test_trap_38_a_state_that_fits_is_resumed_bit_for_bit_and_without_a_word():
     [
         ((2.0**30, 0, 1), {}, (2.0**24, 0, 1), "scale goes on at 1.67772e+07; it was 1.07374e+09"),
         ((0.25, 0, 1), {}, (1.0, 0, 1), "scale goes on at 1; it was 0.25"),
-        ((8.0, 900, 1), {"growth_interval": 10}, (8.0, 9, 1), "clean goes on at 9; it was 900"),
-        ((8.0, 0, 4), {"hysteresis": 2}, (8.0, 0, 2), "tolerance goes on at 2; it was 4"),
+        ((8.0, 900, 1), {"growth_interval": 10}, (8.0, 9, 1), "growth_tracker goes on at 9; it was 900"),
+        ((8.0, 0, 4), {"hysteresis": 2}, (8.0, 0, 2), "hysteresis_tracker goes on at 2; it was 4"),
     ],
 )
 def test_trap_38_a_saved_value_beyond_the_new_constants_is_brought_within_them_and_said(
@@ -250,7 +250,7 @@ def test_trap_38_a_saved_value_beyond_the_new_constants_is_brought_within_them_a
     assert tuple(value.item() for value in state.values()) == expected
     assert named in note
     state = scaler.after(state, CLEAN)  # a count beyond the window would never meet it again
-    assert state["clean"].item() < scaler.growth_interval
+    assert state["growth_tracker"].item() < scaler.growth_interval
 
 
 def test_trap_39_the_state_of_another_rule_starts_afresh_and_says_so():
@@ -287,7 +287,7 @@ def test_trap_40_a_start_that_is_nan_is_refused():
 
 
 def test_the_rule_in_words_names_every_constant():
-    words = DynamicScaler(hysteresis=3).in_words()
+    words = DynamicScaler(hysteresis=3).describe()
     for part in ("from 2^16", "x2 every 2000", "x0.5 on overflow after 3 overflows", "1 to 2^24"):
         assert part in words
-    assert "after" not in DynamicScaler().in_words()
+    assert "after" not in DynamicScaler().describe()

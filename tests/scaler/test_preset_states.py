@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import compose
-from mptrain.diagnostics.overflow import OverflowHistory
 from mptrain.errors import ConfigError
 from mptrain.numerics.verdict import judge
+from mptrain.probe.overflow_attribution import OverflowHistory
 
 COURSE = steps("..x...xx.x....xxx...x..........xx..")
 
@@ -118,9 +118,9 @@ def test_trap_39_another_rules_state_is_not_taken_for_its_own(one, other):
             {"scale": 2.0**23, "decided": 2.0**24},
             {"scale": 2.0**20, "decided": 2.0**20},
         ),
-        ("fairseq", {"growth_interval": 5}, {"clean": 100}, {"clean": 4}),
-        ("deepspeed", {"uncounted_steps": 0}, {"clean": -1}, {"clean": 0}),
-        ("paddle", {}, {"tolerance": 0}, {"tolerance": 1}),
+        ("fairseq", {"growth_interval": 5}, {"growth_tracker": 100}, {"growth_tracker": 4}),
+        ("deepspeed", {"growth_delay": 0}, {"growth_tracker": -1}, {"growth_tracker": 0}),
+        ("paddle", {}, {"hysteresis_tracker": 0}, {"hysteresis_tracker": 1}),
         ("smooth", {}, {"scale": 2.0**17, "exact": 2.0**17}, {"scale": 65504.0, "exact": 65504.0}),
         ("als", {"max_scale": 8.0}, {"scale": 16.0, "waited": 3}, {"scale": 8.0, "waited": 0}),
         ("logmax", {"max_scale": 8.0}, {"scale": 16.0}, {"scale": 8.0}),
@@ -185,12 +185,12 @@ def test_each_preset_names_its_source_and_comments_every_key():
     ],
 )
 def test_the_rule_in_words_says_what_is_particular(name, parts):
-    words = preset(name).in_words()
+    words = preset(name).describe()
     assert [part for part in parts if part not in words] == []
 
 
 def test_fairseqs_tolerance_is_said_where_there_is_one():
-    assert "/2 where 0.05 of the steps overflow" in preset("fairseq", tolerance=0.05).in_words()
+    assert "/2 where 0.05 of the steps overflow" in preset("fairseq", tolerance=0.05).describe()
 
 
 @each("name", ALL)
@@ -237,7 +237,10 @@ def test_a_start_that_is_too_high_comes_down_in_falls_that_all_calibrate(name):
         (["scaler=logmax", "scaler.beta1=1"], "scaler.beta1=1: must be"),
         (["scaler=als", "scaler.bin_edge=2"], "scaler.bin_edge=2: must be"),
         (["scaler=torch", "scaler.min_scale=0"], "scaler.min_scale=0: must be a number above 0, or null"),
-        (["scaler=paddle", "scaler.refill=always"], "scaler.refill=always: must be growth, clean or backoff"),
+        (
+            ["scaler=paddle", "scaler.hysteresis_reset=always"],
+            "scaler.hysteresis_reset=always: must be growth, clean or backoff",
+        ),
     ],
 )
 def test_trap_40_constants_of_presets_are_validated(words, problem):

@@ -58,7 +58,7 @@ DEEPSPEED = {
     ALL: [16, 8, 4, 2, 1, 1],  # at 1 DeepSpeed raises
     AT_GROWTH: [16, 16, 16, 16, 16, 16],  # c = 3 at the end
     AFTER_GROWTH: [16, 16, 16, 16, 16, 16, 16, 32],  # the overflow comes at c = 4 and takes the growth away
-    SOME: [16, 16, 16, 16, 8, 8, 8, 8, 4],  # c = 3 before the last: no growth, no refill, it halves
+    SOME: [16, 16, 16, 16, 8, 8, 8, 8, 4],  # c = 3 before the last: no growth, no hysteresis_reset, it halves
     PAIR: [16, 8, 8, 8, 8, 16, 16],
     APART: [16, 16, 8],
 }
@@ -157,7 +157,7 @@ def test_fairseqs_scale_falls_where_the_share_of_overflows_since_its_last_change
     ],
 )
 def test_deepspeeds_consecutive_hysteresis_is_a_refill_on_every_clean_step(trace, scales):
-    scaler = preset("deepspeed", init_scale=16.0, growth_interval=3, refill="clean")
+    scaler = preset("deepspeed", init_scale=16.0, growth_interval=3, hysteresis_reset="clean")
     assert walk(scaler, steps(trace)) == scales
 
 
@@ -277,7 +277,7 @@ def test_deepspeeds_hysteresis_is_its_own_on_any_trace(consecutive, overflows, w
         init_scale=2.0**12,
         growth_interval=window,
         hysteresis=shift,
-        refill="clean" if consecutive else "growth",
+        hysteresis_reset="clean" if consecutive else "growth",
     )
     assert walk(scaler, overflows) == deepspeed(overflows, 2.0**12, window, consecutive=consecutive, shift=shift)
 

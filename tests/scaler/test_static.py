@@ -41,8 +41,8 @@ def test_trap_38_a_saved_scale_never_replaces_a_constant_one_and_the_difference_
 
 
 def test_trap_15_what_happens_on_overflow_is_declared_and_said():
-    assert "on overflow skip" in StaticScaler().in_words()
-    assert "on overflow apply" in NoScaler(on_overflow="apply").in_words()
+    assert "on overflow skip" in StaticScaler().describe()
+    assert "on overflow apply" in NoScaler(on_overflow="apply").describe()
     for scaler in (StaticScaler, NoScaler, DynamicScaler):
         assert scaler().on_overflow == "skip"
 

@@ -9,7 +9,7 @@ from mptrain.numerics.verdict import gradient_norms, judge
 from mptrain.optimizer import SGD, Weights
 from mptrain.scaler import DynamicScaler, NoScaler
 from mptrain.schedule import Constant, Cosine, Linear, Step, rate_table
-from mptrain.task.base import Objective
+from mptrain.workloads.base.task import Objective
 
 CPU = torch.device("cpu")
 SCHEDULES = [Constant(warmup=3), Cosine(warmup=5), Linear(final=0.1), Step()]

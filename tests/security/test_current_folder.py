@@ -17,15 +17,15 @@ from own_trackers import Own
 from small_runs import TINY, Kept, environment
 
 import mptrain
-from mptrain.campaign.points import expand
-from mptrain.campaign.processes import spawned, start
-from mptrain.campaign.submitted import _executor
-from mptrain.campaign.sweep import plan_sweep, run_sweep
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.interpreter import command, forget_current_folder
 from mptrain.logger.background import Background
 from mptrain.logger.base import TrackedRun
+from mptrain.sweep.points import expand
+from mptrain.sweep.processes import spawned, start
+from mptrain.sweep.runner import plan_sweep, run_sweep
+from mptrain.sweep.submitted import _executor
 
 pytestmark = pytest.mark.process
 
@@ -156,10 +156,10 @@ _STARTERS = {
     "interpreter.py": {"sys.executable"},
     "cli/doctor.py": {"sys.executable"},  # prints it
     "logger/background.py": {"subprocess"},
-    "campaign/submitted.py": {"subprocess"},
-    "campaign/describe.py": {"subprocess"},  # git
-    "campaign/processes.py": {"multiprocessing"},
-    "campaign/pool.py": {"multiprocessing"},  # pipes
+    "sweep/submitted.py": {"subprocess"},
+    "run/describe.py": {"subprocess"},  # git
+    "sweep/processes.py": {"multiprocessing"},
+    "sweep/pool.py": {"multiprocessing"},  # pipes
 }
 _CALLS = {"system", "popen", "posix_spawn", "posix_spawnp", "fork_exec"}
 

@@ -24,7 +24,9 @@ BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
 )
 def test_a_file_without_end_is_refused(tmp_path, text, said):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model/evil.yaml").write_text("_target_: mptrain.model.mlp\n" + text)
+    (tmp_path / "model/evil.yaml").write_text(
+        "_target_: mptrain.workloads.classification.models.perceptron.mlp\n" + text
+    )
     with pytest.raises(ConfigError, match=said) as raised:
         compose(["model=evil"], config_dirs=[tmp_path])
     assert "evil.yaml" in str(raised.value)
@@ -32,5 +34,10 @@ def test_a_file_without_end_is_refused(tmp_path, text, said):
 
 def test_short_aliases_are_followed(tmp_path):
     (tmp_path / "model").mkdir()
-    (tmp_path / "model/mine.yaml").write_text("_target_: mptrain.model.mlp\nhidden: &h [16, 16]\n")
-    assert compose(["model=mine"], config_dirs=[tmp_path]).model.path == "mptrain.model.mlp"
+    (tmp_path / "model/mine.yaml").write_text(
+        "_target_: mptrain.workloads.classification.models.perceptron.mlp\nhidden: &h [16, 16]\n"
+    )
+    assert (
+        compose(["model=mine"], config_dirs=[tmp_path]).model.path
+        == "mptrain.workloads.classification.models.perceptron.mlp"
+    )

@@ -62,7 +62,7 @@ def test_a_run_whose_folder_has_gone_ends_and_makes_nothing_anew(capsys, monkeyp
         left.append(contents("outputs"))
 
     interfered(monkeypatch, change_and_look)
-    assert main([*WORDS, f"checkpoint.background={background}"]) == 6
+    assert main([*WORDS, f"checkpoint.async_save={background}"]) == 6
     error, hint = capsys.readouterr().err.splitlines()[-2:]
     what = "it was " if change is removed else f"it was moved to {tmp_path}/outputs/b"
     assert error.startswith(f"error: outputs/a has gone while it was being written: {what}")

@@ -9,14 +9,14 @@ import pytest
 from PIL import Image
 from small_runs import TINY, run_command
 
-from mptrain.campaign.expectations import Finding
-from mptrain.campaign.recipe import Recipe
-from mptrain.campaign.reproduction import Reproduction, Verdict, write_verdict
 from mptrain.cli.main import main
-from mptrain.compare.keeping import write_comparisons
+from mptrain.comparison.serialization import write_comparisons
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.differences import diff
 from mptrain.masking import MaskedText, masked
+from mptrain.recipe.expectations import Finding
+from mptrain.recipe.recipe import Recipe
+from mptrain.recipe.reproduction import Reproduction, Verdict, write_verdict
 from mptrain.report.page import Cell, Page
 from mptrain.report.writing import Written, write_page
 from mptrain.runlog.naming import fresh_name
@@ -70,7 +70,7 @@ def test_pages_comparisons_diagnoses_and_what_trackers_print_hold_none(secret, t
     for path in (written.html, written.md):
         assert PLAIN not in path.read_text()
         assert "TRACKER_API_KEY" in path.read_text().replace("\\", "")
-    monkeypatch.setattr("mptrain.compare.keeping.to_json", lambda comparison: {"arm": comparison})
+    monkeypatch.setattr("mptrain.comparison.serialization.to_json", lambda comparison: {"arm": comparison})
     write_comparisons(tmp_path / "comparison.json", {"": PLAIN})
     assert PLAIN not in (tmp_path / "comparison.json").read_text()
     stream = MaskedText((tmp_path / "log").open("wb"), encoding="utf-8")
@@ -139,7 +139,13 @@ def test_everything_that_is_written_whole_and_the_names_of_folders_are_masked(se
 
 def test_no_diagnosis_and_no_verdict_holds_a_secret(secret, tmp_path):
     root = f"out/{PLAIN}/run"
-    words = [*TINY, "precision=fp16_static", "scaler.scale=1e30", "train.patience=2", f"run.root=out/{PLAIN}"]
+    words = [
+        *TINY,
+        "precision=fp16_static",
+        "scaler.scale=1e30",
+        "train.max_consecutive_overflows=2",
+        f"run.root=out/{PLAIN}",
+    ]
     assert main([*words, "run.name=run"]) == 4
     assert main(["diagnose", root]) == 0
     assert main(["diagnose", root, "scaler.scale=1"]) == 0

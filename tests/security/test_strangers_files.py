@@ -20,23 +20,23 @@ import torch.distributed.checkpoint
 from loops import each
 from small_runs import TINY
 
-from mptrain.campaign.recipe_format import read_recipe
 from mptrain.cli.main import main
 from mptrain.config.compose import compose, reload
-from mptrain.engine.portable import read_weights
+from mptrain.engine.weights_io import read_weights
 from mptrain.errors import CheckpointError, ConfigError, StorageError
+from mptrain.recipe.format import read_recipe
 from mptrain.runlog import RunPaths, create_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
-from mptrain.runlog.plain_state import NotPlain, load_plain
 from mptrain.runlog.shards import with_parts
+from mptrain.runlog.state_validation import NotPlain, load_plain
 
 ONE_STEP = (*TINY, "train.max_steps=2", "run.name=run")
 
 MODULE = """
 from pathlib import Path
 Path("it-ran").touch()
-from mptrain.model import mlp
+from mptrain.workloads.classification.models.perceptron import mlp
 def network(*, num_classes: int, in_channels: int, image_size: int, hidden: tuple = (8,), dropout: float | None = None):
     return mlp(num_classes=num_classes, in_channels=in_channels, image_size=image_size)
 """

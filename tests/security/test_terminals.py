@@ -11,8 +11,6 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mptrain.campaign.points import expand
-from mptrain.campaign.sweep import plan_sweep
 from mptrain.cli.messages import say
 from mptrain.cli.panel import render
 from mptrain.cli.progress import RunProgress
@@ -23,6 +21,8 @@ from mptrain.cli.sweep_watch import Lines, LiveTable
 from mptrain.config.compose import Composer
 from mptrain.records import EvalRecord, ProgressRecord, StepRecord
 from mptrain.runlog.sweeps import read_sweep
+from mptrain.sweep.points import expand
+from mptrain.sweep.runner import plan_sweep
 
 EVIL = "a\x1b]0;title\x07b\x1b[2Jc\x9b1md\x1b[8me\r\x00f\x1b[?1049h"
 
@@ -109,7 +109,7 @@ def test_the_panel_of_a_run():
 
 
 def test_recipes(screen):
-    from mptrain.campaign.recipes import find_recipe
+    from mptrain.recipe.catalogue import find_recipe
 
     recipe = replace(find_recipe("two_cliffs"), name=EVIL, title=EVIL, claim=EVIL, source=EVIL)
     with redirect_stdout(screen):

@@ -1,0 +1,136 @@
+"""Groups runs into arms, names them, pairs them by seed and chooses the reference.
+
+Judges nothing: whether the arms may be compared is the business of `mptrain.comparison.fairness`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from mptrain.comparison.results import Arm, RunMeasures
+from mptrain.comparison.settings import MACHINE, NOT_COMPARED, differing, is_below, settings
+from mptrain.config.ranges import show
+from mptrain.errors import UsageError, did_you_mean
+
+
+def group(
+    runs: Sequence[RunMeasures], names: Sequence[str] | None = None, places: Sequence[str] | None = None
+) -> tuple[Arm, ...]:
+    """Runs as arms, in the order of their first runs; the runs of each in the order of their seeds.
+
+    Args:
+        runs: At least one.
+        names: Of the arm of each run; without them, runs whose configurations differ in nothing but the seed and the machine
+            are an arm, and those with the same seed that differ in the machine are several.
+        places: The place that each run was found in, as it was typed. Where every arm has a place of its own, it is called so.
+
+    Raises:
+        UsageError: Two runs of an arm have the same seed.
+    """
+    if names is not None:
+        members: dict[str, list[RunMeasures]] = {}
+        for name, run in zip(names, runs, strict=True):
+            members.setdefault(name, []).append(run)
+    else:
+        kinds: list[list[int]] = []
+        for at, run in enumerate(runs):
+            kind = next((kind for kind in kinds if _belongs(run, [runs[one] for one in kind])), None)
+            kinds.append([at]) if kind is None else kind.append(at)
+        called = _typed_names([{places[at] for at in kind} for kind in kinds]) if places else []
+        called = called or _names([runs[kind[0]] for kind in kinds])
+        members = {name: [runs[at] for at in kind] for name, kind in zip(called, kinds, strict=True)}
+    return tuple(Arm(name, _by_seed(name, some)) for name, some in members.items())
+
+
+def pairs(arm: Arm, reference: Arm) -> list[tuple[RunMeasures, RunMeasures]]:
+    """The runs of both that have a seed in common: (of the arm, of the reference), in the order of the seeds."""
+    others = {run.seed: run for run in reference.runs}
+    return [(run, others[run.seed]) for run in arm.runs if run.seed in others]
+
+
+def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
+    """The arm that the others are compared with.
+
+    Args:
+        arms: At least one.
+        name: The one wanted. Without it, the only arm with ``precision=fp32``, else the first arm.
+
+    Raises:
+        UsageError: No arm has that name.
+    """
+    if name is None:
+        full = [arm for arm in arms if precision_of(arm.runs[0]) == "fp32"]
+        return full[0] if len(full) == 1 else arms[0]
+    for arm in arms:
+        if arm.name == name:
+            return arm
+    guess = did_you_mean(name, [arm.name for arm in arms])
+    hint = f"did you mean {guess}?" if guess else f"arms are: {', '.join(arm.name for arm in arms)}"
+    raise UsageError(f"no arm is called {name!r}", hint)
+
+
+def precision_of(run: RunMeasures) -> str:
+    """What its precision mode is called on the command line."""
+    return run.chosen.get("precision") or str(settings(run.config).get("precision.name", ""))
+
+
+def _by_seed(name: str, runs: Iterable[RunMeasures]) -> tuple[RunMeasures, ...]:
+    by_seed: dict[int, RunMeasures] = {}
+    for run in runs:
+        if other := by_seed.get(run.seed):
+            raise UsageError(
+                f"two runs of {name} have seed {run.seed}: {other.path} and {run.path}",
+                "leave one of them out: a seed counts once",
+            )
+        by_seed[run.seed] = run
+    return tuple(by_seed[seed] for seed in sorted(by_seed))
+
+
+def _belongs(run: RunMeasures, arm: Sequence[RunMeasures]) -> bool:
+    """A run is one more seed of an arm."""
+    changes = differing(arm[0].config, run.config)
+    if all(is_below(key, MACHINE) for key in changes):
+        return not changes or run.seed not in {other.seed for other in arm}
+    return False
+
+
+def _typed_names(places: Sequence[set[str]]) -> list[str]:
+    """Return the names of arms as they were typed; none where an arm has several places, or a place several arms."""
+    typed = [next(iter(some)) for some in places if len(some) == 1]
+    if len(set(typed)) < len(places):
+        return []
+    for count in range(1, max(len(PurePath(one).parts) for one in typed) + 1):
+        short = ["/".join(PurePath(one).parts[-count:]) for one in typed]
+        if len(set(short)) == len(short) and all(short):
+            return short
+    return typed
+
+
+def _names(runs: Sequence[RunMeasures]) -> list[str]:
+    """A short name for each of some runs with different configurations.
+
+    The precision comes first, then other groups, then keys, those about the machine last; only those that tell runs apart
+    which had the same name before.
+    """
+    parts: list[list[str]] = [[] for _ in runs]
+    for labels in _candidates(runs):
+        before = [tuple(part) for part in parts]
+        after = [(*part, label) for part, label in zip(before, labels, strict=True)]
+        if len(set(after)) > len(set(before)):
+            for part, label in zip(parts, labels, strict=True):
+                part.append(label)
+    return [" ".join(filter(None, part)) or precision_of(run) for part, run in zip(parts, runs, strict=True)]
+
+
+def _candidates(runs: Sequence[RunMeasures]) -> Iterable[list[str]]:
+    """What may tell runs apart: a word for each of them, empty where it has no such key."""
+    yield [precision_of(run) for run in runs]
+    for name in dict.fromkeys(group for run in runs for group in run.chosen):
+        yield [f"{name}={run.chosen[name]}" if name in run.chosen else "" for run in runs]
+    flat: list[dict[str, Any]] = [dict(settings(run.config)) for run in runs]
+    keys = dict.fromkeys(key for one in flat for key in one)
+    for key in sorted(keys, key=lambda key: is_below(key, MACHINE)):
+        if not is_below(key, NOT_COMPARED):
+            yield [f"{key}={show(one[key])}" if key in one else "" for one in flat]

@@ -1,0 +1,340 @@
+"""Checks whether arms differ in what they claim to differ in, and in nothing else.
+
+Everything is checked on the records, nothing assumed: what was found equal becomes a sentence, what was not an
+objection, and what is not on record an objection too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from mptrain.comparison.arms import pairs, precision_of
+from mptrain.comparison.results import Arm, Objection, RunMeasures
+from mptrain.comparison.settings import MACHINE, differing, is_below, settings
+from mptrain.config.ranges import show
+from mptrain.runlog.storage import readable_bytes
+
+#: What arms claim to differ in without saying so: keys and sections.
+PRECISION = ("precision", "scaler")
+
+#: What must be named among the claims, and differ, for weights and data to be other ones.
+_WEIGHTS_FOLLOW = ("model", "task", "dataset", "weights")
+_DATA_FOLLOW = ("dataset", "task", "train.batch_size", "train.one_batch")
+
+_LEARNERS_SCALER = re.compile(r"learners\.[^.]+\.scaler(\.|$)")
+
+Found = tuple[list[Objection], list[str]]
+
+
+def inspect(
+    arms: Sequence[Arm], reference: Arm, claimed: Sequence[str] = ()
+) -> tuple[tuple[Objection, ...], tuple[str, ...]]:
+    """What makes a comparison unfair, and what was found to be the same.
+
+    Args:
+        arms: All of them, the reference included.
+        reference: The one that the others are compared with.
+        claimed: Dotted keys, or sections, that the comparison is about besides precision and scaler.
+
+    Returns:
+        Objections, the fatal ones first, and checks that held, one sentence each.
+    """
+    objections: list[Objection] = []
+    checks: list[str] = []
+    for found in (
+        _configurations(arms, reference, claimed),
+        _changed_on_the_way(arms),
+        _digests("descriptions of the data (data.json)", _card, arms, reference, claimed, _DATA_FOLLOW),
+        _samples(arms, reference, claimed),
+        _digests("initial weights", _weights, arms, reference, claimed, _WEIGHTS_FOLLOW),
+        _digests("orders of the training samples", _orders, arms, reference, claimed, _DATA_FOLLOW),
+        _digests(
+            "first batches of the epochs, augmentation included,", _batches, arms, reference, claimed, _DATA_FOLLOW
+        ),
+        _digests("samples that were evaluated", _evaluated, arms, reference, claimed, _DATA_FOLLOW),
+        _tf32(arms, reference),
+        _machines(arms),
+        _baselines(arms),
+        _lengths(arms, reference),
+        _seeds(arms),
+    ):
+        objections += found[0]
+        checks += found[1]
+    return tuple(sorted(objections, key=lambda objection: not objection.fatal)), tuple(checks)
+
+
+def differs(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
+    """Configuration keys in which an arm differs from the reference: key to (reference's value, its own)."""
+    return differing(reference.runs[0].config, arm.runs[0].config)
+
+
+def is_claimed(key: str, claimed: Sequence[str]) -> bool:
+    """Whether arms may differ in a key: it belongs to the precision, or the comparison is about it."""
+    return is_below(key, (*PRECISION, *claimed)) or bool(_LEARNERS_SCALER.match(key))
+
+
+def _configurations(arms: Sequence[Arm], reference: Arm, claimed: Sequence[str]) -> Found:
+    objections: list[Objection] = []
+    for arm in arms:
+        inside: dict[str, tuple[Any, Any]] = {}
+        for run in arm.runs[1:]:
+            inside |= _without_machine(differing(arm.runs[0].config, run.config))
+        if inside:
+            what = f"runs of {arm.name} differ in more than their seed: {_changes(inside, 'one', 'another')}"
+            objections.append(Objection(what, True, "an arm is one configuration with several seeds"))
+        across = {
+            key: values
+            for key, values in _without_machine(differs(arm, reference)).items()
+            if not is_claimed(key, claimed)
+        }
+        if across:
+            about = "precision" if not claimed else f"precision and {', '.join(claimed)}"
+            what = f"{arm.name} differs from {reference.name} in more than {about}: "
+            what += _changes(across, reference.name, arm.name)
+            objections.append(
+                Objection(what, True, "run both with the same values, or name these keys as what is compared")
+            )
+    if objections:
+        return objections, []
+    free = dict.fromkeys(key for arm in arms for key in _without_machine(differs(arm, reference)))
+    same = "runs of an arm differ in nothing but their seed"
+    if more := [key for key in free if not is_claimed(key, ())]:
+        return [Objection(f"arms differ in {', '.join(more)} too, as was claimed", False)], [same]
+    keys = ", ".join(sorted({key.split(".")[0] for key in free}))
+    return [], [same + (f", and arms in nothing but keys of {keys}" if keys else ", and arms in nothing at all")]
+
+
+def _changed_on_the_way(arms: Sequence[Arm]) -> Found:
+    """Runs that went on with another configuration than they began with: they are of no arm."""
+    objections = []
+    for arm in arms:
+        runs: dict[tuple[str, ...], list[RunMeasures]] = {}
+        for run in arm.runs:
+            runs.setdefault(run.changes, []).append(run)
+        for changes, some in runs.items():
+            if not changes:
+                continue
+            fatal = not all(is_below(change.partition(" was ")[0], MACHINE) for change in changes)
+            names = ", ".join(PurePath(run.path).name for run in some)
+            what = (
+                f"{names} of {arm.name} ({_named([run.seed for run in some])}) changed on the way: {'; '.join(changes)}"
+            )
+            objections.append(Objection(what, fatal, "run it anew with one configuration from its first step"))
+    return objections, []
+
+
+def _without_machine(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
+    return {key: values for key, values in changes.items() if not is_below(key, MACHINE)}
+
+
+def _changes(changes: Mapping[str, tuple[Any, Any]], one: str, other: str) -> str:
+    return "; ".join(f"{key} is {show(a)} in {one}, {show(b)} in {other}" for key, (a, b) in changes.items())
+
+
+Digests = Callable[[RunMeasures], Mapping[Any, str]]
+
+
+def _weights(run: RunMeasures) -> dict[int, str]:
+    return {0: run.initial_weights} if run.initial_weights else {}
+
+
+def _orders(run: RunMeasures) -> dict[int, str]:
+    return {epoch: order for epoch, (order, _) in run.data.items()}
+
+
+def _batches(run: RunMeasures) -> dict[int, str]:
+    return {epoch: batch for epoch, (_, batch) in run.data.items()}
+
+
+def _card(run: RunMeasures) -> dict[int, str]:
+    return {0: run.data_card} if run.data_card else {}
+
+
+def _evaluated(run: RunMeasures) -> Mapping[str, str]:
+    return run.evaluated
+
+
+def _digests(
+    what: str, digests: Digests, arms: Sequence[Arm], reference: Arm, claimed: Sequence[str], follow: Sequence[str]
+) -> Found:
+    """Compare digests, by epoch or split, of all pairs of runs with the same seed; what only one of them has does not count."""
+    objections: list[Objection] = []
+    unknown: set[str] = set()
+    equal = compared = 0
+    for arm in arms:
+        if arm is reference:
+            continue
+        bad: list[int] = []
+        for run, other in pairs(arm, reference):
+            own, others = digests(run), digests(other)
+            both = own.keys() & others.keys()
+            if not both:
+                unknown.add(arm.name)
+                continue
+            compared += 1
+            if any(own[epoch] != others[epoch] for epoch in both):
+                bad.append(run.seed)
+            else:
+                equal += 1
+        if bad:
+            objections.append(_unlike(what, arm, reference, bad, _excuses(arm, reference, claimed, follow)))
+    if unknown:
+        objections.append(
+            Objection(
+                f"the {what} could not be checked for all runs of {', '.join(sorted(unknown))}: no digest on record",
+                False,
+                "runs that were killed early have none",
+            )
+        )
+    if equal and equal == compared:
+        number = "all pairs" if not unknown else f"the {equal} pairs on record"
+        return objections, [f"the {what} were compared by digest and are the same in {number} of runs with equal seeds"]
+    return objections, []
+
+
+def _unlike(what: str, arm: Arm, reference: Arm, seeds: list[int], excuses: list[str]) -> Objection:
+    said = f"the {what} of {arm.name} and {reference.name} are not the same at {_named(seeds)}"
+    if excuses:
+        return Objection(
+            f"{said}, as follows from {', '.join(excuses)}",
+            False,
+            "runs of the same seed share less than usual, and their differences vary more",
+        )
+    return Objection(said, True, "pairs by seed mean nothing then: run all arms with one version, on the same data")
+
+
+def _excuses(arm: Arm, reference: Arm, claimed: Sequence[str], follow: Sequence[str]) -> list[str]:
+    """The keys that are claimed to differ, do differ, and from which other weights or data follow."""
+    return [key for key in differs(arm, reference) if is_below(key, claimed) and is_below(key, follow)]
+
+
+def _samples(arms: Sequence[Arm], reference: Arm, claimed: Sequence[str]) -> Found:
+    """Whether finished runs of the same seed were measured on as many samples, and left out as many of every split."""
+    objections: list[Objection] = []
+    compared = 0
+    for arm in arms:
+        unlike: dict[str, list[int]] = {}
+        for run, other in pairs(arm, reference) if arm is not reference else ():
+            if "done" == run.status == other.status:
+                compared += 1
+                for what in _unlike_samples(run, other, arm.name, reference.name):
+                    unlike.setdefault(what, []).append(run.seed)
+        excuses = _excuses(arm, reference, claimed, _DATA_FOLLOW)
+        for what, seeds in unlike.items():
+            follows = f", as follows from {', '.join(excuses)}" if excuses else ""
+            hint = "measure all arms on the same data"
+            objections.append(Objection(f"{what} at {_named(seeds)}{follows}", not excuses, hint))
+    if objections or not compared:
+        return objections, []
+    return [], ["all pairs of finished runs were measured on as many samples, and left out as many"]
+
+
+def _unlike_samples(run: RunMeasures, other: RunMeasures, name: str, reference: str) -> Iterator[str]:
+    if run.split == other.split and 0 < run.samples != other.samples > 0:
+        yield f"{name} was measured on {run.samples:,} samples of {run.split}, {reference} on {other.samples:,},"
+    for split in run.unusable.keys() & other.unusable.keys():
+        if run.unusable[split] != other.unusable[split]:
+            left_out = f"{run.unusable[split]:,} samples of {split}, {reference} {other.unusable[split]:,},"
+            yield f"{name} left out {left_out}"
+
+
+def _named(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _tf32(arms: Sequence[Arm], reference: Arm) -> Found:
+    objections = []
+    for arm in arms:
+        config = settings(arm.runs[0].config)
+        called = precision_of(arm.runs[0]) == "fp32" or arm.name == "fp32"
+        if config.get("precision.tf32") is True and (called or arm is reference):
+            role = "is called FP32" if called else "is the reference"
+            objections.append(
+                Objection(
+                    f"{arm.name} {role} and has precision.tf32=true: FP32 with TF32 on is not FP32, its products have 10 "
+                    "bits of mantissa",
+                    False,
+                    "compare with precision=fp32, which turns TF32 off",
+                )
+            )
+    if objections or settings(reference.runs[0].config).get("precision.compute") != "float32":
+        return objections, []
+    return [], [f"the reference {reference.name} computes in FP32 with TF32 off"]
+
+
+def _machines(arms: Sequence[Arm]) -> Found:
+    """Whether all runs had the same device, threads and versions."""
+    runs = [(arm.name, run) for arm in arms for run in arm.runs]
+    facts: dict[str, Callable[[RunMeasures], str]] = {
+        "device": lambda run: run.device,
+        "CPU threads": lambda run: str(run.threads or ""),
+        **{f"version of {name}": _version(name) for name in ("mptrain", "torch", "cuda")},
+    }
+    objections = []
+    for what, fact in facts.items():
+        where: dict[str, list[str]] = {}
+        for name, run in runs:
+            if value := fact(run):
+                where.setdefault(value, []).append(name)
+        if len(where) > 1:
+            said = "; ".join(f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in where.items())
+            objections.append(
+                Objection(
+                    f"not all runs had the same {what}: {said}",
+                    False,
+                    "their speeds cannot be compared, and their numbers differ in the last bits for that reason alone",
+                )
+            )
+    if objections:
+        return objections, []
+    return [], ["all runs had the same device, number of threads, and versions of mptrain and torch"]
+
+
+#: By how much the memory before the model may differ until peaks say more about processes than about arms.
+_BASELINE = 1.1
+
+
+def _baselines(arms: Sequence[Arm]) -> Found:
+    """Whether all processes had about the same memory in use before their models were built."""
+    before = [run.memory_before for arm in arms for run in arm.runs if run.memory_before]
+    if not before or max(before) <= _BASELINE * min(before):
+        return [], []
+    what = (
+        f"before the model was built, processes had from {readable_bytes(min(before))} to {readable_bytes(max(before))} in "
+        "use: their peaks differ for that reason already, and the ratio of memory says nothing about the arms"
+    )
+    return [Objection(what, False, "compare runs that were all started alone, or all by one sweep or comparison")], []
+
+
+def _version(name: str) -> Callable[[RunMeasures], str]:
+    return lambda run: run.versions.get(name, "")
+
+
+def _lengths(arms: Sequence[Arm], reference: Arm) -> Found:
+    """Whether finished runs attempted as many steps as the reference's."""
+    wanted = {run.steps for run in reference.runs if run.status == "done"}
+    objections = []
+    for arm in arms:
+        steps = {run.steps for run in arm.runs if run.status == "done"}
+        if wanted and steps and steps != wanted:
+            said = f"{arm.name} made {_span(steps)} steps, {reference.name} {_span(wanted)}"
+            objections.append(Objection(said, False, "see the values at equal updates and at equal samples"))
+    return objections, []
+
+
+def _span(values: set[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _seeds(arms: Sequence[Arm]) -> Found:
+    every = {run.seed for arm in arms for run in arm.runs}
+    objections = []
+    for arm in arms:
+        if missing := sorted(every - {run.seed for run in arm.runs}):
+            what = f"{arm.name} has no run of {_named(missing)}"
+            objections.append(Objection(what, False, "only seeds that both have are paired"))
+    return objections, []

@@ -1,0 +1,189 @@
+"""Names the best and the worst setting of a sweep, as far as 95 % confidence intervals tell them apart.
+
+The interval of a setting that was run once is the one over test samples that its run kept; that of a setting with several
+seeds is over the seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from mptrain.comparison.settings import in_short
+from mptrain.runlog.sweep_csv import interval_of, varied_keys, words_of
+from mptrain.runlog.sweeps import SweepJob
+
+SEED: Final = "seed"
+
+#: The most settings that one sentence names.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The final metric of a setting.
+
+    Attributes:
+        name: The words that tell it from the others.
+        value: The metric; the mean over its seeds.
+        low: Lower end of the 95 % CI; NaN where none is known.
+        high: Upper end; NaN where none is known.
+        seeds: How many runs it has.
+        over_seeds: The 95 % CI is over those, and not over test samples.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    seeds: int = 1
+    over_seeds: bool = False
+
+    @property
+    def has_interval(self) -> bool:
+        """There is a 95 % CI."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    def overlaps(self, other: Ranked) -> bool:
+        """Both have a 95 % CI, and the two have a value in common."""
+        both = self.has_interval and other.has_interval
+        return both and self.low <= other.high and other.low <= self.high
+
+    def widened(self, factor: float) -> Ranked:
+        """Return the same with a 95 % CI so many times as wide."""
+        low, high = (self.value + factor * (end - self.value) for end in (self.low, self.high))
+        return replace(self, low=low, high=high)
+
+
+def rank(name: str, summaries: Sequence[dict[str, Any]]) -> Ranked:
+    """Return a setting with its mean and its 95 % CI.
+
+    Args:
+        name: The words that tell it from the others.
+        summaries: Of its runs, which differ in their seeds; at least one, all with a finite metric.
+    """
+    values = [float(summary["metric"]) for summary in summaries]
+    if len(set(values)) > 1:
+        from mptrain.comparison.statistics import mean_interval  # scipy takes a second to import
+
+        found = mean_interval(values)
+        return Ranked(name, found.mean, found.low, found.high, len(values), over_seeds=True)
+    # One run, or seeds that agree to the digit and so say nothing of their spread.
+    ends = [found for found in map(interval_of, summaries) if found]
+    low, high = (statistics.fmean(side) for side in zip(*ends, strict=True)) if ends else (math.nan, math.nan)
+    return Ranked(name, values[0], low, high, len(values))
+
+
+def ranking(ranked: Sequence[Ranked], *, higher_is_better: bool | None, number: Callable[[float], str]) -> str:
+    """Return the settings from best to worst as one sentence, without the metric's name.
+
+    A best is named only where its 95 % CI is apart from that of the worst; settings whose CIs overlap the best's are named
+    with it. CIs of more than five settings are widened, since the best and the worst are picked out of them.
+
+    Args:
+        ranked: At least two, not all of the same value.
+        higher_is_better: The direction of the metric; None where it is not known.
+        number: Formats a value.
+    """
+    factor = _for_a_choice_among(len(ranked))
+    ranked = [one.widened(factor) for one in ranked]
+    low, high = (pick(ranked, key=lambda one: one.value) for pick in (min, max))
+    wider = f"(x{factor:.2f} for a choice among {len(ranked)}) " if factor > 1 else ""
+    span = f"{number(low.value)} at {low.name} to {number(high.value)} at {high.name}"
+    if low.overlaps(high):
+        return f"{span}, within noise of each other: their 95 % CIs {_of_what((low, high))}{wider}overlap"
+    doubt = "" if low.has_interval and high.has_interval else "; without 95 % CIs on record, this may be noise"
+    if higher_is_better is None:
+        return f"from {span}{doubt}"
+    best, worst = (high, low) if higher_is_better else (low, high)
+    near = sorted(
+        (one for one in ranked if one is not best and one.overlaps(best)), key=lambda one: abs(one.value - best.value)
+    )
+    beside = ""
+    if near:
+        names = ", ".join(one.name for one in near[:_MOST_NAMED])
+        more = f" and {len(near) - _MOST_NAMED:,} more" if len(near) > _MOST_NAMED else ""
+        beside = f", within noise of {names}{more} (95 % CIs {_of_what((best, *near))}{wider}overlap)"
+    return f"best {number(best.value)} at {best.name}{beside}, worst {number(worst.value)} at {worst.name}{doubt}"
+
+
+def _for_a_choice_among(count: int) -> float:
+    """Return what 95 % CIs are to be multiplied by for the best and the worst of several to be told apart at 95 % confidence.
+
+    The largest difference between several equal settings has the studentised range distribution (Tukey). Two 95 % CIs that only just
+    do not overlap are that far apart for up to five settings.
+
+    Args:
+        count: How many settings there are.
+    """
+    if count <= 5:
+        return 1.0
+    from scipy.stats import norm, studentized_range  # scipy takes a second to import
+
+    return max(1.0, float(studentized_range.ppf(0.95, count, math.inf) / (2 * norm.ppf(0.975))))
+
+
+def sweep_lead(
+    jobs: Sequence[SweepJob], summaries: Mapping[int, Mapping[str, Any]], number: Callable[[float], str]
+) -> str:
+    """Return one sentence on what came of a sweep: which setting was best, as far as 95 % CIs tell settings apart.
+
+    Args:
+        jobs: Of a sweep.
+        summaries: Number of a job to the final numbers of its run; without those that have none.
+        number: Formats a value.
+    """
+    found = {job.number: dict(summaries.get(job.number, {})) for job in jobs if job.status == "done"}
+    valued = {at: summary for at, summary in found.items() if _is_finite(summary.get("metric"))}
+    if not valued:
+        return "No point has a final metric yet."
+    name = metric_in_words(next(iter(valued.values())))
+    keys = [key for key in varied_keys(jobs) if key != SEED]
+    settings: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs:
+        if job.number in valued:
+            words = words_of(job)
+            setting = in_short({key: words[key] for key in keys if key in words}) or (job.label if keys else "")
+            settings.setdefault(setting, []).append(valued[job.number])
+    values = {summary["metric"] for summary in valued.values()}
+    if len(values) == 1:
+        everywhere = len(valued) == len(jobs)
+        where = (
+            "at every point"
+            if everywhere
+            else f"at the {len(valued):,} point{'s' if len(valued) > 1 else ''} that ended in order"
+        )
+        return f"{name}: {number(values.pop())} {where}."
+    ranked = [rank(setting, some) for setting, some in settings.items()]
+    if len(ranked) == 1:
+        one, ends = ranked[0], (min(values), max(values))
+        reach = f"95 % CI {number(one.low)} to {number(one.high)}"
+        return (
+            f"{name}: mean {number(one.value)} over {one.seeds} seeds, {reach}; "
+            f"from {number(ends[0])} to {number(ends[1])}."
+        )
+    lost = sum("metric" in summary for summary in found.values()) - len(valued)
+    more = f" {lost:,} more point{'s' if lost > 1 else ''} ended with a metric that is not finite." if lost else ""
+    directions = {summary.get("higher_is_better") for summary in valued.values()}
+    direction = directions.pop() if len(directions) == 1 else None
+    return f"{name}: {ranking(ranked, higher_is_better=direction, number=number)}.{more}"
+
+
+def metric_in_words(summary: Mapping[str, Any]) -> str:
+    """Return the metric of a summary and the split that it is of: ``top1 (test)``."""
+    return f"{summary.get('metric_name') or 'metric'} ({summary.get('metric_split', 'test')})"
+
+
+def _of_what(ranked: Iterable[Ranked]) -> str:
+    """The source of intervals, where it is the same for all of them."""
+    several = {one.over_seeds for one in ranked}
+    if len(several) > 1:
+        return ""
+    return "over seeds " if several == {True} else "over test samples "
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -1,0 +1,165 @@
+"""The host's side of the records: turns what the device wrote into step, overflow and scale records.
+
+It knows which step each row belongs to, counts what was applied, and notices when a run only overflows.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from mptrain.probe.overflow_attribution import OverflowHistory, offenders
+from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
+from mptrain.scaler.base import measure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mptrain.engine.learner import Learner
+    from mptrain.engine.options import LogOptions
+    from mptrain.engine.ring import Ring, Row
+    from mptrain.runlog.sink import Sink
+
+
+class LearnerLog:
+    """What is known of one learner's steps.
+
+    Attributes:
+        updates: Updates applied in the rows read so far.
+        history: For the phases of overflows.
+        refused: Refused steps so far.
+        last: The newest step record.
+    """
+
+    def __init__(self, learner: Learner, ring: Ring, buffers: int) -> None:
+        self.name = learner.name
+        self.ring = ring
+        self.updates = 0
+        self.refused = 0
+        self.history = OverflowHistory(floor=learner.scaler.floor)
+        self.last: StepRecord | None = None
+        self._refuses = learner.scaler.on_overflow == "skip"
+        self._measures = measure_of(learner.scaler) is not None
+        self._parameters = learner.weights.names
+        self._buffers = buffers
+
+    def digest(self, step: int, epoch: int, row: Row, sink: Sink) -> None:
+        """Write the records of one row."""
+        skipped = row.overflow and self._refuses
+        self.updates += not skipped
+        self.refused += skipped
+        loss, loss_scale, overflow, grad_norm, lr, _, _ = row
+        self.last = StepRecord(self.name, step, self.updates, epoch, loss, loss_scale, overflow, skipped, grad_norm, lr)
+        sink.take(self.last)
+        phase = self.history.observe(
+            overflow=row.overflow, loss=row.loss, scale=row.loss_scale, next_scale=row.next_scale
+        )
+        if phase is not None:
+            count, tensors = offenders(self._parameters, row.norms)
+            sink.take(
+                OverflowRecord(
+                    learner=self.name,
+                    step=step,
+                    loss_scale=row.loss_scale,
+                    phase=phase,
+                    loss=nonfinite_kind(row.loss) or "finite",
+                    tensors=tensors,
+                    count=count,
+                    skipped=skipped,
+                    restored=self._buffers if skipped else 0,
+                )
+            )
+        if row.next_scale != row.loss_scale:
+            sink.take(ScaleRecord(self.name, step, row.loss_scale, row.next_scale, self._why(row)))
+
+    def _why(self, row: Row) -> str:
+        """Why the scale moved: only a rule that measures gradients lets it fall where none has overflowed."""
+        if row.next_scale > row.loss_scale:
+            return "growth"
+        return "measured" if self._measures and not row.overflow else "overflow"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "updates": self.updates,
+            "refused": self.refused,
+            "history": self.history.state_dict(),
+            "last": asdict(self.last) if self.last else None,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.updates = saved["updates"]
+        self.refused = saved["refused"]
+        self.history = OverflowHistory.from_state(saved["history"], self.history.floor)
+        self.last = StepRecord(**saved["last"]) if saved["last"] else None
+
+
+class StepLog:
+    """Reads the rings of all learners now and then, in step order.
+
+    Args:
+        accounts: One for each learner, in the order in which they are stepped.
+        sink: Takes the records.
+        options: How often to read.
+    """
+
+    def __init__(self, accounts: list[LearnerLog], sink: Sink, options: LogOptions) -> None:
+        self.accounts = accounts
+        self._sink = sink
+        self._options = options
+        self._pending: list[tuple[int, int]] = []
+        self._looked = time.monotonic()
+
+    def note(self, step: int, epoch: int) -> None:
+        """Say which step and epoch the rows just recorded belong to; read the rings when it is time."""
+        self._pending.append((step, epoch))
+        now = time.monotonic()
+        # Not by the number of pending steps: those on their way are among them, and sending again would wait for them.
+        if self.accounts[0].ring.full or now - self._looked >= self._options.seconds:
+            self.look()
+        elif self.accounts[0].ring.arrived:
+            self._digest(wait=False)
+
+    def look(self) -> None:
+        """Send for what was recorded so far, and write what has arrived: on a CPU that is all of it. Call it seldom."""
+        self._looked = time.monotonic()
+        for account in self.accounts:
+            account.ring.send()
+        if self.accounts[0].ring.arrived:
+            self._digest(wait=False)
+
+    def flush(self) -> None:
+        """Wait for the device and write every record there is."""
+        self._digest(wait=True)
+
+    def close_to(self, limit: int) -> bool:
+        """Whether the next step could be the last of ``limit`` overflowed ones in a row, for all that is known."""
+        return self._possibly_in_a_row() + 1 >= limit
+
+    def hopeless(self, limit: int) -> LearnerLog | None:
+        """A learner whose last ``limit`` steps all overflowed, or None.
+
+        While the unread rows cannot complete such a row of steps, nothing is waited for; so a healthy run never waits
+        as long as limit exceeds what the rings hold.
+        """
+        if self._possibly_in_a_row() < limit:
+            return None
+        self.flush()
+        return next((account for account in self.accounts if account.history.consecutive >= limit), None)
+
+    def _possibly_in_a_row(self) -> int:
+        """The most overflowed steps in a row that a learner may have had, if all that was not read has overflowed."""
+        return max([account.history.consecutive + account.ring.unread for account in self.accounts])
+
+    def _digest(self, *, wait: bool) -> None:
+        rows = [account.ring.take(wait=wait) for account in self.accounts]
+        # A step that an exception cut short has rows, but was never noted.
+        count = min(len(self._pending), *(len(taken) for taken in rows))
+        for account, taken in zip(self.accounts, rows, strict=True):
+            account.ring.give_back(taken[count:])
+        noted, self._pending = self._pending[:count], self._pending[count:]  # now: the sink below may fail
+        for (step, epoch), *row in zip(noted, *(taken[:count] for taken in rows), strict=True):
+            for account, one in zip(self.accounts, row, strict=True):
+                account.digest(step, epoch, one, self._sink)

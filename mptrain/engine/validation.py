@@ -1,0 +1,96 @@
+"""Evaluations of a run at the end of its epochs, with their records: metrics, the epoch's row, what a task exhibits."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mptrain.engine.evaluate import evaluate
+from mptrain.engine.exhibit import keep_exhibits
+from mptrain.records import EpochRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mptrain.engine.job import Parts, Progress
+    from mptrain.engine.telemetry import Telemetry
+
+
+class Validation:
+    """Evaluates a run.
+
+    Args:
+        parts: What the run is made of.
+        samples: The folder of what a task exhibits.
+        progress: How far it has come; gets metrics.
+        telemetry: Takes records.
+    """
+
+    def __init__(self, parts: Parts, samples: Path, progress: Progress, telemetry: Telemetry) -> None:
+        self._parts, self._samples = parts, samples
+        self._progress, self._telemetry = progress, telemetry
+
+    def end_epoch(self, completed: int, stop: Callable[[], bool]) -> bool:
+        """Validate, and write the epoch's row.
+
+        Args:
+            completed: Epochs that are complete now.
+            stop: Asked between batches whether to give up.
+
+        Returns:
+            False where it was given up: then nothing is on record.
+        """
+        progress, telemetry = self._progress, self._telemetry
+        telemetry.step_log.flush()
+        telemetry.name_unusable()
+        if "val" in self._parts.loaders and not self.run("val", completed, stop):
+            return False
+        for log in telemetry.step_log.accounts:
+            totals = progress.learners[log.name]
+            telemetry.sink.take(
+                EpochRecord(
+                    learner=log.name,
+                    epoch=progress.epoch + 1,
+                    step=progress.step,
+                    updates=log.updates,
+                    skipped=totals.epoch_skipped,
+                    train_loss=totals.epoch_loss / totals.epoch_losses if totals.epoch_losses else math.nan,
+                    loss_scale=log.last.loss_scale if log.last else math.nan,
+                    lr=log.last.lr if log.last else math.nan,
+                    val=progress.last["val"] if "val" in self._parts.loaders else {},
+                    seconds=round(progress.epoch_seconds, 3),
+                    terms_per_second=round(progress.epoch_terms / max(progress.epoch_seconds, 1e-9), 1),
+                )
+            )
+        progress.evaluated_at = progress.step
+        return True
+
+    def run(self, split: str, epoch: int, stop: Callable[[], bool]) -> bool:
+        """Evaluate on a split; return False where that was given up."""
+        parts, progress, telemetry = self._parts, self._progress, self._telemetry
+        telemetry.show("evaluating")
+        outcome = evaluate(
+            parts,
+            parts.loaders[split],
+            split,
+            progress.step,
+            epoch,
+            stop=stop,
+            exhibit=split == "val",
+            intervals=split == "test",
+        )
+        if outcome is None:
+            return False
+        telemetry.name_unusable()  # the ranks' last exchange before the evaluation is on record and counts as done
+        metrics = outcome.record.metrics
+        telemetry.sink.take(outcome.record)
+        if files := keep_exhibits(self._samples, progress.step, outcome.exhibits):  # none but on the first rank
+            telemetry.event("samples", files=files)
+        progress.last[split], progress.intervals[split] = metrics, outcome.record.intervals
+        if split == "val" and parts.task.metric is not None:
+            value, best = metrics[parts.task.metric], progress.best
+            sign = 1.0 if parts.task.higher_is_better else -1.0
+            if not math.isnan(value) and (best is None or sign * value > sign * best):
+                progress.best = value
+        return True

@@ -1,0 +1,69 @@
+"""All files of a data set, read once before anything is trained on them."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mptrain.config.together import build_dataset
+from mptrain.machine import usable_cores
+from mptrain.workloads.base.faulty_samples import checking
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from mptrain.config.schema import Config
+
+#: The most files of a split that are read; of larger splits, files evenly spread over them.
+FILES = 20_000
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """The result of checking the samples of a data set.
+
+    Attributes:
+        stopping: Files or samples that training would stop at, and what is wrong with each.
+        skipped: Those that it would leave out.
+        remarks: Files that it would use, but not as they are, and how.
+        read: How many files were read.
+        files: How many there are.
+    """
+
+    stopping: Mapping[str, str]
+    skipped: Mapping[str, str]
+    remarks: Mapping[str, str]
+    read: int
+    files: int
+
+
+def check_data(config: Config, tell: Callable[[str], None]) -> DataReport:
+    """Load the data set, and read the files that training would read later.
+
+    Args:
+        config: Checked.
+        tell: Is told what is being done, for whoever waits.
+
+    Raises:
+        DataError: The data is missing.
+        ConfigError: The choices about it do not go together.
+    """
+    remarks: dict[str, str] = {}
+    read = files = 0
+    with checking() as check, ThreadPoolExecutor(usable_cores()) as threads:
+        dataset = build_dataset(config)
+        for part in ("train", "val", "test"):
+            split = getattr(dataset, part)
+            count = getattr(split, "files", 0)
+            chosen = range(count) if count <= FILES else [place * count // FILES for place in range(FILES)]
+            files += count
+            for done, _ in enumerate(threads.map(split.read, chosen) if chosen else ()):
+                if done % 100 == 0:
+                    tell(f"reading the files of {part}: {done:,} of {len(chosen):,}")
+            read += len(chosen)
+            if split is not None:
+                remarks.update(split.faults.remarks)
+    # Threads finish in any order.
+    stopping, skipped, remarks = (dict(sorted(names.items())) for names in (check.stopping, check.skipped, remarks))
+    return DataReport(stopping, skipped, remarks, read, files)

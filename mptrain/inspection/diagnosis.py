@@ -1,0 +1,251 @@
+"""``mptrain diagnose``: looks at a step of a run, or of a configuration that was never run, and tries what would mend it.
+
+Of the run directory nothing is changed but what is written into its folder ``diagnosis``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mptrain.config.build import build
+from mptrain.config.compose import reload
+from mptrain.config.trust import fetches, is_trust, retyped
+from mptrain.engine.snapshot import require_same_labels, require_same_schema
+from mptrain.errors import CheckpointError, ConfigError, StorageError
+from mptrain.inspection.examine_step import OnRecord, Place, examine
+from mptrain.inspection.failure_folder import read_ending
+from mptrain.inspection.step_replay import SavedStep, moment_at, stand_at
+from mptrain.numerics.formats import scale_in_words
+from mptrain.report.diagnosis_page import write_diagnosis
+from mptrain.run.start_state import least_micro_batches
+from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.directory import find_run
+from mptrain.runlog.manifest import manifests_in, step_of
+from mptrain.runlog.reader import read_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mptrain.config.schema import Config
+    from mptrain.engine.job import Options, Parts
+    from mptrain.inspection.failure_folder import Ending
+    from mptrain.records import StepRecord
+    from mptrain.runlog import RunDirectory
+    from mptrain.runlog.checkpoints import Loaded
+    from mptrain.runlog.diagnosis import Examination
+
+
+#: The class of a loss scaling rule, and its first scale.
+_Beginning: TypeAlias = tuple[type, float]
+
+#: Why what several ranks did gives another loss on one.
+_OF_RANKS = "several ranks have other random numbers, and round their sums otherwise"
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """What ``mptrain diagnose`` has to show.
+
+    Attributes:
+        found: What was seen and tried.
+        page: Where the page about it lies; None where there is no run to put it into.
+    """
+
+    found: Examination
+    page: Path | None
+
+
+def diagnose_run(
+    run: str, overrides: Sequence[str] = (), step: int | None = None, learner: str | None = None
+) -> Diagnosed:
+    """Look at the step that ended a run; or at its next one, where none did; or at a certain one.
+
+    Args:
+        run: The run directory, or ``last``.
+        overrides: Keys that differ from the run's configuration.
+        step: Which attempt; the nearest checkpoint before it is trained on up to there, in memory.
+        learner: Whose passes; None means that which went wrong.
+
+    Raises:
+        MptrainError: Data, device or the checkpoint that would be needed are missing.
+    """
+    directory = find_run(run)
+    text = directory.read_config()
+    config = reload(text, overrides)
+    overrides = [word for word in overrides if not is_trust(word)]  # which changes no number
+    before = _beginnings(reload(text, allow=config.extensions.allow, fetch=fetches(config))) if overrides else {}
+    place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
+    if overrides:
+        changed = f"under {' '.join(overrides)}, unlike the run itself"
+        if place.trained:
+            changed += "; so was what was trained in memory"
+        place = replace(place, remarks=(*place.remarks, changed), because="it is under other keys")
+        if not place.trained:
+            place = _rescaled(place, before)
+    found = examine(str(directory.root), config, place, learner)
+    return Diagnosed(found, write_diagnosis(directory.paths.diagnosis, found, overrides))
+
+
+def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> Diagnosed:
+    """Look at a step of a run that was not started.
+
+    Args:
+        config: Checked.
+        step: Which attempt; the ones before it are trained in memory.
+        learner: As in `diagnose_run`.
+
+    Raises:
+        MptrainError: Data or device are missing, or the training ends before that step.
+    """
+    parts, options = build(config)
+    place = Place(parts, _moment(parts, options, None, step), None, parts.notes)
+    return Diagnosed(examine(" ".join(config.overrides), config, place, learner), None)
+
+
+def _beginnings(config: Config) -> dict[str, _Beginning]:
+    """How the scaler of each learner begins."""
+    parts, _ = build(config, weights=False)
+    return _begins(parts)
+
+
+def _begins(parts: Parts) -> dict[str, _Beginning]:
+    return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
+
+
+def _failed(directory: RunDirectory, config: Config) -> Place | None:
+    """The step that ended a run, as it was kept; None where none did, or the run went on from there."""
+    paths = directory.paths
+    state = directory.read_state()
+    if not paths.failure.exists() or (state is not None and state.status == "done"):
+        return None
+    trust = retyped(config.extensions.allow)
+    ending = read_ending(directory, trust)
+    store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)
+    saved = manifests_in(store.folder)
+    if saved and step_of(saved[0]) > ending.step:
+        return None
+    same = next((path for path in saved if step_of(path) == ending.step), None)
+    loaded = store.load(same) if same else store.load_latest()
+    if loaded is None:
+        raise CheckpointError(
+            f"{directory.root} has no checkpoint: its weights were not finite when it ended, and none was kept before",
+            f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, ending.step - 1)}{trust}",
+        )
+    parts, _ = build(config, weights=False, micro_batches=least_micro_batches(config, loaded))
+    _require_fit(parts, loaded.state)
+    place = replace(_ended(parts, ending, loaded), record=_on_record(directory, ending.step))
+    stand_at(parts, place.moment)
+    moved = _moved(directory, parts, ending) if place.moment.done else []
+    if moved:
+        remark = f"the weights hold what {' and '.join(moved)} did in that step: they were saved behind it"
+        place = replace(place, remarks=(*place.remarks, remark), because="the weights moved in between")
+    return place
+
+
+def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:
+    """The step that ended a run, with the weights of a checkpoint."""
+    remarks = [f"the step that ended the run, {ending.step:,}, done again: {ending.cause} was the cause on record"]
+    same, because = loaded.manifest.step == ending.step, Place.because
+    if not same:
+        remarks.append(f"the weights of that step were not kept: these are those of step {loaded.manifest.step:,}")
+        because = "the weights are older"
+    if ending.ranks > 1:
+        remarks.append(f"{ending.ranks} ranks had a part of its batch each; here one process does the whole of it")
+        because = because if because != Place.because else _OF_RANKS
+    accounts = loaded.state["accounts"]
+    scales = {
+        one.name: float((accounts[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners
+    }
+    scales[ending.learner] = ending.loss_scale
+    random = ending.random or loaded.state["random"]
+    moment = SavedStep(ending.step, loaded.state, ending.batch.to(parts.device), False, scales, random, done=same)
+    return Place(parts, moment, ending.learner, tuple(remarks), because=because)
+
+
+def _rescaled(place: Place, before: Mapping[str, _Beginning]) -> Place:
+    """At the first scale of those scalers that are not the run's own."""
+    now = _begins(place.parts)
+    others = {name: scale for name, (kind, scale) in now.items() if before.get(name) != (kind, scale)}
+    if not others:
+        return place
+    shown = " and ".join(
+        f"{scale_in_words(scale)}{'' if name == 'main' else f' for {name}'}" for name, scale in others.items()
+    )
+    moment = replace(place.moment, scales={**place.moment.scales, **others})
+    return replace(
+        place, moment=moment, remarks=(*place.remarks, f"at the first loss scale of the scaler given, {shown}")
+    )
+
+
+def _moved(directory: RunDirectory, parts: Parts, ending: Ending) -> list[str]:
+    """The learners whose updates of the last step were applied after the one that ended the run took its own."""
+    names = [learner.name for learner in parts.learners]
+    later = names[names.index(ending.learner) :] if ending.learner in names else names
+    applied = {one.learner for one in _steps(directory, ending.step) if not one.skipped}
+    return [f"the {name}" for name in later if name in applied]
+
+
+def _on_record(directory: RunDirectory, step: int) -> OnRecord:
+    """What is on record of a step; nothing where it is damaged."""
+    losses = {one.learner: one.loss for one in _steps(directory, step)}
+    try:
+        events = list(read_run(directory.root).events())
+    except StorageError:
+        return OnRecord(losses)
+    injected = {event.get("step") for event in events if event["event"] == "injected"}
+    overflows: dict[str, tuple[tuple[str, str], ...]] = {}
+    ceilings: dict[str, float] = {}
+    for event in events:
+        if event["event"] != "overflow":
+            continue
+        name, scale = event["learner"], event["loss_scale"]
+        if event["step"] == step:
+            overflows[name] = tuple((tensor, kind) for tensor, kind in event["tensors"])
+        if event["loss"] == "finite" and event["step"] not in injected:
+            ceilings[name] = min(scale, ceilings.get(name, scale))
+    return OnRecord(losses, overflows, ceilings)
+
+
+def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
+    """A step on record, of each learner; nothing where it is not there, or the record is damaged."""
+    try:
+        return [one for one in read_run(directory.root).steps() if one.step == step]
+    except StorageError:
+        return []
+
+
+def _standing(directory: RunDirectory, config: Config, step: int | None) -> Place:
+    """A certain step of a run, or the one after its last checkpoint."""
+    store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
+    paths = [path for path in manifests_in(store.folder) if step is None or step_of(path) < step]
+    loaded = store.load(paths[0]) if paths else None
+    parts, options = build(config, weights=loaded is None, micro_batches=least_micro_batches(config, loaded))
+    before = loaded.manifest.step if loaded else 0
+    wanted = before + 1 if step is None else step
+    begins = f"the checkpoint of step {before:,}" if loaded else "the start"
+    more = wanted - 1 - before
+    trained = f", and {more:,} step{'s' if more > 1 else ''} trained in memory" if more else ""
+    if loaded is not None:
+        _require_fit(parts, loaded.state)
+    moment = _moment(parts, options, loaded.state if loaded else None, wanted)
+    remark = f"step {wanted:,}, from {begins}{trained}"
+    place = Place(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
+    state = directory.read_state()
+    return replace(place, because=_OF_RANKS) if state is not None and state.ranks > 1 else place
+
+
+def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep:
+    planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
+    if step > max(planned, 1) and (state is None or step - 1 != state["progress"]["step"]):
+        raise ConfigError(f"--step {step}: the training ends at step {planned:,}", f"write at most --step {planned}")
+    moment = moment_at(parts, options, state, step)
+    if moment is None:
+        raise StorageError(f"there is no batch for step {step}", "the data set has no usable sample")
+    return moment
+
+
+def _require_fit(parts: Parts, state: Mapping[str, Any]) -> None:
+    require_same_schema(state)
+    require_same_labels(parts, state)

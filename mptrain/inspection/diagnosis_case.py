@@ -1,0 +1,227 @@
+"""A step that something may be wrong with, which can be done again under other words, or at another loss scale.
+
+What is to be tried on it is the business of `mptrain.inspection.remedies`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from mptrain.config.build import build
+from mptrain.config.compose import reload
+from mptrain.config.trust import fetches
+from mptrain.errors import ConfigError, EnvironmentRefused
+from mptrain.inspection.findings import causes_of, compared, inexact, none
+from mptrain.inspection.observations import NEVER_ZERO, underflows
+from mptrain.inspection.step_accuracy_passes import measure_accuracy
+from mptrain.inspection.step_replay import look, stand_at
+from mptrain.precision.apply import set_products
+from mptrain.scaler import NoScaler, StaticScaler
+
+if TYPE_CHECKING:
+    from mptrain.config.schema import Config
+    from mptrain.engine.job import Parts
+    from mptrain.engine.learner import Learner
+    from mptrain.inspection.findings import Cause
+    from mptrain.inspection.step_accuracy import StepAccuracy
+    from mptrain.inspection.step_replay import SavedStep
+    from mptrain.probe.observer import Operation
+    from mptrain.probe.step_observation import Observation
+
+
+@dataclass(frozen=True)
+class DiagnosisCase:
+    """A step that something may be wrong with.
+
+    Attributes:
+        config: It was done under.
+        parts: Built from that, and brought to the moment.
+        moment: The step.
+        seen: What was seen of it.
+        ended: It ended its run, because of the refused steps in a row.
+        ceiling: The lowest loss scale at which the run overflowed on record; infinite where there was none.
+        faulted: A fault is put into it on purpose, so it cannot be compared with the same step in FP32.
+        original: The case that this one is under other words, or at another scale; None where it is none.
+    """
+
+    config: Config
+    parts: Parts
+    moment: SavedStep
+    seen: Observation
+    ended: bool = False
+    ceiling: float = math.inf
+    faulted: bool = False
+    original: DiagnosisCase | None = None
+
+    def under(self, *words: str, scale: float | None = None) -> DiagnosisCase:
+        """The same step under other words.
+
+        Args:
+            words: As on the command line. Another precision brings its own scaler, and with it its first scale.
+            scale: The loss scale of all learners, in place of that.
+
+        Raises:
+            EnvironmentRefused: This device cannot do that.
+            ConfigError: The words do not fit the configuration.
+        """
+        config = reload(self.config.yaml, words, allow=self.config.extensions.allow, fetch=fetches(self.config))
+        parts = self._built(config)
+        scales = dict(self.moment.scales)
+        if scale is not None:
+            scales = {learner.name: scale for learner in parts.learners}
+        elif any(word.startswith("precision=") for word in words):
+            scales = {one.name: float(one.scaler.initial(parts.device)["scale"]) for one in parts.learners}
+        return self._another(config, parts, scales)
+
+    def at_scale(self, scale: float) -> DiagnosisCase:
+        """The same step at another loss scale of the learner whose step it is."""
+        set_products(self.config.precision)  # what was built in between may have chosen others, for the whole process
+        return self._another(self.config, self.parts, {**self.moment.scales, self.seen.learner: scale})
+
+    def _another(self, config: Config, parts: Parts, scales: dict[str, float]) -> DiagnosisCase:
+        moment = replace(self.moment, scales=scales)
+        seen = lost_in_training(of_learner(look(parts, moment), self.seen.learner), config)
+        original = self.original or self
+        return replace(self, config=config, parts=parts, moment=moment, seen=seen, original=original)
+
+    def _built(self, config: Config) -> Parts:
+        parts, _ = build(config, weights=False, micro_batches=self.parts.plan.accumulate)
+        stand_at(parts, self.moment)
+        return parts
+
+    @property
+    def learner(self) -> Learner:
+        """That whose step it is."""
+        return next(learner for learner in self.parts.learners if learner.name == self.seen.learner)
+
+    @functools.cached_property
+    def causes(self) -> tuple[Cause, ...]:
+        """Return all causes that follow from no other one; none where the step is right.
+
+        A step in half precision is right where it is finite and agrees with the same step in FP32.
+        """
+        exact = self.exact if self._comparable and self._suspicious else None
+        if not self.config.precision.half and not self.faulted:
+            exact = self.seen  # FP32 is what all else is compared with
+        causes = causes_of(self.seen, exact)
+        return compared(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
+
+    @property
+    def cause(self) -> Cause:
+        """The first of them; one of kind ``none`` where there is none."""
+        return next(iter(self.causes), none(self.seen, self.accuracy))
+
+    @property
+    def right(self) -> bool:
+        """Return whether nothing is wrong."""
+        return self.seen.finite and not self.causes
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """Return what is no fault and worth knowing: infinities of the forward pass that change nothing, inexact gradients."""
+        if not self.seen.finite or not self.right:
+            return ()
+        agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
+        infinite = [f"{one.sentence}{agree}" for one in causes_of(self.seen)]
+        return (*infinite, *(inexact(self.seen, self.accuracy) if self.accuracy is not None else ()))
+
+    @property
+    def _suspicious(self) -> bool:
+        return not self.seen.finite or any(operation.breaks for operation in self.seen.of("forward"))
+
+    @property
+    def _comparable(self) -> bool:
+        seen = self.seen
+        return self.config.precision.half and not (self.faulted or seen.inputs or seen.weights)
+
+    @functools.cached_property
+    def accuracy(self) -> StepAccuracy | None:
+        """Return the distance of the step from FP64; None where there is nothing to compare with.
+
+        That is where its loss or that of FP32 is not finite, where FP32 cannot be had, and for the later of several learners.
+        """
+        seen = self.seen
+        if not self._comparable or seen.refusal is not None or not math.isfinite(seen.loss):
+            return None
+        if seen.learner != self.parts.learners[0].name:  # whose step is behind the updates of the others
+            return None
+        if self._suspicious and (self.exact is None or not self.exact.finite):
+            return None
+        try:
+            fp32 = reload(
+                self.config.yaml, ("precision=fp32",), allow=self.config.extensions.allow, fetch=fetches(self.config)
+            )
+            half, wide = (functools.partial(self._built, config) for config in (self.config, fp32))
+            return measure_accuracy(half, wide, self.moment, seen.learner, seen.loss_scale)
+        except (EnvironmentRefused, ConfigError):
+            return None
+        finally:
+            set_products(self.config.precision)
+
+    @functools.cached_property
+    def exact(self) -> Observation | None:
+        """The same step in FP32 without a loss scale; None where that cannot be had."""
+        if self.original is not None:
+            return self.original.exact
+        if not self.config.precision.half:
+            return self.at_scale(1.0).seen
+        try:
+            return self.under("precision=fp32", scale=1.0).seen
+        except (EnvironmentRefused, ConfigError):
+            return None
+
+    @property
+    def exact_gradients(self) -> bool:
+        """Return whether gradients were compared with FP64, and are as exact as rounding lets them be."""
+        return self.accuracy is not None and not self.accuracy.inexact_gradients
+
+    @property
+    def moves_its_scale(self) -> bool:
+        """Return whether the scaler raises and lowers its scale by itself."""
+        return not isinstance(self.learner.scaler, (StaticScaler, NoScaler))
+
+    @property
+    def blown_up(self) -> bool:
+        """Return whether FP32 is not finite either."""
+        return self.exact is not None and self.exact.refusal is None and not self.exact.finite
+
+    @functools.cached_property
+    def lost(self) -> list[Operation]:
+        """The operators of the forward pass that lose to underflow what FP32 has, the worst first."""
+        return underflows(self.seen, self.exact) if underflows(self.seen) else []
+
+    @property
+    def loses_what_matters(self) -> bool:
+        """Return whether values that are lost are missed.
+
+        Where outputs agree with FP64 all the same, as behind a bias of 1e-6, those of exponentials and shares are, which get smaller
+        while a network learns.
+        """
+        if (
+            self.accuracy is None
+            or self.accuracy.lost_output([operation.module for operation in self.lost]) is not None
+        ):
+            return bool(self.lost)
+        return any(operation.operator in NEVER_ZERO for operation in self.lost)
+
+
+def of_learner(seen: tuple[Observation, ...], learner: str) -> Observation:
+    """What was seen of one learner."""
+    return next(one for one in seen if one.learner == learner)
+
+
+def lost_in_training(seen: Observation, config: Config) -> Observation:
+    """Return what was seen without those buffers that are not finite from the beginning, such as a mask of -inf.
+
+    Args:
+        seen: A step.
+        config: It was done under.
+    """
+    if not seen.weights:
+        return seen
+    fresh, _ = build(config, weights=False)
+    built = {name for name, one in fresh.model.named_buffers() if not bool(one.isfinite().all())}
+    return replace(seen, weights=tuple(one for one in seen.weights if one.name not in built))

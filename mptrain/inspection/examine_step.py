@@ -1,0 +1,206 @@
+"""One step, examined: whose it is, what is wrong with it, whether the record agrees, and what mends it.
+
+How the step is come by is the business of `mptrain.inspection.diagnosis`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from mptrain.config.build import build
+from mptrain.config.compose import reload
+from mptrain.config.trust import fetches
+from mptrain.errors import ConfigError, did_you_mean
+from mptrain.inspection.diagnosis_case import DiagnosisCase, lost_in_training, of_learner
+from mptrain.inspection.observations import notes_of, rows_of, underflows
+from mptrain.inspection.remedies import remedies
+from mptrain.inspection.step_replay import SavedStep, look, stand_at
+from mptrain.runlog.diagnosis import Examination, Found, Remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mptrain.config.schema import Config
+    from mptrain.engine.job import Parts
+    from mptrain.probe.step_observation import Observation
+
+#: What takes a fault out of a configuration.
+_WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")
+
+#: Tensors that are named in a sentence.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class OnRecord:
+    """What a run's records say about a step, by learner.
+
+    Attributes:
+        losses: Of that step.
+        overflows: The tensors of its overflow, with their kind.
+        ceilings: The lowest loss scale at which gradients alone overflowed, at any step.
+    """
+
+    losses: Mapping[str, float] = field(default_factory=dict)
+    overflows: Mapping[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A step that can be looked at, and how it was come by.
+
+    Attributes:
+        parts: What is built.
+        moment: The step.
+        learner: That which ended the run; None where none did.
+        remarks: How the step was come by, one sentence each.
+        record: What the run has about it.
+        because: Why a loss may be another one now.
+        trained: Steps that were trained in memory before it.
+    """
+
+    parts: Parts
+    moment: SavedStep
+    learner: str | None
+    remarks: tuple[str, ...]
+    record: OnRecord = field(default_factory=OnRecord)
+    because: str = "another device, number of threads or version of a library computes other bits"
+    trained: int = 0
+
+
+def examine(subject: str, config: Config, place: Place, learner: str | None = None) -> Examination:
+    """Look at a step, and try what mends it.
+
+    Args:
+        subject: The run, or the words of the configuration.
+        config: What the parts were built from.
+        place: The step.
+        learner: Whose passes are asked about; None finds that out.
+
+    Raises:
+        ConfigError: There is no such learner.
+    """
+    _require_learner(place.parts, learner)
+    seen = _asked_about(look(place.parts, place.moment), learner or place.learner, place.record)
+    seen = lost_in_training(seen, config)
+    remarks = (*place.remarks, *_loss_on_record(place, seen), *_overflow_on_record(place.record, seen))
+    fault = _fault(place.parts, seen.step)
+    if not fault:
+        return _examination(subject, _case(config, place, seen), remarks)
+    remarks = (*remarks, f"a fault is put in on purpose: {fault}")
+    case, tried = (
+        replace(_case(config, place, seen), faulted=True),
+        Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it"),
+    )
+    if case.right:  # what else there is to try would put the fault in again
+        return _examination(subject, case, remarks, ())
+    clean = _without_fault(config, place, seen.learner)
+    if clean.right:
+        found = _examination(subject, case, remarks, (tried,))
+        return replace(found, verdict=f"the injected fault is the cause: {fault}; {found.verdict}")
+    found = _examination(subject, clean, remarks)
+    return replace(found, verdict=f"without the injected fault too, {found.verdict}")
+
+
+def _case(config: Config, place: Place, seen: Observation) -> DiagnosisCase:
+    ceiling = place.record.ceilings.get(seen.learner, math.inf)
+    ended = place.learner == seen.learner
+    return DiagnosisCase(config, place.parts, place.moment, seen, ended=ended, ceiling=ceiling)
+
+
+def _examination(
+    subject: str, case: DiagnosisCase, remarks: tuple[str, ...], tried: tuple[Remedy, ...] | None = None
+) -> Examination:
+    """What there is to say about a step.
+
+    Args:
+        subject: As in `examine`.
+        case: The step.
+        remarks: How it was come by.
+        tried: In place of the remedies; then nothing is done again, for a fault would be put in again.
+    """
+    seen, cause = case.seen, case.cause
+    exact = case.exact if tried is None and underflows(seen) else None
+    others = case.causes[1:]
+    return Examination(
+        subject=subject,
+        learner=seen.learner,
+        step=seen.step,
+        loss=seen.loss,
+        loss_scale=seen.loss_scale,
+        precision=case.config.precision.name,
+        device=str(case.parts.device),
+        cause=cause.kind,
+        module=cause.module,
+        operator=cause.operator,
+        verdict=cause.sentence,
+        also=tuple(Found(one.kind, one.module, one.operator, one.sentence) for one in others),
+        notes=(*case.remarks, *notes_of(seen, exact)),
+        remarks=remarks,
+        modules=rows_of(seen, case.causes),
+        remedies=remedies(case) if tried is None else tried,
+        operators=dict(seen.census),
+    )
+
+
+def _require_learner(parts: Parts, learner: str | None) -> None:
+    names = [one.name for one in parts.learners]
+    if learner is not None and learner not in names:
+        guess = did_you_mean(learner, names)
+        hint = f"did you mean {guess}?" if guess else f"write one of {', '.join(names)}"
+        raise ConfigError(f"--learner {learner}: there is no such learner", hint)
+
+
+def _asked_about(several: tuple[Observation, ...], learner: str | None, record: OnRecord) -> Observation:
+    """The learner that is asked about; else the first that overflowed on record, that goes wrong now, or at all."""
+    if learner is not None:
+        return of_learner(several, learner)
+    on_record = [seen for seen in several if seen.learner in record.overflows]
+    wrong = [seen for seen in several if not seen.finite]
+    return next((seen for seen in wrong if seen in on_record), [*on_record, *wrong, *several][0])
+
+
+def _fault(parts: Parts, step: int) -> str:
+    """The fault that a step has on purpose, as ``VALUE into TENSOR``; empty where it has none."""
+    return "; ".join(f"{one.fields['value']} into {one.fields['tensor']}" for one in parts.fault.records(step))
+
+
+def _without_fault(config: Config, place: Place, learner: str) -> DiagnosisCase:
+    """The same step of a learner without the fault."""
+    config = reload(config.yaml, _WITHOUT_FAULT, allow=config.extensions.allow, fetch=fetches(config))
+    parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
+    stand_at(parts, place.moment)
+    seen = lost_in_training(of_learner(look(parts, place.moment), learner), config)
+    return _case(config, replace(place, parts=parts), seen)
+
+
+def _loss_on_record(place: Place, seen: Observation) -> tuple[str, ...]:
+    """Whether the loss is the one that the run had."""
+    before = place.record.losses.get(seen.learner)
+    if before is None:
+        return ()
+    if before == seen.loss or (math.isnan(before) and math.isnan(seen.loss)):
+        return ("its loss is the one on record",)
+    return (f"its loss was {before:.9g} on record and is {seen.loss:.9g} now, because {place.because}",)
+
+
+def _overflow_on_record(record: OnRecord, seen: Observation) -> tuple[str, ...]:
+    """Whether the gradients that are not finite are those that the run had."""
+    if seen.learner not in record.losses or seen.refusal is not None:
+        return ()
+    before, now = dict(record.overflows.get(seen.learner, ())), dict(seen.gradients)
+    if before.keys() == now.keys():
+        return (f"its overflow is the one on record, in {_names(now)}",) if now else ()
+    if not now:
+        return (f"on record it overflowed, in {_names(before)}; now it does not",)
+    if not before:
+        return ("on record it did not overflow",)
+    return (f"its overflow was in {_names(before)} on record and is in {_names(now)} now",)
+
+
+def _names(tensors: Mapping[str, str]) -> str:
+    more = f" and {len(tensors) - _NAMED} more" if len(tensors) > _NAMED else ""
+    return ", ".join(list(tensors)[:_NAMED]) + more

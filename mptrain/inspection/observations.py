@@ -1,0 +1,245 @@
+"""What is no failure but worth knowing about a step: values close to the ends of FP16, modules that are not trained.
+
+Pure: reads an observation only. Also makes the rows of the table of modules.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mptrain.inspection.findings import causes_of, named, numbered, place
+from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
+from mptrain.numerics.formats import FLOAT16, scale_in_words
+from mptrain.precision.policy import NORMS
+from mptrain.probe.module_trail import LOSS
+from mptrain.runlog.diagnosis import ModuleRow, Reach
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mptrain.inspection.findings import Cause, Key
+    from mptrain.probe.observer import CustomFunction, Operation
+    from mptrain.probe.step_observation import Observation
+    from mptrain.records import ExponentCounts
+
+#: From this share of FP16's range on, a value is two doublings or fewer from its end.
+CLOSE = 0.25
+
+#: From this share of values below 2^-14 on, an operator or a backward pass loses much of what it computes.
+MUCH = 0.5
+
+#: Operators whose results are zero only where they are lost to underflow, or where zero went in.
+NEVER_ZERO = frozenset({"_softmax", "_safe_softmax", "exp", "sigmoid", "div", "reciprocal", "rsqrt", "softplus"})
+
+#: Sentences of one kind that are given; the table has them all.
+_MOST = 3
+
+
+def notes_of(seen: Observation, exact: Observation | None = None) -> tuple[str, ...]:
+    """What is worth knowing, one sentence each.
+
+    Args:
+        seen: A step.
+        exact: As in `underflows`.
+    """
+    return (
+        *_functions(seen),
+        *_underflow(seen, exact),
+        *_gradients(seen),
+        *_silent(rows_of(seen)),
+        *_close(seen),
+        *_untrained(seen),
+    )
+
+
+def underflows(seen: Observation, exact: Observation | None = None) -> list[Operation]:
+    """The operators of the forward pass that lose values to FP16's underflow, the worst first.
+
+    Those most of whose nonzero results are below 2^-14, and those whose results are zero although an exact one never is.
+
+    Args:
+        seen: A step.
+        exact: The same step in FP32: what is zero there as well, as behind a mask of -1e4 in a softmax, is not lost. Without
+            it only zeros that a cast or a division was given are known not to be.
+    """
+    zeros = _zeros(exact) if exact is not None else {}
+    found = []
+    for key, operation in numbered(seen.of("forward")):
+        counts = merged(one for one in operation.outputs if one.dtype == "float16")
+        if operation.module == LOSS or total(counts) < 2 or not operation.finite_inputs or not operation.largest_input:
+            continue
+        lost = 0
+        if operation.operator == "_to_copy":
+            lost = max(counts.zeros - operation.zero_inputs, 0)
+        elif operation.operator in NEVER_ZERO:
+            given = operation.zero_inputs if operation.operator == "div" else 0
+            lost = max(counts.zeros - zeros.get(key, given), 0)
+        small = _tiny(counts) * nonzero(counts)
+        of = nonzero(counts) + lost
+        if of and (lost + small) / of > MUCH:
+            found.append(((lost + small) / of, operation))
+    return [operation for _, operation in sorted(found, key=lambda pair: -pair[0])]
+
+
+def _zeros(exact: Observation) -> dict[Key, int]:
+    return {key: sum(counts.zeros for counts in operation.outputs) for key, operation in numbered(exact.of("forward"))}
+
+
+def small_gradients(seen: Observation) -> tuple[float, float] | None:
+    """Whether most FP16 gradients are below 2^-14, and there is room above them.
+
+    Returns:
+        Their share of the nonzero ones, and the power of two that the scale can be multiplied by; None where it is not so.
+    """
+    counts = merged(one for operation in seen.of("backward") for one in operation.outputs if one.dtype == "float16")
+    share = _tiny(counts)
+    room = 2.0 ** math.floor(headroom(counts.largest)) if counts.largest else 1.0
+    return (share, room) if share > MUCH and seen.finite and room >= 2 else None
+
+
+def rows_of(seen: Observation, causes: Iterable[Cause] | None = None) -> tuple[ModuleRow, ...]:
+    """The modules that have operators of their own, in the order of the forward pass, and the loss.
+
+    Args:
+        seen: A step.
+        causes: What is wrong with it; None takes what can be seen without a comparison.
+    """
+    wrong = {
+        module: cause.phase
+        for cause in reversed(tuple(causes_of(seen) if causes is None else causes))
+        if cause.phase
+        for module in (cause.modules if cause.operator else cause.modules[:1])
+    }
+    rows = []
+    for name in [*seen.calls, LOSS]:
+        own = [operation for operation in seen.operations if operation.module == name]
+        if not own:
+            continue
+        largest = max((counts for operation in own for counts in operation.outputs), key=total)
+        rows.append(
+            ModuleRow(
+                name=name,
+                type=seen.types.get(name, ""),
+                calls=seen.calls.get(name, 0),
+                dtype=largest.dtype,
+                forward=_reach([operation for operation in own if operation.phase == "forward"]),
+                backward=_reach([operation for operation in own if operation.phase == "backward"]),
+                breaks=wrong.get(name, ""),
+            )
+        )
+    return tuple(rows)
+
+
+def _reach(operations: list[Operation]) -> Reach | None:
+    if not operations:
+        return None
+    counts = merged(one for operation in operations for one in operation.outputs)
+    count = total(counts)
+    return Reach(counts.largest, _tiny(counts), counts.zeros / count if count else 0.0, counts.inf, counts.nan)
+
+
+def _tiny(counts: ExponentCounts) -> float:
+    """The share of the nonzero values below 2^-14."""
+    return subnormal_share(counts) + below_tiniest_share(counts)
+
+
+def _silent(rows: tuple[ModuleRow, ...]) -> list[str]:
+    """Modules that nothing reaches in the backward pass."""
+    names = [row.name for row in rows if row.type and row.backward and row.backward.zero == 1.0]
+    if not names:
+        return []
+    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return [f"no gradient but zero reaches {', '.join(name or 'the model itself' for name in names[:_MOST])}{more}"]
+
+
+def _functions(seen: Observation) -> list[str]:
+    sentences = []
+    for function in seen.functions:
+        where = f"{function.name} in {place(seen, function.module)}"
+        for source, to in dict.fromkeys(function.corrected):
+            sentences.append(
+                f"{where} returns a gradient in {source} for an input in {to}, which autograd casts: it computes in "
+                f"another dtype than the model"
+            )
+        if _differ(function):
+            sentences.append(
+                f"{where} gives {' and '.join(function.gives)} for {' and '.join(function.takes)}: what follows is "
+                f"computed in {function.gives[0]}"
+            )
+    return _abridged(sentences, "custom functions")
+
+
+def _differ(function: CustomFunction) -> bool:
+    return bool(function.takes and function.gives) and not set(function.gives) <= set(function.takes)
+
+
+def _underflow(seen: Observation, exact: Observation | None) -> list[str]:
+    sentences = []
+    for operation in underflows(seen, exact):
+        counts = merged(operation.outputs)
+        operator = named(operation)
+        sentences.append(
+            f"{operator} in {place(seen, operation.module)} loses its values to FP16's underflow: "
+            f"{_percent(_tiny(counts))} of its nonzero results are below 2^-14, {_percent(counts.zeros / total(counts))} of "
+            "all are zero"
+        )
+    return _abridged(sentences, "operators that lose values to underflow")
+
+
+def _gradients(seen: Observation) -> list[str]:
+    small = small_gradients(seen)
+    if small is None:
+        return []
+    share, room = small
+    return [
+        f"{_percent(share)} of the nonzero FP16 gradients are below 2^-14 at loss scale {scale_in_words(seen.loss_scale)}, "
+        f"and the scale may grow by {scale_in_words(room)} before the largest overflows: a higher one loses fewer"
+    ]
+
+
+def _close(seen: Observation) -> list[str]:
+    """Modules through which values flow that are close to FP16's largest; a normalisation hides them behind it."""
+    if not all(operation.finite for operation in seen.of("forward")):
+        return []  # they are too large already
+    reached: dict[str, float] = {}
+    for operation in seen.of("forward"):
+        sizes = [counts.largest for counts in operation.outputs if counts.dtype == "float16"]
+        if "float16" in operation.inputs:
+            sizes.append(operation.largest_input)
+        reached[operation.module] = max([reached.get(operation.module, 0.0), *sizes])
+    close = sorted(((size, name) for name, size in reached.items() if size >= CLOSE * FLOAT16.max and name != LOSS))
+    close.sort(key=lambda pair: (seen.types.get(pair[1]) not in NORMS, -pair[0]))
+    sentences = [
+        f"{place(seen, name)} handles FP16 values up to {size:,.0f}, {_percent(size / FLOAT16.max)} of 65,504"
+        for size, name in close
+    ]
+    return _abridged(sentences, "modules close to the end of FP16's range")
+
+
+_WHY = {
+    "frozen": "frozen and not trained",
+    "no_learner": "of no learner and not trained",
+    "no_gradient": "without a gradient and not trained",
+}
+
+
+def _untrained(seen: Observation) -> list[str]:
+    sentences = []
+    for kind, why in _WHY.items():
+        names = seen.untrained.get(kind, [])
+        if names:
+            more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+            sentences.append(
+                f"{len(names)} of the parameters {'is' if len(names) == 1 else 'are'} {why}: {', '.join(names[:_MOST])}{more}"
+            )
+    return sentences
+
+
+def _abridged(sentences: list[str], what: str) -> list[str]:
+    more = len(sentences) - _MOST
+    return sentences[:_MOST] + ([f"{more} more {what}; see the table"] if more > 0 else [])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"

@@ -1,0 +1,282 @@
+"""Find what fixes a step, from the least intrusion on: each candidate is tried on that very step.
+
+backward    a lower or a higher loss scale; then modules kept in FP32; then bfloat16
+forward     modules kept in FP32; then bfloat16; then FP32
+loss        bfloat16; then FP32
+input       the same step without the samples that are not finite
+none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
+
+A candidate helps only where nothing at all is wrong with the step under it (`DiagnosisCase.right`): it is finite, and what its modules say and
+its gradients agree with the same step in FP32. Modules kept in FP32 may need another loss scale as well, which is tried with them.
+
+A lower learning rate is advised only where FP32 itself is not finite because weights or operands are large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.errors import ConfigError, EnvironmentRefused
+from mptrain.inspection.diagnosis_case import DiagnosisCase, of_learner
+from mptrain.inspection.findings import cause_of, first_break, named, place
+from mptrain.inspection.keep_fp32 import Kept
+from mptrain.inspection.observations import small_gradients
+from mptrain.inspection.scale_remedies import higher_scale, lower_scale, raised_scale
+from mptrain.inspection.step_replay import look
+from mptrain.numerics.exponents import merged
+from mptrain.numerics.formats import FLOAT16
+from mptrain.probe.module_trail import LOSS
+from mptrain.runlog.diagnosis import Remedy
+
+if TYPE_CHECKING:
+    from mptrain.inspection.findings import Cause
+    from mptrain.probe.step_observation import Observation
+    from mptrain.records import ExponentCounts
+    from mptrain.workloads.base.batch import Batch
+
+#: Entries of ``precision.keep_fp32`` that are added at most before another precision is the simpler remedy.
+MOST_KEPT = 6
+
+#: Steps that are tried at most on the way to those.
+MOST_TRIED = 24
+
+#: Weights, or operands of what breaks, are large from here on: FP16 could not hold them.
+LARGE = FLOAT16.max
+
+
+@dataclass(frozen=True)
+class FailureCriterion:
+    """The fault of a step that a remedy has to take away.
+
+    Attributes:
+        underflow: Values lost to underflow count too.
+    """
+
+    underflow: bool = False
+
+    def about(self, case: DiagnosisCase) -> str | None:
+        """The module in which a step is wrong; None where it is right."""
+        if not case.right:
+            return case.cause.module or ""
+        return case.lost[0].module if self.underflow and case.lost else None
+
+    def sentence(self, case: DiagnosisCase) -> str:
+        """Return what is wrong, in a sentence."""
+        return f"values of {self.about(case)} are lost" if case.right else case.cause.sentence
+
+
+_BREAKS = FailureCriterion()
+
+
+def remedies(case: DiagnosisCase) -> tuple[Remedy, ...]:
+    """What was tried, in order, up to the first that helped; nothing where nothing is wrong."""
+    match case.cause.kind:
+        case "input":
+            return tuple(_without_samples(case))
+        case "backward":
+            found = list(_for_gradients(case))
+        case "forward" if case.blown_up:
+            found = list(_blown_up(case.exact or case.seen))
+        case "forward" | "refused":
+            where = (case.cause.module, case.cause.operator)
+            wrong = FailureCriterion(underflow=any((one.module, one.operator) == where for one in case.lost))
+            found = list(_until_it_helps(_keeping(case, case.cause.module, wrong), _other_precisions(case, wrong)))
+        case "loss":
+            found = list(_until_it_helps(_other_precisions(case, _BREAKS)))
+        case "weights":
+            return (_EARLIER,)
+        case _:
+            found = list(_for_values(case))
+    return tuple(found)
+
+
+_EARLIER = Remedy(
+    (),
+    "resume from an earlier checkpoint, with scaler.on_overflow=skip",
+    None,
+    "no precision mends weights that are lost",
+)
+
+
+def _for_values(case: DiagnosisCase) -> Iterator[Remedy]:
+    """For a step that is right and has values close to FP16's lower end all the same.
+
+    A scaler that moves its scale needs no other one while gradients are exact.
+    """
+    if case.loses_what_matters:
+        lost = FailureCriterion(underflow=True)
+        yield from _until_it_helps(_keeping(case, case.lost[0].module, lost), _other_precisions(case, lost))
+    elif (small := small_gradients(case.seen)) is not None and not (case.exact_gradients and case.moves_its_scale):
+        yield higher_scale(case, *small)
+
+
+def _for_gradients(case: DiagnosisCase) -> Iterator[Remedy]:
+    """For a step of which only gradients are wrong."""
+    if case.blown_up:
+        yield from _blown_up(case.exact or case.seen)
+        return
+    if case.accuracy is not None and case.accuracy.disproportionate:  # what does without a loss scale
+        yield from _until_it_helps(_other_precisions(case, _BREAKS))
+        return
+    another = _another_scale(case)
+    if another is not None:
+        yield another
+        if another.helped:
+            return
+    yield from _until_it_helps(_keeping(case, case.cause.module, _BREAKS), _other_precisions(case, _BREAKS))
+
+
+def _another_scale(case: DiagnosisCase) -> Remedy | None:
+    """Another loss scale, for a step of which only gradients are wrong: a lower one where they overflow, else a higher one."""
+    if case.exact is None or case.blown_up:
+        return None
+    gradients = merged(_half_gradients(case.seen, case.exact))
+    return raised_scale(case, gradients) if case.seen.finite else lower_scale(case, gradients)
+
+
+def _half_gradients(seen: Observation, exact: Observation) -> Iterator[ExponentCounts]:
+    """What FP16 gradients are without its limits: the results in FP32 of those operators whose results were FP16."""
+    half = {
+        (operation.module, operation.operator, at)
+        for operation in seen.of("backward")
+        for at, counts in enumerate(operation.outputs)
+        if counts.dtype == "float16"
+    }
+    for operation in exact.of("backward"):
+        for at, counts in enumerate(operation.outputs):
+            if (operation.module, operation.operator, at) in half:
+                yield counts
+
+
+def _keeping(case: DiagnosisCase, module: str | None, complaint: FailureCriterion) -> Iterator[Remedy]:
+    """Keep the offending module in FP32; then those that offend next, or what is around them, those of one class together."""
+    if not case.config.precision.half:
+        return
+    kept = Kept.of(case.parts.model, case.parts.kept)
+    remedy: Remedy | None = None
+    for _ in range(MOST_TRIED):
+        larger = kept.with_module(module) if module not in (None, LOSS, "") else None
+        if larger is None:
+            break
+        if len(larger.entries) > MOST_KEPT:
+            assert remedy is not None
+            remedy = replace(remedy, outcome=f"{remedy.outcome}; more than {MOST_KEPT} entries were not tried")
+            break
+        kept = larger
+        word = f"precision.keep_fp32=[{','.join([*case.config.precision.keep_fp32, *kept.entries])}]"
+        remedy, tried = _tried(case, (word,), f"keep {', '.join(kept.entries)} in FP32", complaint)
+        if remedy.helped or tried is None:
+            break
+        module = complaint.about(tried)
+    if remedy is not None:
+        yield remedy
+
+
+def _other_precisions(case: DiagnosisCase, complaint: FailureCriterion) -> Iterator[Remedy]:
+    policy = case.config.precision
+    if policy.half and policy.compute == "float16":
+        name = "amp_bf16" if policy.autocast else "bf16"
+        yield _tried(case, (f"precision={name}",), "bfloat16, with the range of FP32", complaint)[0]
+    if policy.half:
+        remedy, tried = _tried(case, ("precision=fp32",), "FP32", complaint)
+        yield remedy
+        if tried is not None and not remedy.helped:
+            yield from _blown_up(tried.seen)
+    else:
+        yield from _blown_up(case.seen)
+
+
+def _blown_up(seen: Observation) -> Iterator[Remedy]:
+    """What is left where FP32 itself is not finite."""
+    cause = cause_of(seen)
+    if seen.finite or cause.kind == "refused":
+        return
+    if cause.kind == "loss":
+        outcome = "FP32 gives the same: neither a precision nor a scale mends a loss that is not finite by its formula"
+        yield Remedy((), "another formula for the loss", None, outcome)
+        return
+    yield _large(seen, cause) or _same_in_fp32(seen, cause)
+
+
+def _large(seen: Observation, cause: Cause) -> Remedy | None:
+    """A lower learning rate, where large weights or operands speak for it."""
+    size, name = seen.largest_weight
+    broken = first_break(seen, cause.phase)
+    if size >= LARGE:
+        evidence = f"weights reach {size:.3g} in {name}"
+    elif broken is not None and broken.largest_input >= LARGE and any(counts.inf for counts in broken.outputs):
+        evidence = f"what goes into {named(broken)} reaches {broken.largest_input:.3g}"
+    else:
+        return None
+    text = "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint"
+    return Remedy((), text, None, f"even FP32 is not finite, where {evidence}: {cause.sentence}")
+
+
+def _same_in_fp32(seen: Observation, cause: Cause) -> Remedy:
+    """Where nothing is large, it is the arithmetic itself."""
+    broken = first_break(seen, cause.phase)
+    where = place(seen, cause.module or "")
+    text = f"look at {named(broken)} in {where}" if broken is not None else f"look at {where}"
+    size, name = seen.largest_weight
+    outcome = f"FP32 gives the same, and no weight is large (up to {size:.3g} in {name}): {cause.sentence}"
+    return Remedy((), text, None, outcome)
+
+
+def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
+    bad = {place for one in case.seen.inputs for place in one.samples}
+    good = [place for place in range(case.seen.samples) if place not in bad]
+    text = "clean data, or dataset.on_error=skip where the data set can tell"
+    if any(one.widely_finite for one in case.seen.inputs):
+        yield from _until_it_helps(_other_precisions(case, _BREAKS))
+        return
+    if not good:
+        yield Remedy((), text, None, "no sample of the batch is finite")
+        return
+    moment = replace(case.moment, batch=_chosen(case.moment.batch, good))
+    seen = of_learner(look(case.parts, moment), case.seen.learner)
+    without = f"without the {len(bad)} samples" if len(bad) > 1 else "without the one sample"
+    outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + cause_of(seen).sentence}"
+    yield Remedy((), text, seen.finite, outcome)
+
+
+def _tried(
+    case: DiagnosisCase, words: tuple[str, ...], text: str, complaint: FailureCriterion
+) -> tuple[Remedy, DiagnosisCase | None]:
+    """Do the step again under some words; where only gradients are wrong then, at another loss scale as well."""
+    try:
+        under = case.under(*words)
+    except (EnvironmentRefused, ConfigError) as error:
+        return Remedy(words, text, None, f"not tried: {error}"), None
+    if complaint.about(under) is None:
+        return Remedy(words, text, True, _right(under, complaint)), under
+    if under.cause.kind == "backward" and (another := _another_scale(under)) is not None and another.helped:
+        together = Remedy((*words, *another.words), f"{text}, and {another.text}", True, another.outcome)
+        return together, under
+    what = complaint.sentence(under)
+    return Remedy(words, text, False, "the same happens" if what == case.cause.sentence else what), under
+
+
+def _right(case: DiagnosisCase, complaint: FailureCriterion) -> str:
+    """Return the sentence about a step that nothing is wrong with."""
+    if complaint.underflow:
+        return "not lost on this batch"
+    return "finite on this batch" + (", and agrees with FP32" if case.accuracy is not None else "")
+
+
+def _until_it_helps(*several: Iterator[Remedy]) -> Iterator[Remedy]:
+    for remedies_of_a_kind in several:
+        for remedy in remedies_of_a_kind:
+            yield remedy
+            if remedy.helped:
+                return
+
+
+def _chosen(batch: Batch, places: list[int]) -> Batch:
+    index = torch.tensor(places, device=batch.inputs.device)
+    counts = None if batch.counts is None else tuple(batch.counts[place] for place in places)
+    more = {name: tensor[index] for name, tensor in batch.more.items()}
+    return replace(batch, inputs=batch.inputs[index], targets=batch.targets[index], counts=counts, more=more)

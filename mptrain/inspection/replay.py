@@ -1,0 +1,192 @@
+"""Runs a loss scaling rule over the trace of a run: what would it have done? Nothing is trained.
+
+The gradients are those of the run. Had other updates been refused, the weights would have gone another way, and with
+them the gradients that came later: so what is said here holds for rules that refuse few updates, and near the run's own
+scales. Under its own rule a run gives exactly the scales on its record.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.config.compose import reload
+from mptrain.config.trust import is_trust, retyped
+from mptrain.errors import DataError, UsageError
+from mptrain.inspection.rule_states import States
+from mptrain.inspection.trace import Basis, Trace, read_traces
+from mptrain.report.replay_page import Course, Replay, ReplayedLearner
+from mptrain.report.run_parts import unfinished
+from mptrain.report.wording import ONE_BECOMES_ALL, counted
+from mptrain.runlog.directory import find_run
+from mptrain.runlog.reader import Run, read_run
+from mptrain.scaler.base import measure_of
+from mptrain.scaler.static import StaticScaler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from mptrain.config.schema import Config
+    from mptrain.numerics.measures import Measure
+    from mptrain.records import StepRecord
+    from mptrain.scaler.base import Scaler
+
+#: The words that a replay takes.
+_SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")
+
+
+def replay_run(run: str, overrides: Sequence[str]) -> Replay:
+    """Run a rule over the recorded steps of a run.
+
+    Args:
+        run: The run directory, or ``last``.
+        overrides: ``scaler=NAME`` and ``scaler.KEY=VALUE``; without any, the run's own rule is replayed.
+
+    Raises:
+        UsageError: A word that is about something else.
+        DataError: There are no steps, or the rule needs to know what is not on record.
+        MptrainError: No such run, damaged records, or a rule that cannot be had.
+    """
+    trusted = [word for word in overrides if is_trust(word)]
+    overrides = [word for word in overrides if word not in trusted]
+    for word in overrides:
+        if not _SCALER_WORD.match(word):
+            raise UsageError(f"'{word}' is not about the scaler", "write scaler=NAME or scaler.KEY=VALUE")
+    directory = find_run(run)
+    text = directory.read_config()
+    own, config = reload(text, trusted), reload(text, [*overrides, *trusted])
+    recorded = read_run(directory.root)
+    # A run's own rule saw the verdicts of its own format; another rule is asked about in FP16.
+    traces, steps = read_traces(recorded, half=own.precision.compute == "float16" or not overrides)
+    walks: dict[str, _Walk] = {}
+    with torch.inference_mode():  # less work for each of the rules' many small operators
+        for record in steps:
+            if record.learner not in walks:
+                walks[record.learner] = _Walk(record.learner, own, config, traces[record.learner])
+            walks[record.learner].take(record)
+    if not walks:
+        raise DataError(f"{directory.root} has no step on record", "train it for some steps first")
+    if unknown := [name for name in config.learners if name not in walks]:
+        raise UsageError(f"the run has no learner '{unknown[0]}'", f"it has {', '.join(walks)}")
+    learners = tuple(walk.done() for walk in walks.values())
+    notes = _notes(own, recorded, dead=directory.holder() is None)
+    untold = sum(one.replayed.unknown for one in learners)
+    if untold:
+        notes.append(_nothing_tells(directory.root, untold, retyped(config.extensions.allow)))
+    elif any(one.estimated for one in learners) and not any(one.tells_gradients() for one in traces.values()):
+        notes.append(_NO_HISTOGRAMS)
+    if any(one.stuck for one in learners):
+        notes.append(ONE_BECOMES_ALL)
+    return Replay(
+        root=directory.root,
+        scaler=config.chosen.get("scaler", "own"),
+        words=tuple(overrides),
+        learners=learners,
+        notes=tuple(notes),
+    )
+
+
+_NO_HISTOGRAMS = (
+    "the run has no histograms: where a step's verdict at another scale does not follow from its own, only its neighbours "
+    "can tell; diagnostics=histograms records more"
+)
+
+
+def _nothing_tells(root: Path, steps: int, trust: str) -> str:
+    return (
+        f"nothing on record tells what {counted(steps, 'step')} would have done at another scale: they count as unknown, and "
+        f"the rule goes on as if they had ended as recorded; mptrain diagnose {shlex.quote(str(root))}{trust} does one of them again at "
+        "other scales, and a run with diagnostics=histograms, at a scale at which most steps are clean, tells of all"
+    )
+
+
+def _notes(own: Config, run: Run, dead: bool) -> list[str]:
+    notes = []
+    if run.state.status == "running":
+        notes.append(unfinished(dead))
+    if own.precision.compute != "float16":
+        notes.append(
+            f"the run computed in {own.precision.compute}, whose range is wider: what FP16 would have done is at best "
+            "estimated from its gradients"
+        )
+    for attempt in run.state.attempts:
+        changes = [change for change in attempt.changes if re.match(r"(learners\.[^.]+\.)?scaler", change)]
+        if changes:
+            notes.append(
+                f"the run's rule was changed after step {attempt.from_step:,} ({'; '.join(changes)}): one rule is replayed "
+                "from the first step on"
+            )
+    return notes
+
+
+class _Walk:
+    """One learner's rule on its way through the steps."""
+
+    def __init__(self, name: str, own: Config, config: Config, trace: Trace) -> None:
+        self._name = name
+        self._scaler: Scaler = config.for_learner(name).scaler.build()
+        self._own_words = own.for_learner(name).scaler.build().describe()
+        self._measure: Measure | None = measure_of(self._scaler)
+        self._trace = trace
+        self._states = States(self._scaler)
+        self._state = self._states.first
+        self._recorded, self._replayed, self._counts = Course(), Course(), Counter[Basis]()
+        self._parted: int | None = None
+        self._same = 0
+
+    def take(self, record: StepRecord) -> None:
+        """The rule's verdict on the next step, and its next scale."""
+        scale = self._state.scale
+        overflow, basis = self._trace.would_overflow(record, scale)
+        measured = math.nan
+        if self._measure is not None and not overflow:
+            found = self._trace.measured(self._measure, record.step, scale)
+            if found is None:
+                raise self._unmeasured()
+            measured = found[0]
+            basis = basis if basis == "unknown" or found[1] == "known" else found[1]
+        self._counts[basis] += 1
+        if scale == record.loss_scale:
+            self._same += 1
+        elif self._parted is None:
+            self._parted = record.step
+        self._recorded.add(record.step, record.loss_scale, record.overflow, record.skipped)
+        if basis == "unknown":
+            self._replayed.pass_over(record.step, scale)
+        else:
+            self._replayed.add(record.step, scale, overflow, overflow and self._scaler.on_overflow == "skip")
+        self._state = self._states.after(self._state, overflow, record.grad_norm, measured)
+
+    def done(self) -> ReplayedLearner:
+        """What came of it."""
+        counts = self._counts
+        return ReplayedLearner(
+            name=self._name,
+            recorded_rule=self._own_words,
+            rule=self._scaler.describe(),
+            recorded=self._recorded,
+            replayed=self._replayed,
+            known=counts["known"],
+            estimated=counts["estimated"],
+            same=self._same,
+            parted=self._parted,
+            constant=isinstance(self._scaler, StaticScaler),
+        )
+
+    def _unmeasured(self) -> DataError:
+        if self._trace.tells_gradients():
+            return DataError(
+                f"the rule ({self._scaler.describe()}) measures gradients in a way of its own, which no record tells",
+                "train with that rule instead",
+            )
+        missing = "no clean step has histograms" if self._trace.looked_at else "the run has no histograms"
+        return DataError(
+            f"the rule ({self._scaler.describe()}) measures gradients, and {missing}",
+            "train with diagnostics=histograms diagnostics.every=1, which puts them on record",
+        )

@@ -1,0 +1,273 @@
+"""Another loss scale as a remedy: which one, how to write it for the scaler in force, and whether that gets there alone.
+
+Words are given only after the configuration was read with them and its scaler begins at that scale.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.config.build import build
+from mptrain.config.compose import reload
+from mptrain.config.trust import fetches
+from mptrain.device import widest
+from mptrain.errors import ConfigError, EnvironmentRefused
+from mptrain.inspection.observations import small_gradients
+from mptrain.numerics.exponents import lost_share
+from mptrain.numerics.forecast import MARGIN
+from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
+from mptrain.numerics.verdict import Verdict
+from mptrain.runlog.diagnosis import Remedy
+
+if TYPE_CHECKING:
+    from mptrain.inspection.diagnosis_case import DiagnosisCase
+    from mptrain.records import ExponentCounts
+    from mptrain.scaler.base import Scaler
+
+#: A scale at which more of the gradients than this are rounded to zero is no remedy.
+LOSES = 0.1
+
+#: A higher scale has to hold at every step.
+_MORE_STEPS = "mptrain recommend knows more steps than this one"
+
+
+def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
+    """For gradients that overflow.
+
+    Args:
+        case: The step.
+        gradients: What the FP16 ones are without FP16's limits and without a scale.
+
+    Returns:
+        Nothing where no lower scale can be had.
+    """
+    edge = _highest_finite(case, gradients)
+    if not FLOAT32.smallest_normal <= 2.0**edge < case.seen.loss_scale:
+        return None
+    landing = _by_itself(case, 2.0**edge)
+    if landing is not None:
+        shown = scale_in_words(landing)
+        remedy = _lowered(
+            case, (), f"nothing is needed: the scaler comes down to {shown} by itself", landing, gradients
+        )
+        if remedy.helped:
+            return remedy
+    room = next((room for room in range(MARGIN, 0, -1) if _keeps(gradients, edge - room)), 0)
+    scale = 2.0 ** (edge - room)
+    words = scale_words(case, scale)
+    if case.learner.scaler.on_overflow == "apply":
+        words = (*words, f"{_prefix(case)}.on_overflow=skip")
+    return _lowered(case, words, f"a loss scale of {scale_in_words(scale)}", scale, gradients, room)
+
+
+def _edge(gradients: ExponentCounts) -> int:
+    """The exponent of the highest scale at which the largest of some unscaled gradients fits FP16."""
+    return math.floor(math.log2(FLOAT16.max / gradients.largest)) if gradients.largest else 0
+
+
+def _highest_finite(case: DiagnosisCase, gradients: ExponentCounts) -> int:
+    """Return the exponent of the highest scale below a step's own at which the step is finite.
+
+    `_edge` is too low where a gradient that is large in FP32 is computed in FP32 here, or is thrown away: scales above it are looked for.
+
+    Args:
+        case: The step, which is not finite.
+        gradients: As in `lower_scale`.
+    """
+    finite, infinite = _edge(gradients), math.ceil(math.log2(case.seen.loss_scale))
+    if finite + 1 >= infinite or not case.at_scale(2.0 ** max(finite + 1, 0)).seen.finite:
+        return finite
+    finite = max(finite + 1, 0)
+    while infinite - finite > 1:
+        middle = (finite + infinite) // 2
+        if case.at_scale(2.0**middle).seen.finite:
+            finite = middle
+        else:
+            infinite = middle
+    return finite
+
+
+def _keeps(gradients: ExponentCounts, exponent: int) -> bool:
+    """Whether a scale of 2^exponent is one to choose with room above it."""
+    return exponent >= 0 and lost_share(gradients, exponent) <= LOSES
+
+
+def _lowered(
+    case: DiagnosisCase, words: tuple[str, ...], text: str, scale: float, gradients: ExponentCounts, room: int = 0
+) -> Remedy:
+    """What a lower scale does.
+
+    Args:
+        case: The step.
+        words: How to write it; none where nothing is to be written.
+        text: The same in words.
+        scale: It.
+        gradients: As in `lower_scale`.
+        room: Doublings to the highest scale at which the step is finite.
+    """
+    tried, shown = case.at_scale(scale), scale_in_words(scale)
+    lost = lost_share(gradients, math.floor(math.log2(scale)))
+    if not tried.seen.finite:
+        return Remedy(words, text, False, f"at loss scale {shown} the step still overflows")
+    cost = f"{100 * lost:.2g} % of the nonzero gradients are rounded to zero"
+    if scale < 1:
+        small = "gradients that need a scale below 1 are too large for FP16"
+        return Remedy(words, text, False, f"finite on this batch, but {small}")
+    if lost > LOSES:
+        return Remedy(words, text, False, f"finite on this batch, but {cost} there")
+    if not tried.right:
+        return Remedy(words, text, False, f"finite on this batch at {shown}, but wrong: {tried.cause.sentence}")
+    refusal = _refusal(case, words, scale) if words else None
+    if refusal is not None:
+        return Remedy(words, text, None, f"finite on this batch, but it cannot be written like that: {refusal}")
+    return Remedy(words, text, True, f"finite on this batch at {shown}{_below(room)}; {cost}")
+
+
+def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
+    """For gradients that are finite and lost to underflow: the scaler's first scale, and what it comes down to; else a higher one.
+
+    Args:
+        case: The step.
+        gradients: As in `lower_scale`.
+
+    Returns:
+        Nothing where no higher scale can be had.
+    """
+    first = float(case.learner.scaler.initial(case.parts.device)["scale"])
+    if first > case.seen.loss_scale:
+        begun, shown = case.at_scale(first), scale_in_words(first)
+        if begun.right:
+            return Remedy((), f"the scaler's first loss scale, {shown}", True, f"right on this batch at {shown}")
+        if not begun.seen.finite and begun.cause.kind == "backward":
+            return lower_scale(begun, gradients)
+    room = 2.0 ** _edge(gradients) / case.seen.loss_scale
+    return higher_scale(case, math.inf, room) if room >= 2 else None
+
+
+def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
+    """For gradients that are small for FP16.
+
+    Args:
+        case: The step.
+        share: Which part of them is below 2^-14; less than half as many may be at the scale that is found.
+        room: What the scale can be multiplied by.
+    """
+    for margin in range(MARGIN, -1, -1):
+        scale = case.seen.loss_scale * room / 2.0**margin
+        if scale <= case.seen.loss_scale:
+            continue
+        if (limit := _limit(case, scale)) is not None:
+            return Remedy((), f"a loss scale of {scale_in_words(scale)}", None, limit)
+        tried = case.at_scale(scale)
+        small = small_gradients(tried.seen)
+        helped = tried.right and (small is None or small[0] < share / 2)
+        if helped:
+            break
+    words, text = scale_words(case, scale), f"a loss scale of {scale_in_words(scale)}"
+    if not helped:
+        what = tried.cause.sentence if not tried.right else "as many gradients are below 2^-14"
+        return Remedy(words, text, False, what)
+    refusal = _refusal(case, words, scale)
+    if refusal is not None:
+        return Remedy(words, text, None, f"finite on this batch, but it cannot be written like that: {refusal}")
+    few = ", and few gradients are below 2^-14" if small is None else ""
+    return Remedy(words, text, True, f"finite on this batch{_below(margin)}{few}; {_MORE_STEPS}")
+
+
+def _limit(case: DiagnosisCase, scale: float) -> str | None:
+    """Why one step is not enough to advise a scale; None where nothing speaks against it."""
+    highest = getattr(case.learner.scaler, "max_scale", None)
+    if scale >= case.ceiling:
+        return f"not advised: the run overflowed at {scale_in_words(case.ceiling)}; {_MORE_STEPS}"
+    if highest is not None and scale > highest:
+        return f"not advised: {_prefix(case)}.max_scale={_written(highest)} is below it; {_MORE_STEPS}"
+    return None
+
+
+def _below(room: int) -> str:
+    """How far a scale is from where a step overflows, as part of a sentence."""
+    return f", {room} doubling{'s' if room > 1 else ''} below the highest that is" if room else ""
+
+
+def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
+    """How to write that a run begins at a scale, for the scaler in force: its limits are moved along."""
+    rule, prefix, value = case.learner.scaler, _prefix(case), _written(scale)
+    if hasattr(rule, "scale"):
+        return (f"{prefix}.scale={value}",)
+    if not hasattr(rule, "init_scale"):
+        if prefix == "scaler":
+            return ("scaler=static", f"scaler.scale={value}")
+        return (f"{prefix}={{_target_:mptrain.scaler.StaticScaler,scale:{value}}}",)
+    return (f"{prefix}.init_scale={value}", *_limits(rule, prefix, scale))
+
+
+def _limits(rule: Scaler, prefix: str, scale: float) -> tuple[str, ...]:
+    words = []
+    lowest, highest = getattr(rule, "min_scale", None), getattr(rule, "max_scale", None)
+    if lowest is not None and lowest > scale:
+        words.append(f"{prefix}.min_scale={_written(scale)}")
+    if highest is not None and highest < scale:
+        words.append(f"{prefix}.max_scale={_written(scale)}")
+    if getattr(rule, "min_loss_scale", 0.0) >= scale:  # which the scale stays above
+        words.append(f"{prefix}.min_loss_scale={_written(scale / 2)}")
+    return tuple(words)
+
+
+def _prefix(case: DiagnosisCase) -> str:
+    """Where the keys of the learner's scaler are: where there are others, those of this one alone are to move."""
+    name = case.seen.learner
+    own = name in case.config.learners or len(case.parts.learners) > 1
+    return f"learners.{name}.scaler" if own else "scaler"
+
+
+def _written(scale: float) -> str:
+    return str(int(scale) if scale == int(scale) else scale)
+
+
+def _refusal(case: DiagnosisCase, words: tuple[str, ...], scale: float) -> str | None:
+    """Why a run cannot begin at a scale under some words; None where it does."""
+    try:
+        parts, _ = build(
+            reload(case.config.yaml, words, allow=case.config.extensions.allow, fetch=fetches(case.config)),
+            weights=False,
+        )
+    except (ConfigError, EnvironmentRefused) as error:
+        return str(error)
+    learner = next(learner for learner in parts.learners if learner.name == case.seen.learner)
+    first = float(learner.scaler.initial(parts.device)["scale"])
+    return None if first == scale else f"the scale would begin at {scale_in_words(first)}"
+
+
+def _by_itself(case: DiagnosisCase, goal: float) -> float | None:
+    """The scale at which the scaler in force stops overflowing, as far as it gets there before the run ends.
+
+    The next batches may want a lower one: it must have overflows left for `MARGIN` further doublings, or reach its floor.
+
+    Args:
+        case: The step.
+        goal: The highest scale at which it is finite.
+
+    Returns:
+        None where it does not get there; nor does it where what overflows is applied, nor in a run that ended by it.
+    """
+    learner = case.learner
+    if case.ended or learner.scaler.on_overflow == "apply":
+        return None
+    device = case.parts.device
+    infinite = torch.full((1,), math.inf, dtype=widest(device), device=device)
+    yes = torch.ones(1, dtype=torch.bool, device=device)
+    refused = Verdict(yes, ~yes, torch.ones(1, device=device), infinite, infinite, infinite)
+    in_a_row = int(case.moment.state["accounts"][learner.name]["history"]["consecutive"])
+    state = {**learner.scale_state, "scale": torch.full_like(learner.scale, case.seen.loss_scale)}
+    landing, enough = None, max(goal / 2.0**MARGIN, learner.scaler.floor)
+    for _ in range(case.config.train.max_consecutive_overflows - in_a_row - 1):
+        state = dict(learner.scaler.after(state, refused))
+        scale = float(state["scale"])
+        if landing is None and scale <= goal:
+            landing = scale
+        if landing is not None and scale <= enough:
+            return landing
+    return None

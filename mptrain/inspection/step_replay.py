@@ -1,0 +1,255 @@
+"""A step done again, or done before its time: forward and backward pass under the observer.
+
+Of several learners each is seen as training has it: behind the updates of those before it. Afterwards weights, buffers,
+optimizers and scales are put back; nothing is written. To stand before a certain step it can train up to there, in memory
+alone. (`mptrain replay`, which runs a scaler over recorded steps, has nothing to do with it.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from mptrain.engine.job import LearnerTotals, Progress
+from mptrain.engine.rehearsal import untrained
+from mptrain.engine.ring import Ring
+from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot
+from mptrain.engine.step import accumulate_gradients, train_step
+from mptrain.engine.step_log import LearnerLog, StepLog
+from mptrain.errors import out_of_memory
+from mptrain.precision.apply import input_dtype
+from mptrain.precision.census import OperatorCensus
+from mptrain.probe.module_trail import LOSS, Trail
+from mptrain.probe.observer import Observer, Refusal, in_one_line
+from mptrain.probe.overflow_attribution import offenders
+from mptrain.probe.step_observation import Faulty, Observation
+from mptrain.random_state import random_state, set_random_state
+from mptrain.runlog.sink import Fanout
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+    from mptrain.engine.job import Options, Parts
+    from mptrain.engine.learner import Learner
+    from mptrain.workloads.base.batch import Batch
+
+
+@dataclass(frozen=True)
+class SavedStep:
+    """Everything that a step begins with.
+
+    Attributes:
+        step: Which attempt it is, from 1.
+        state: A snapshot of the weights, as checkpoints hold it.
+        batch: Its samples, prepared, in FP32 where that is known.
+        wide: ``batch`` is as the data set prepares it, before it is cast to what the model takes.
+        scales: The loss scale of each learner.
+        random: The random state.
+        done: ``state`` is from behind that step, and holds whatever updates the learners made in it.
+    """
+
+    step: int
+    state: Mapping[str, Any]
+    batch: Batch
+    wide: bool
+    scales: Mapping[str, float]
+    random: Mapping[str, Any]
+    done: bool = False
+
+
+def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep | None:
+    """Train up to a step, and stop before it.
+
+    Args:
+        parts: As built; they are trained.
+        options: How long the run is.
+        state: A snapshot from before that step; None begins with the parts as they were built.
+        step: From 1.
+
+    Returns:
+        None where the training data end before that step.
+    """
+    rings = [Ring(options.log.ring, len(one.weights.names), parts.device) for one in parts.learners]
+    accounts = [LearnerLog(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
+    step_log = StepLog(accounts, Fanout(()), options.log)
+    progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
+    if state is not None:
+        progress, _ = restore_snapshot(parts, step_log, state)
+    parts.model.train()
+    for host_batch in itertools.islice(_batches(parts, progress), step - progress.step):
+        if progress.step + 1 == step:
+            step_log.flush()
+            return SavedStep(
+                step=step,
+                state=_copied(take_snapshot(parts, step_log, progress)),
+                batch=parts.prepare_float32(host_batch),
+                wide=True,
+                scales={learner.name: float(learner.scale) for learner in parts.learners},
+                random=random_state(parts.device),
+            )
+        progress.step += 1
+        with parts.fault.at(progress.step, parts.prepare(host_batch)) as batch:
+            for learner, ring in zip(parts.learners, rings, strict=True):
+                train_step(learner, parts.model, batch, parts.plan, ring)
+        step_log.note(progress.step, progress.epoch)
+    return None
+
+
+def stand_at(parts: Parts, moment: SavedStep) -> None:
+    """Bring parts that were just built, perhaps in another precision, to a moment's weights, optimizers and carried state."""
+    load_weights(parts, moment.state)
+    for learner in parts.learners:
+        learner.load_state_dict(moment.state["learners"][learner.name])
+    for name, buffer in parts.carried().items():
+        buffer.copy_(moment.state["carried"][name])
+
+
+def look(parts: Parts, moment: SavedStep, scales: Mapping[str, float] | None = None) -> tuple[Observation, ...]:
+    """Do the passes of a step, and see everything.
+
+    Args:
+        parts: Brought to that moment; they are left as they were.
+        moment: Which step.
+        scales: Loss scales by learner, in place of the moment's.
+
+    Returns:
+        What was seen of each learner's passes, in their order.
+    """
+    parts.model.train()
+    set_random_state(moment.random, parts.device)
+    seen = []
+    prepared = moment.batch.cast(input_dtype(parts.policy))
+    with _put_back(parts, moment), parts.fault.at(moment.step, prepared) as batch:
+        for learner in parts.learners:
+            chosen = (scales or moment.scales)[learner.name]
+            learner.scale_state = _scaled(learner, chosen)
+            random = random_state(parts.device)
+            seen.append(_look(parts, learner, moment, batch, chosen))
+            if learner is not parts.learners[-1] and seen[-1].refusal is None and not moment.done:
+                set_random_state(random, parts.device)
+                ring = Ring(1, len(learner.weights.names), parts.device)
+                train_step(learner, parts.model, batch, parts.plan, ring)  # the next learner's step comes behind it
+    return tuple(seen)
+
+
+@contextlib.contextmanager
+def _put_back(parts: Parts, moment: SavedStep) -> Iterator[None]:
+    """Whatever moves meanwhile, a weight that is poisoned on purpose included, is afterwards as it is at that moment."""
+    scales = [learner.scale_state for learner in parts.learners]
+    learners = _copied({learner.name: learner.state_dict() for learner in parts.learners})
+    carried = _copied(parts.carried())
+    try:
+        yield
+    finally:
+        load_weights(parts, {**moment.state, "learners": learners})
+        for learner, scale_state in zip(parts.learners, scales, strict=True):
+            learner.load_state_dict(learners[learner.name])
+            learner.scale_state = scale_state
+            learner.weights.gradients.zero_grad()
+        for name, buffer in parts.carried().items():
+            buffer.copy_(carried[name])
+
+
+def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale: float) -> Observation:
+    trail, census = Trail(), OperatorCensus()
+    observer = Observer(trail)
+    plan = replace(parts.plan, products=census.inside(observer.inside(parts.plan.products)))
+    faulty_inputs, faulty_weights = _faulty_inputs(parts, batch, moment), _faulty_weights(parts)
+    loss, refusal = math.nan, None
+    learner.weights.gradients.zero_grad()
+    parts.plan.guard.snapshot()
+    try:
+        with trail.followed(parts.model):
+            loss = accumulate_gradients(learner, parts.model, batch, plan).item()
+    except torch.AcceleratorError:  # the device's trouble
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+        if out_of_memory(error):
+            raise
+        refusal = observer.refusal or Refusal(
+            "forward", trail.raised_in[0] if trail.raised_in else LOSS, "", "", (), in_one_line(error)
+        )
+    norms = learner.judge().norms.tolist()
+    types = {name: type(module).__name__ for name, module in parts.model.named_modules()}
+    missing = learner.weights.gradients.missing() if refusal is None else []
+    learner.weights.gradients.zero_grad()
+    parts.plan.guard.recapture()
+    parts.plan.guard.restore(torch.ones(1, device=parts.device))
+    return Observation(
+        learner=learner.name,
+        step=moment.step,
+        loss_scale=scale,
+        loss=loss,
+        samples=batch.samples,
+        operations=tuple(observer.operations),
+        calls=trail.calls,
+        ended=tuple(trail.ended),
+        types=types,
+        functions=tuple(observer.functions.values()),
+        refusal=refusal,
+        inputs=faulty_inputs,
+        weights=faulty_weights,
+        largest_weight=_largest(parts.full_precision()),
+        gradients=offenders(learner.weights.names, norms)[1],
+        untrained={**untrained(parts), "no_gradient": missing},
+        census=census.table(),
+    )
+
+
+def _batches(parts: Parts, progress: Progress) -> Iterator[Batch]:
+    """The batches from where a run stands, epoch after epoch."""
+    loader = parts.loaders["train"]
+    while True:
+        found = False
+        for batch in loader.batches(progress.epoch, start=progress.batch):
+            found = True
+            yield batch
+        if not found and progress.batch == 0:  # every sample is unusable
+            return
+        progress.epoch, progress.batch = progress.epoch + 1, 0
+
+
+def _copied(values: Any) -> Any:
+    """Plain values with the tensors among them copied: a snapshot refers to those that training moves."""
+    return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
+
+
+def _scaled(learner: Learner, scale: float) -> dict[str, Tensor]:
+    return {**learner.scale_state, "scale": torch.full_like(learner.scale, scale)}
+
+
+def _faulty_inputs(parts: Parts, batch: Batch, moment: SavedStep) -> tuple[Faulty, ...]:
+    before = moment.batch.tensors()
+    known = moment.wide and not parts.fault.records(moment.step)  # a fault is not in the batch before the cast
+    found = []
+    for name, tensor in batch.tensors().items():
+        if not tensor.is_floating_point():
+            continue
+        wrong = tensor.isfinite().logical_not()
+        if wrong.any():
+            samples = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
+            wide = known and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype
+            kind = "nan" if tensor.isnan().any() else "inf"
+            found.append(Faulty(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))
+    return tuple(found)
+
+
+def _faulty_weights(parts: Parts) -> tuple[Faulty, ...]:
+    return tuple(
+        Faulty(name, "nan" if tensor.isnan().any() else "inf")
+        for name, tensor in parts.must_be_finite().items()
+        if not tensor.isfinite().all()
+    )
+
+
+def _largest(weights: Mapping[str, Tensor]) -> tuple[float, str]:
+    sizes = [(float(value.abs().max()), name) for name, value in weights.items() if value.numel()]
+    return max(sizes, default=(0.0, ""))

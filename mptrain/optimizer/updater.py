@@ -1,0 +1,201 @@
+"""Moves weights by their gradients: an update rule with its state, on the kernels that suit the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd.graph import increment_version
+
+from mptrain.device import is_capturing
+from mptrain.numerics.shards import as_part_of, part_for
+from mptrain.numerics.verdict import memory_order
+from mptrain.optimizer.gradient_table import upload
+from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
+from mptrain.optimizer.rules import Group, UpdateInputs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from mptrain.numerics.verdict import Verdict
+    from mptrain.optimizer.master_weights import MasterWeights
+    from mptrain.optimizer.rules import Rule
+
+
+class Updater:
+    """An update rule with its state for P parameters.
+
+    Args:
+        rule: What moves them.
+        names: Of the parameters.
+        params: The parameters.
+        masters: Their working tensors, which the rule moves.
+
+    Attributes:
+        one_pass: Norms and update are kernels over all tensors at once (`mptrain.optimizer.multi_tensor`).
+        step: float32, shape (1,): updates applied so far.
+    """
+
+    def __init__(
+        self, rule: Rule, names: Sequence[str], params: Sequence[nn.Parameter], masters: MasterWeights
+    ) -> None:
+        self._rule, self._names, self._params, self._masters = rule, tuple(names), list(params), masters
+        self._state = [rule.state(work) for work in masters.work]
+        device = masters.work[0].device
+        self.step = torch.zeros(1, dtype=torch.float32, device=device)
+        wide = {work.dtype for work in masters.work} == {torch.float32}
+        self.one_pass = wide and supports(rule) and available(device, rule)
+        self._groups: dict[tuple[bool, ...], list[_Members]] = {}
+        self._kernels: dict[tuple[bool, ...], _Kernels] = {}
+
+    def norms(self, grads: list[Tensor | None]) -> Tensor:
+        """Return the norms of gradients by a kernel over all of them: float64, shape (P,), -1 where there is none."""
+        present = [grad for grad in grads if grad is not None]
+        return self._kernels_for(grads).norms(present, len(grads))
+
+    def __call__(self, grads: list[Tensor | None], verdict: Verdict, lr: Tensor, grad_scale: Tensor | None) -> None:
+        """Update in place, and publish what parameters have in half precision; a refused update changes nothing.
+
+        Args:
+            grads: P gradients, scaled.
+            verdict: On these gradients.
+            lr: float32, shape (1,).
+            grad_scale: float32, shape (1,): divides them; None divides nothing, which kernels over all tensors do not know.
+        """
+        self.step.add_(verdict.applied)
+        inputs = UpdateInputs(lr=lr, step=self.step, grad_scale=grad_scale, skip=verdict.skip)
+        self._masters.copy_from_params()
+        if self.one_pass:
+            if present := [grad for grad in grads if grad is not None]:
+                self._kernels_for(grads).update(present, inputs)
+                increment_version(self._masters.parts)
+            return
+        with torch.no_grad():  # some of the working tensors are the parameters themselves
+            for members in self._live_groups(grads):
+                self._rule.apply(members.group, members.of(grads), inputs)
+        increment_version(self._masters.parts)  # neither our kernels nor torch's fused ones tell autograd of a change
+        self._masters.copy_to_params()
+
+    def state_dict(self) -> dict[str, object]:
+        """Return ``step``, and for each parameter's name its state tensors, in the dtype they are kept in."""
+        state = {
+            name: {key: as_part_of(tensor, p) for key, tensor in tensors.items()}
+            for name, p, tensors in zip(self._names, self._params, self._state, strict=True)
+        }
+        return {"step": self.step, "state": state}
+
+    def load_state_dict(self, saved: Mapping[str, object]) -> list[str]:
+        """Set the state by name; dtypes here stay as they are, FP32 moments stay FP32.
+
+        Returns:
+            What could not be restored, as sentences: state of another optimizer or of another model.
+        """
+        step, state = saved["step"], saved["state"]
+        assert isinstance(step, torch.Tensor)
+        assert isinstance(state, dict)
+        own = dict(zip(self._names, self._state, strict=True))
+        lost = [name for name in own if state.get(name, {}).keys() != own[name].keys()]
+        if lost:  # moments without their count of steps would be corrected for the wrong bias
+            return [f"the optimizer starts afresh: the checkpoint has no such state of {lost[0]}"]
+        for (name, tensors), p in zip(own.items(), self._params, strict=True):
+            for key, tensor in tensors.items():
+                tensor.copy_(part_for(state[name][key], p))
+        self.step.copy_(step)
+        return []
+
+    def _decay(self, parameter: Tensor) -> float:
+        """Return the weight decay of one parameter."""
+        return self._rule.weight_decay if parameter.ndim > 1 or self._rule.decay_norms_and_biases else 0.0
+
+    def _kernels_for(self, grads: list[Tensor | None]) -> _Kernels:
+        """Return the kernels for the parameters that have gradients; made once for each set of them."""
+        live = _live(grads)
+        if live not in self._kernels:
+            work = self._masters.work
+            if is_capturing(work[0].device):  # what a graph uploads is there only once the graph has run
+                raise RuntimeError("other parameters have gradients than in the steps before")
+            indices = [index for index, there in enumerate(live) if there]
+            halves = self._masters.rounded_into()
+            update = MultiTensorUpdate(
+                self._rule,
+                [work[i] for i in indices],
+                {key: [self._state[i][key] for i in indices] for key in self._state[0]},
+                [self._decay(self._params[i]) for i in indices],
+                [halves[i] for i in indices],
+            )
+            self._kernels[live] = _Kernels(indices, [work[i] for i in indices], update)
+        return self._kernels[live]
+
+    def _live_groups(self, grads: list[Tensor | None]) -> list[_Members]:
+        """Return the kernel calls for the parameters that have gradients; made once for each set of them."""
+        live = _live(grads)
+        if live not in self._groups:
+            work, alike = self._masters.work, dict[tuple[float, torch.dtype], list[int]]()
+            for index, parameter in enumerate(self._params):
+                if live[index]:
+                    alike.setdefault((self._decay(parameter), work[index].dtype), []).append(index)
+            self._groups[live] = [_Members(indices, decay, work, self._state) for (decay, _), indices in alike.items()]
+        return self._groups[live]
+
+
+class _Members:
+    """Parameters that one call of a rule updates.
+
+    The rule gets views in the order of memory. On a CPU torch's fused kernels take twice as long for channels_last, and are
+    wrong without a word where a gradient has another order than its weight (seen in torch 2.15).
+
+    Args:
+        indices: Which they are.
+        decay: Their weight decay.
+        work: Working tensors of all parameters.
+        state: Optimizer state of all parameters.
+    """
+
+    def __init__(self, indices: list[int], decay: float, work: list[Tensor], state: list[dict[str, Tensor]]) -> None:
+        self._indices = indices
+        self._orders = [memory_order(work[i]) for i in indices]
+        names = state[indices[0]]
+        self.group = Group(
+            weights=self._views([work[i] for i in indices]),
+            state={name: self._views([state[i][name] for i in indices]) for name in names},
+            weight_decay=decay,
+        )
+
+    def of(self, grads: list[Tensor | None]) -> list[Tensor]:
+        """Return the gradients of these parameters, each with the dimensions and strides of what the rule knows as its weight."""
+        views = self._views([grads[i] for i in self._indices])  # type: ignore[misc]
+        return [view if view.is_contiguous() else view.contiguous() for view in views]
+
+    def _views(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [
+            tensor if order is None else tensor.permute(order)
+            for tensor, order in zip(tensors, self._orders, strict=True)
+        ]
+
+
+class _Kernels:
+    """The kernels of `mptrain.optimizer.multi_tensor` for the parameters that have gradients.
+
+    Args:
+        indices: Which they are.
+        weights: Their working tensors.
+        update: Their update.
+    """
+
+    def __init__(self, indices: list[int], weights: list[Tensor], update: MultiTensorUpdate) -> None:
+        self.update = update
+        self._norms = MultiTensorNorms(weights, update.table)
+        self._places = upload(torch.tensor(indices), weights[0].device)
+
+    def norms(self, grads: list[Tensor], count: int) -> Tensor:
+        """Norms of the gradients: float64, shape (count,), -1 where there is none."""
+        found = self._norms(grads)
+        if len(grads) == count:
+            return found
+        return torch.full((count,), -1.0, dtype=found.dtype, device=found.device).index_copy_(0, self._places, found)
+
+
+def _live(grads: list[Tensor | None]) -> tuple[bool, ...]:
+    return tuple([grad is not None for grad in grads])

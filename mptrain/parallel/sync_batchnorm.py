@@ -1,0 +1,209 @@
+"""BatchNorm over the samples of all ranks, without a wait for the device.
+
+    mean = sum x / N      var = sum (x - mean)^2 / N      y = (x - mean) / sqrt(var + eps) * weight + bias
+
+N counts the values of a channel on all ranks. Forward exchanges mean, deviation and count of each rank, backward two sums of each
+channel. torch.nn.SyncBatchNorm does the same and drops ranks without samples in between, for which the host has to know how many
+there are; here every rank has some (`mptrain.parallel.strategy`). On CUDA its kernels are used; on a CPU, for which torch has none,
+functions of the same names.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mptrain.parallel.communicator import Communicator
+
+
+def synchronised(model: nn.Module, comm: Communicator) -> nn.Module:
+    """The model with BatchNorm layers that take statistics over all ranks.
+
+    Args:
+        model: In FP32; changed in place.
+        comm: Who they are.
+    """
+    for module in model.modules():
+        if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)):
+            module.__class__ = SyncBatchNorm  # type: ignore[assignment]
+            module.comm = comm  # type: ignore[assignment]
+    return model
+
+
+class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """BatchNorm over the samples of all ranks; the answer in the dtype of the input."""
+
+    comm: Any
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SyncBatchNorm:
+        """A copy; the ranks stay who they are."""
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        twin.__dict__.update({k: v if k == "comm" else copy.deepcopy(v, memo) for k, v in self.__dict__.items()})
+        return twin
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
+        """Any that BatchNorm has."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """See `torch.nn.SyncBatchNorm`."""
+        if not self.training:  # also without running statistics: ranks evaluate at their own pace
+            return super().forward(input)
+        share, mean, var = self.momentum, self.running_mean, self.running_var
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        direct = mean is not None and mean.dtype == torch.float32 and share is not None
+        if not direct:  # the kernel takes FP32 statistics, whose dtype its counts have, and a share that the host knows
+            mean, var = torch.zeros(2, input.shape[1], device=input.device)
+        answer: Tensor = _Synchronised.apply(
+            input, self.weight, self.bias, mean, var, share if direct else 1.0, self.eps, self.comm
+        )
+        if not direct and self.num_batches_tracked is not None:
+            part = self.num_batches_tracked.float().reciprocal() if share is None else share
+            for old, new in ((self.running_mean, mean), (self.running_var, var)):
+                assert old is not None
+                assert new is not None
+                old.copy_(old.float().lerp(new, part))
+        return answer
+
+
+class _Synchronised(torch.autograd.Function):
+    """torch.nn.modules._functions.SyncBatchNorm without its waits."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Any,
+        bias: Any,
+        mean: Any,
+        var: Any,
+        momentum: float,
+        eps: float,
+        comm: Communicator,
+    ) -> Tensor:
+        kernels, x = _kernels_for(x), _dense(x)
+        own_mean, own_invstd = kernels.batch_norm_stats(x, eps)
+        count = own_mean.new_full((1,), x.numel() // x.shape[1])
+        everyones = comm.all_gather(torch.cat([own_mean, own_invstd, count]))
+        means, invstds, counts = everyones.split(x.shape[1], dim=1)
+        whole, invstd = kernels.batch_norm_gather_stats_with_counts(
+            x, means, invstds, mean, var, momentum, eps, counts.reshape(-1)
+        )
+        ctx.save_for_backward(x, weight, whole, invstd, counts.to(torch.int32))
+        ctx.comm = comm
+        answer: Tensor = kernels.batch_norm_elemt(x, weight, bias, whole, invstd, eps)
+        return answer
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        x, weight, mean, invstd, counts = ctx.saved_tensors
+        kernels, grad = _kernels_for(x), _dense(grads[0])
+        sum_grad, sum_product, weight_grad, bias_grad = kernels.batch_norm_backward_reduce(
+            grad, x, mean, invstd, weight, *ctx.needs_input_grad[:3]
+        )
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            both = ctx.comm.all_reduce_(torch.cat([sum_grad, sum_product]))
+            scale = None if weight is None else weight.to(mean.dtype)
+            grad_x = kernels.batch_norm_backward_elemt(grad, x, mean, invstd, scale, *both.split(x.shape[1]), counts)
+        if weight is None:
+            weight_grad = bias_grad = None
+        return grad_x, weight_grad, bias_grad, None, None, None, None, None
+
+
+def _kernels_for(x: Tensor) -> Any:
+    """Return the holder of the five functions that compute on the device of a tensor."""
+    return torch if x.is_cuda else OnCpu
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The tensor in one of the layouts that the kernels take."""
+    if x.is_contiguous(memory_format=torch.channels_last) or x.is_contiguous(memory_format=torch.channels_last_3d):
+        return x
+    return x.contiguous()
+
+
+class OnCpu:
+    """torch's functions of the same names, which it has for CUDA alone; statistics are float64."""
+
+    @staticmethod
+    def batch_norm_stats(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """Mean and reciprocal standard deviation of each channel."""
+        var, mean = torch.var_mean(x.double(), _all_but_channels(x), correction=0)
+        return mean, (var + eps).rsqrt()
+
+    @staticmethod
+    def batch_norm_gather_stats_with_counts(
+        x: Tensor,
+        means: Tensor,
+        invstds: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        eps: float,
+        counts: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Those of all ranks together, ``[N, C]`` to ``[C]``; running statistics follow by a share of ``momentum``."""
+        count = counts.sum()
+        share = (counts / count)[:, None]
+        mean = (share * means).sum(0)
+        var = (share * (invstds.pow(-2) - eps + (means - mean).square())).sum(0).clamp(min=0.0)
+        unbiased = var * (count / (count - 1.0).clamp(min=1.0))
+        running_mean.mul_(1 - momentum).add_(momentum * mean)
+        running_var.mul_(1 - momentum).add_(momentum * unbiased)
+        return mean, (var + eps).rsqrt()
+
+    @staticmethod
+    def batch_norm_elemt(
+        x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float
+    ) -> Tensor:
+        """The normalised input."""
+        normal = ((x - _wide(mean, x)) * _wide(invstd, x)).float()
+        if weight is not None:
+            normal = normal * _wide(weight.float(), x)
+        if bias is not None:
+            normal = normal + _wide(bias.float(), x)
+        return normal.to(x.dtype)
+
+    @staticmethod
+    def batch_norm_backward_reduce(
+        grad: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *asked: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sums over the gradient, and over its product with what the input is off the mean; gradients of weight and bias."""
+        sum_grad = grad.double().sum(_all_but_channels(x))
+        sum_product = (grad * (x - _wide(mean, x))).sum(_all_but_channels(x))
+        dtype = x.dtype if weight is None else weight.dtype
+        return sum_grad, sum_product, (sum_product * invstd).to(dtype), sum_grad.to(dtype)
+
+    @staticmethod
+    def batch_norm_backward_elemt(
+        grad: Tensor,
+        x: Tensor,
+        mean: Tensor,
+        invstd: Tensor,
+        weight: Tensor | None,
+        sum_grad: Tensor,
+        sum_product: Tensor,
+        counts: Tensor,
+    ) -> Tensor:
+        """The gradient of the input, of sums over all ranks."""
+        count = counts.sum()
+        slope = _wide(sum_product / count * invstd.square(), x)
+        inner = grad - _wide(sum_grad / count, x) - (x - _wide(mean, x)) * slope
+        return (inner * _wide(invstd if weight is None else invstd * weight, x)).to(grad.dtype)
+
+
+def _all_but_channels(x: Tensor) -> list[int]:
+    return [dim for dim in range(x.ndim) if dim != 1]
+
+
+def _wide(values: Tensor, x: Tensor) -> Tensor:
+    """One value for each channel, against a tensor whose second dimension are channels."""
+    return values.view(-1, *(1,) * (x.ndim - 2))

@@ -1,0 +1,158 @@
+"""Histograms of exponents of everything that a step computes with: how much of it FP16 can hold, at which scale.
+
+Activations and their gradients are those at the outputs of modules that have no parts, or parameters of their own; what
+happens between them inside a module is not seen. What a module computes again in the backward pass (reentrant
+checkpointing) is counted again. Counting happens where the tensors are, one tensor at a time, which on a GPU takes
+eight bytes for each value of it for a moment; the host reads once a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from mptrain.fields import PositiveInt
+from mptrain.numerics.bits import add_counts, count_exponents, read_counts
+from mptrain.probe.probe import UNWATCHED, Watch
+from mptrain.records import HistogramRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from mptrain.numerics.verdict import Verdict
+    from mptrain.optimizer.weights import Weights
+    from mptrain.records import TensorKind
+
+#: Modules whose output holds the very values of their input.
+_SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Looks at the first step and at every so manieth.
+
+    Attributes:
+        every: Steps from one look to the next.
+    """
+
+    every: PositiveInt = 100
+
+    @property
+    def sees_modules(self) -> bool:
+        """It hooks the modules of the model."""
+        return True
+
+    def watch(self, learner: str, step: int) -> Watch:
+        """A `HistogramWatch` on the steps 1, ``every``, 2 ``every`` ..."""
+        return HistogramWatch(learner, step) if step == 1 or step % self.every == 0 else UNWATCHED
+
+
+class HistogramWatch:
+    """Counts the exponents of one step of one learner.
+
+    Args:
+        learner: Its name.
+        step: Attempts, this one included.
+    """
+
+    def __init__(self, learner: str, step: int) -> None:
+        self._learner = learner
+        self._step = step
+        self._counts: dict[tuple[TensorKind, str], tuple[Tensor, torch.dtype]] = {}
+        self._unchanged: dict[str, Tensor] = {}
+        self._before: dict[str, Tensor] = {}
+        self._still: dict[str, Tensor] = {}
+        self._verdict: Verdict | None = None
+        self._scale: Tensor | None = None
+
+    @contextlib.contextmanager
+    def passes(self, model: nn.Module) -> Iterator[None]:
+        """See `Watch`."""
+        with contextlib.ExitStack() as hooks:
+            for name, module in model.named_modules():
+                if _is_looked_at(module):
+                    hooks.callback(module.register_forward_hook(self._hook(name, hooks)).remove)
+            yield
+
+    def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
+        """See `Watch`."""
+        self._verdict, self._scale = verdict, scale.clone()  # captured steps keep the scale in one place
+        gradients = weights.gradients.by_name()
+        for name, gradient in gradients.items():
+            self._count("weight_gradients", name, gradient)
+        self._before = {name: value.clone() for name, value in weights.masters.full_precision().items()}
+        # Weights that are updated in place in half precision show a lost update only by standing still.
+        self._still = {name: gradients[name] != 0 for name in weights.masters.in_place_half() if name in gradients}
+
+    def updated(self, weights: Weights) -> None:
+        """See `Watch`."""
+        for name, after in weights.masters.working().items():
+            before = self._before[name]
+            self._count("weights", name, before)
+            update = after - before
+            self._count("updates", name, update)
+            if name in self._still:
+                moving, same = self._still[name], after == before
+            else:
+                half = before.to(torch.float16)
+                moving, same = update != 0, (half.float() + update).to(torch.float16) == half
+            self._unchanged[name] = torch.stack([moving.count_nonzero(), (moving & same).count_nonzero()])
+        self._before, self._still = {}, {}
+
+    def records(self) -> Sequence[HistogramRecord]:
+        """One, or none where the step did not get as far as a verdict."""
+        if self._verdict is None or self._scale is None:
+            return ()
+        overflow, refused = bool(self._verdict.overflow), bool(self._verdict.skip)
+        left_out = ("updates",) if refused else ()
+        keys = [key for key in self._counts if key[0] not in left_out]
+        rows = torch.stack([self._counts[key][0] for key in keys]).tolist()
+        tensors: dict[TensorKind, dict[str, Any]] = {}
+        for (kind, name), row in zip(keys, rows, strict=True):
+            tensors.setdefault(kind, {})[name] = read_counts(row, self._counts[kind, name][1])
+        pairs = torch.stack(list(self._unchanged.values())).tolist() if self._unchanged and not refused else []
+        unchanged = {name: (moving, same) for name, (moving, same) in zip(self._unchanged, pairs, strict=False)}
+        return (
+            HistogramRecord(
+                learner=self._learner,
+                step=self._step,
+                loss_scale=float(self._scale),
+                overflow=overflow,
+                tensors=tensors,
+                unchanged=unchanged,
+            ),
+        )
+
+    def _hook(self, name: str, hooks: contextlib.ExitStack) -> Any:
+        def look_back(gradient: Tensor) -> None:
+            self._count("activation_gradients", name, gradient)
+
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            found = {id(leaf): leaf for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor)}
+            for tensor in found.values():  # each once, however often the module gives it
+                if tensor.is_floating_point():
+                    self._count("activations", name, tensor)
+                    if tensor.requires_grad:  # it may be a parameter, which would keep the hook for good
+                        hooks.callback(tensor.register_hook(look_back).remove)
+
+        return look
+
+    def _count(self, kind: TensorKind, name: str, tensor: Tensor) -> None:
+        with torch.no_grad():
+            found = count_exponents(tensor)
+            known = self._counts.get((kind, name))
+            self._counts[kind, name] = (found if known is None else add_counts(known[0], found), tensor.dtype)
+
+
+def _is_looked_at(module: nn.Module) -> bool:
+    """Whether a module's output is counted: one without parts, or with parameters of its own."""
+    if isinstance(module, (*_SAME_VALUES, torch.jit.ScriptModule)):
+        return False
+    return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))

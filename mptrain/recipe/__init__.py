@@ -1,0 +1,1 @@
+"""Recipes: their format, their expectations, and their reproduction."""

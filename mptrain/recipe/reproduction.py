@@ -1,0 +1,296 @@
+"""Running a recipe and judging what came out: its folder, its arithmetic, its runs, its verdict.
+
+How processes are had is the business of `mptrain.sweep.runner`; what is printed, of `mptrain.cli`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from mptrain.comparison.measures import measure
+from mptrain.config import location
+from mptrain.config.compose import Composer
+from mptrain.config.differences import change_in_words, diff
+from mptrain.config.schema import RunOptions
+from mptrain.errors import ConfigError, EnvironmentRefused, Problem
+from mptrain.files import read_bytes
+from mptrain.recipe.arm_values import unknown_measures
+from mptrain.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
+from mptrain.recipe.expectations import Finding, judge
+from mptrain.records import as_json
+from mptrain.run.describe import versions_now
+from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.reader import read_run
+from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_sweep
+from mptrain.sweep.comparisons import Question, claimed_by
+from mptrain.sweep.runner import plan_sweep, sweep_folder, take_stock
+from mptrain.sweep.validation import check
+
+if TYPE_CHECKING:
+    from mptrain.comparison.results import Comparison, RunMeasures
+    from mptrain.recipe.recipe import Recipe
+    from mptrain.sweep.points import Point
+    from mptrain.sweep.worker import Program
+
+#: Entry of the recipe's arithmetic to measure to value.
+Numbers = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A recipe that is about to be run.
+
+    Attributes:
+        recipe: Of which.
+        smoke: Only whether everything runs is to be found out.
+        words: What the user changes in every run.
+        folder: Where it is run.
+        points: Its runs.
+        composer: Over the folders of configuration that it uses.
+        config_dirs: Those of the user.
+    """
+
+    recipe: Recipe
+    smoke: bool
+    words: tuple[str, ...]
+    folder: Path
+    points: tuple[Point, ...]
+    composer: Composer
+    config_dirs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a recipe: a finding for each expectation, in the recipe's order."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def word(self) -> Literal["REPRODUCED", "NOT REPRODUCED", ""]:
+        """Everything that is expected was found, or not; empty where nothing is expected."""
+        if not self.findings:
+            return ""
+        return "REPRODUCED" if all(one.outcome == "met" for one in self.findings) else "NOT REPRODUCED"
+
+    def count(self, outcome: str) -> int:
+        """Expectations with that outcome."""
+        return sum(one.outcome == outcome for one in self.findings)
+
+
+def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
+    """Where a recipe is run."""
+    return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
+
+
+def prepare(
+    recipe: Recipe,
+    words: Sequence[str],
+    root: str,
+    program: Program,
+    *,
+    smoke: bool,
+    config_dirs: Sequence[str] = (),
+) -> Reproduction:
+    """Checks everything that can be checked before the first run; writes nothing.
+
+    Args:
+        recipe: What is to be run.
+        words: Further words of every run.
+        root: Where ``recipes/NAME`` is made.
+        program: What jobs will run.
+        smoke: Short runs of one seed.
+        config_dirs: Further folders of groups and options.
+
+    Raises:
+        ConfigError: A word, an arithmetic entry or a point is wrong, or the folder holds other runs.
+        EnvironmentRefused: A GPU is missing, or a point cannot be run here.
+        DataError: Data is missing.
+    """
+    _require_gpu(recipe, smoke=smoke)
+    _check_arithmetic(recipe)
+    folder = folder_of(recipe, root, smoke=smoke)
+    points = recipe_points(recipe, words, smoke=smoke)
+    if is_sweep(folder):
+        require_same_arms(read_sweep(folder), points)
+    comes_along = recipe.path.is_relative_to(location.recipes())
+    composer = Composer(config_dirs, typed=None if comes_along else words)
+    if points:
+        points = check(points, composer, program)
+        _require_same_configurations(folder, points)
+    return Reproduction(recipe, smoke, tuple(words), folder, tuple(points), composer, tuple(config_dirs))
+
+
+def plan(reproduction: Reproduction, parallel: int) -> Sweep:
+    """Puts the sweep on record, and the recipe beside it; what was run before stays.
+
+    Raises:
+        StorageError: The folder is something else, or cannot be written.
+    """
+    recipe, points = reproduction.recipe, reproduction.points
+    claimed = claimed_by(points) if points else ()
+    question = Question(recipe.reference or None, recipe.margin, recipe.metric, claimed)
+    root, name = reproduction.folder.parent.parent, reproduction.folder.name
+    folder = sweep_folder(RunOptions(root=str(root), name=f"recipes/{name}", resume="auto"))
+    sweep = plan_sweep(
+        points,
+        folder,
+        words=(*recipe.base, *reproduction.words),
+        config_dirs=reproduction.config_dirs,
+        parallel=parallel,
+        kind="recipe",
+        plan={**question.as_plan(), "recipe": recipe.name, "smoke": reproduction.smoke},
+    )
+    write_atomically(folder / RECIPE_YAML, recipe.path.read_bytes())
+    return take_stock(sweep)
+
+
+def compute(recipe: Recipe) -> Numbers:
+    """The numbers of the recipe's arithmetic; imports torch.
+
+    Raises:
+        ConfigError: An entry refuses its arguments, or does not return numbers.
+    """
+    found: Numbers = {}
+    for name, target in recipe.arithmetic.items():
+        value = target.build()
+        if not isinstance(value, dict) or not all(isinstance(item, (int, float)) for item in value.values()):
+            raise ConfigError(f"arithmetic.{name}: {target.path} returns no mapping of names to numbers")
+        found[name] = {str(measure): float(item) for measure, item in value.items()}
+    return found
+
+
+def require_measures(reproduction: Reproduction, runs: dict[str, list[RunMeasures]], numbers: Numbers) -> None:
+    """Refuse expectations about measures that there are not.
+
+    Args:
+        reproduction: Of the recipe.
+        runs: As `measured` gives them; empty where nothing has been run yet.
+        numbers: As `compute` gives them.
+
+    Raises:
+        ConfigError: With all of them.
+    """
+    problems = unknown_measures(reproduction.recipe.expectations, runs, numbers)
+    if problems:
+        raise ConfigError([Problem(f"{reproduction.recipe.path}: {one.what}", one.hint) for one in problems])
+
+
+def measured(sweep: Sweep) -> dict[str, list[RunMeasures]]:
+    """Full name of an arm to its runs.
+
+    Raises:
+        StorageError: The records of a run are gone or damaged.
+    """
+    found: dict[str, list[RunMeasures]] = {}
+    for job in sweep.jobs:
+        found.setdefault(job.arm, []).append(measure(read_run(sweep.paths.run(job.name))))
+    return found
+
+
+def decide(
+    recipe: Recipe,
+    runs: dict[str, list[RunMeasures]],
+    numbers: Numbers,
+    comparisons: Mapping[str, Comparison] | None = None,
+) -> Verdict:
+    """Every expectation, judged; none is met by runs that cannot be compared fairly.
+
+    Args:
+        recipe: Of which.
+        runs: Full name of an arm to its runs.
+        numbers: Of its arithmetic.
+        comparisons: Group to what was found of its arms.
+    """
+    findings = [judge(expectation, runs, numbers) for expectation in recipe.expectations]
+    unfair = [objection.what for one in (comparisons or {}).values() for objection in one.objections if objection.fatal]
+    if unfair:
+        findings = [
+            replace(finding, outcome="undecided", numbers=f"the comparison is unfair: {unfair[0]}")
+            for finding in findings
+        ]
+    return Verdict(tuple(findings))
+
+
+def other_circumstances(sweep: Sweep) -> list[str]:
+    """In what the runs that have ended before differ from those that would be made now, one sentence each."""
+    now = versions_now()
+    found: dict[str, None] = {}
+    for job in sweep.jobs:
+        if not sweep.has_ended(job):
+            continue
+        then = read_run(sweep.paths.run(job.name)).state.versions
+        changes = [f"{name} {then[name]} (now {now[name]})" for name in now if name in then and then[name] != now[name]]
+        if changes:
+            found[f"runs of before are judged as they are, which were made with {', '.join(changes)}"] = None
+    return list(found)
+
+
+def write_verdict(reproduction: Reproduction, verdict: Verdict, numbers: Numbers) -> Path:
+    """Writes ``verdict.json``: strict JSON, with non-finite numbers as in every record (`mptrain.records.as_json`).
+
+    Raises:
+        StorageError: The disk refuses.
+    """
+    recipe = reproduction.recipe
+    fields = {
+        "schema": SCHEMA,
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "claim": recipe.claim,
+        "source": recipe.source,
+        "words": list(reproduction.words),
+        "verdict": verdict.word or None,
+        "expectations": [asdict(finding) for finding in verdict.findings],
+        "arithmetic": numbers,
+    }
+    path = SweepPaths(reproduction.folder).verdict
+    write_atomically(path, json.dumps(json.loads(as_json(fields)), indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def _require_gpu(recipe: Recipe, *, smoke: bool) -> None:
+    if recipe.needs.gpu == "optional" or smoke:
+        return
+    from mptrain.device import count_of
+
+    if not count_of("cuda"):
+        raise EnvironmentRefused(
+            f"{recipe.name} needs a GPU, and torch sees no CUDA device",
+            "the same command with --smoke shows that everything runs, here too",
+        )
+
+
+def _check_arithmetic(recipe: Recipe) -> None:
+    problems: list[Problem] = []
+    for name, target in recipe.arithmetic.items():
+        try:
+            recipe.arithmetic[name] = target.check(f"arithmetic.{name}")
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError([Problem(f"{recipe.path}: {problem.what}", problem.hint) for problem in problems])
+
+
+def _require_same_configurations(folder: Path, points: Sequence[Point]) -> None:
+    """Refuse to mix runs of different defaults: the words can be the same, and what they mean another.
+
+    Raises:
+        ConfigError: Names the first arm, and the keys.
+    """
+    if not is_sweep(folder):
+        return
+    for job, point in zip(read_sweep(folder).jobs, points, strict=True):
+        saved = RunPaths(folder / job.name).config
+        if point.config is None or not saved.is_file():
+            continue
+        if changes := diff(read_bytes(saved).decode("utf-8", "replace"), point.config.yaml):
+            words = ", ".join(change_in_words(*change) for change in changes[:3])
+            raise ConfigError(
+                f"{folder} holds runs of arm {job.arm} from when its words meant something else: {words}",
+                f"to start anew: remove or rename {folder}, or add run.root=DIR",
+            )

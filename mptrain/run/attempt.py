@@ -1,0 +1,407 @@
+"""One attempt at one run: from a checked configuration to a finished run directory.
+
+Decides whether a run starts, goes on or is done; holds its lock; writes what it is and how it ended. What happens in
+between is in `mptrain.engine`; what it looks like, in `mptrain.cli`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mptrain.config.build import build
+from mptrain.config.differences import change_in_words, config_digest, diff
+from mptrain.config.parallelism import check_parallelism, device_of
+from mptrain.config.ranges import show
+from mptrain.config.trust import is_trust, retyped
+from mptrain.engine.loop import Loop
+from mptrain.engine.snapshot import require_fit, require_same_schema
+from mptrain.engine.storage import Storage
+from mptrain.errors import (
+    EXIT_BUG,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    CheckpointError,
+    ConfigError,
+    MptrainError,
+    Preempted,
+    Problem,
+    StorageError,
+)
+from mptrain.parallel.launch import gathered
+from mptrain.parallel.torchrun import begun_alike, remember_run, run_before_restart
+from mptrain.precision.support import require_support
+from mptrain.records import EventRecord
+from mptrain.run.data_fingerprint import other_training_data
+from mptrain.run.describe import describe
+from mptrain.run.failure_report import how_it_failed, in_the_users_terms
+from mptrain.run.saved_config import reload_config, require_as_trained, require_no_damage, written_config
+from mptrain.run.start_state import Beginning, Outcome, least_micro_batches
+from mptrain.run.tracking import require_logger, track
+from mptrain.run.worker_rank import follow
+from mptrain.runlog import (
+    RecordWriter,
+    RunDirectory,
+    RunState,
+    create_run,
+    existing_run,
+    find_run,
+    open_run,
+    read_summary,
+    truncate_records,
+    write_atomically,
+    write_summary,
+)
+from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.manifest import manifest_name
+from mptrain.runlog.sink import Sink
+
+if TYPE_CHECKING:
+    from mptrain.config.schema import Config
+    from mptrain.engine.job import Options, Parts
+    from mptrain.parallel.communicator import Communicator
+    from mptrain.precision.support import Support
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What is known when training is about to begin.
+
+    Attributes:
+        config: What was asked for.
+        parts: What was built.
+        support: What the device says to the precision mode.
+        root: The run directory.
+        planned: Steps that will have been attempted at the end.
+        from_step: Steps that were attempted before; 0 for a new run.
+        notes: What the user should know about a continuation, one sentence each.
+        warnings: What is not as it was asked for, or went wrong with the state that is continued, one sentence each.
+    """
+
+    config: Config
+    parts: Parts
+    support: Support
+    root: Path
+    planned: int
+    from_step: int
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+Show = Callable[[Opening], Sequence[Sink]]
+
+
+def launch(config: Config, show: Show) -> Outcome:
+    """Start a run, or go on with the one of its name where ``run.resume`` says so.
+
+    Args:
+        config: Checked.
+        show: Called once training is about to begin; its sinks show what happens.
+
+    Raises:
+        MptrainError: Any of its kinds; the run directory, if there is one, says how it ended.
+    """
+    check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
+    with gathered(config.distributed) as comm:
+        return _launch(config, show, comm) if comm.is_rank_zero else follow(config, comm)
+
+
+def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
+    if before := run_before_restart():
+        return _continue(_that_may_go_on(before), config, show, comm, explicit=False)
+    root, name = Path(config.run.root), config.run.name
+    existing = existing_run(root, name) if name else None
+    if config.run.resume != "never" and not name:
+        raise ConfigError(f"run.resume={config.run.resume} needs a run.name", "add run.name=NAME")
+    if existing is None and config.run.resume == "must":
+        raise StorageError(f"run.resume=must: there is no run {root / str(name)}", "use run.resume=auto to start it")
+    if existing is not None and config.run.resume == "never":
+        raise StorageError(
+            f"run directory {existing.root} exists", "continue it with run.resume=auto, or choose another run.name"
+        )
+    if existing is not None:
+        return _continue(existing, config, show, comm, explicit=False)
+    require_support(config.precision, device_of(config.device, comm))  # before anything is written or loaded
+    require_logger(config)
+    label = "-".join(config.chosen.get(group, "custom") for group in ("model", "dataset", "precision"))
+    comm.broadcast_object(Beginning())
+    with comm.together():
+        built = build(config, comm=comm)
+    directory = create_run(root, label, name)
+    remember_run(str(directory.root))
+    with directory.lock():
+        return _attempt(directory, config, built, None, show, built[0].notes)
+
+
+def _that_may_go_on(root: str) -> RunDirectory:
+    """The run that torchrun has begun these ranks again for.
+
+    Raises:
+        MptrainError: It did not end because a rank died, and would end so again; of the kind that ended it.
+    """
+    directory = open_run(Path(root))
+    state = directory.read_state()
+    if state is not None and state.status == "failed" and state.exit_code not in (None, EXIT_BUG, EXIT_PREEMPTED):
+        error = MptrainError(f"{directory.root} has failed, and is not tried again: {state.reason}")
+        error.exit_code = state.exit_code  # type: ignore[misc]
+        raise error
+    return directory
+
+
+def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
+    """Go on with a run where its last sound checkpoint was taken.
+
+    Args:
+        run: Its directory, or ``last``.
+        overrides: Keys that change from here on; they are written into the run's configuration.
+        show: As in `launch`.
+
+    Raises:
+        MptrainError: Any of its kinds.
+    """
+    directory = find_run(run)
+    config = reload_config(directory, overrides)
+    changed = {word.partition("=")[0] for word in overrides}
+    before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
+    config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
+    said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_trust(word)}
+    check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
+    with gathered(config.distributed) as comm:
+        if not comm.is_rank_zero:
+            return follow(config, comm)
+        return _continue(directory, config, show, comm, explicit=True, said=said)
+
+
+def _continue(
+    directory: RunDirectory,
+    config: Config,
+    show: Show,
+    comm: Communicator,
+    *,
+    explicit: bool,
+    said: Mapping[str, str] | None = None,
+) -> Outcome:
+    with directory.lock():
+        path = directory.paths.config
+        old = written_config(directory) if path.exists() else config.yaml
+        changes = diff(old, config.yaml)
+        state = directory.read_state()
+        if changes and not explicit:
+            require_no_damage(directory, old, state)
+            raise ConfigError(
+                [Problem(f"{directory.root}: {change_in_words(*change)}") for change in changes]
+                + [
+                    Problem(
+                        "a run goes on with the configuration it began with",
+                        f"choose another run.name, or change it on purpose: {begun_alike('mptrain resume')} {directory.root} KEY=VALUE"
+                        f"{retyped(config.extensions.allow)}",
+                    )
+                ]
+            )
+        if state is not None and state.status == "done" and not changes:
+            done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
+            comm.broadcast_object(Beginning(done=done))
+            return done
+        require_logger(config)
+        store = _store(directory, config, higher_is_better=True)
+        loaded = store.load_latest()
+        if loaded is not None and explicit:
+            _require_effect(changes)
+        strange = require_as_trained(directory, old, state, loaded.manifest, said or {}) if loaded is not None else ""
+        manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
+        forgive = state is not None and state.status == "failed"
+        comm.broadcast_object(Beginning(manifest and manifest.absolute(), forgive))
+        remember_run(str(directory.root))
+        with comm.together():
+            built = build(config, weights=loaded is None, comm=comm, micro_batches=least_micro_batches(config, loaded))
+        if loaded is not None:
+            require_fit(built[0], loaded.state)  # before anything of the run is changed
+            _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
+        changed = tuple(change_in_words(*change) for change in changes)
+        notes = [f"changed: {sentence}" for sentence in changed]
+        warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
+        warnings += [strange] if strange else []
+        if loaded is None:
+            _require_never_saved(directory, state)
+            notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]
+        else:
+            notes += built[0].fault.describe()
+        as_written = path.exists() and not explicit
+        return _attempt(
+            directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed, as_written=as_written
+        )
+
+
+def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
+    """Refuse to change what a run only begins with, once it has a checkpoint.
+
+    A first scale may go along with other keys of its scaler, whose limits it has to be within.
+
+    Raises:
+        ConfigError: With all such keys.
+    """
+    changed = {key for key, _, _ in changes}
+    found = {key: "its weights are those" for key in changed if key == "model.weights"}
+    for key in changed:
+        rule, _, name = key.rpartition(".")
+        alone = not any(other.startswith(f"{rule}.") for other in changed - {key})
+        if name == "init_scale" and rule.endswith("scaler") and alone:
+            found[key] = "its loss scale is that"
+    if found:
+        hint = "leave it out, or start another run with it"
+        raise ConfigError(
+            [
+                Problem(f"{key} has no effect on a resumed run: {what} of the checkpoint", hint)
+                for key, what in found.items()
+            ]
+        )
+
+
+def _require_work(
+    directory: RunDirectory, config: Config, built: tuple[Parts, Options], loaded: Loaded, *, done: bool
+) -> None:
+    """Refuse to go on with a run whose end, as it is asked for now, lies behind it.
+
+    Raises:
+        ConfigError: There is nothing left to do.
+    """
+    parts, options = built
+    require_same_schema(loaded.state)
+    step, planned = loaded.manifest.step, options.train.planned(parts.loaders["train"].steps_per_epoch)
+    trained, minutes = loaded.state["progress"]["seconds"] / 60, options.train.max_minutes
+    if step > planned or (done and step >= planned):
+        raise ConfigError(
+            f"{directory.root} stands at step {step:,}, and train.epochs={config.train.epochs} with "
+            f"train.max_steps={show(config.train.max_steps)} ends it at step {planned:,}: there is nothing left to do",
+            "write a larger train.max_steps or train.epochs",
+        )
+    if done and minutes is not None and trained >= minutes:
+        raise ConfigError(
+            f"{directory.root} has trained for {trained:.3g} minutes, and train.max_minutes={minutes:g} ends it there: "
+            "there is nothing left to do",
+            f"write train.max_minutes={2 * trained:.3g}, or train.max_minutes=null",
+        )
+
+
+def _require_never_saved(directory: RunDirectory, state: RunState | None) -> None:
+    """Refuse to start a run again from nothing when its checkpoints have gone missing.
+
+    Raises:
+        CheckpointError: The run was saved once: it finished, was stopped in order, or went on from a checkpoint.
+    """
+    attempts = state.attempts if state else ()
+    in_order = bool(attempts) and attempts[-1].to_step is not None  # not at once, which saves nothing
+    saved = state is not None and (state.status == "done" or (state.status == "preempted" and in_order))
+    if saved or any(attempt.from_step for attempt in attempts):
+        raise CheckpointError(
+            f"{directory.paths.checkpoints} holds no checkpoint, but the run was saved there",
+            "restore the folder from a copy, or start another run",
+        )
+
+
+def _store(directory: RunDirectory, config: Config, *, higher_is_better: bool) -> CheckpointStore:
+    return CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=higher_is_better)
+
+
+def _attempt(
+    directory: RunDirectory,
+    config: Config,
+    built: tuple[Parts, Options],
+    loaded: Loaded | None,
+    show: Show,
+    notes: tuple[str, ...] = (),
+    warnings: tuple[str, ...] = (),
+    changed: tuple[str, ...] = (),
+    *,
+    as_written: bool = False,
+) -> Outcome:
+    parts, options = built
+    directory.remove_drafts()
+    manifest = loaded.manifest if loaded else None
+    lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
+    warnings = (*parts.warnings, *warnings, *lost)
+    if not as_written:  # not before it is sure that the records can be gone on with
+        directory.write_config(config.yaml, config.overrides)
+    before = directory.read_state()
+    from_step = loaded.manifest.step if loaded else 0
+    if loaded and (other := other_training_data(directory.root, parts)):
+        warnings, changed = (*warnings, *other), (*changed, *other)
+    write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
+    state = describe(directory, config, parts.device, parts.comm.world_size, before).begin(
+        from_step, changed if loaded else ()
+    )
+    directory.write_state(state)
+    writer = RecordWriter(directory.paths)
+    storage = Storage(
+        directory.paths,
+        writer,
+        _store(directory, config, higher_is_better=parts.task.higher_is_better),
+        config_digest(config.yaml),
+    )
+    loop: Loop | None = None
+    sinks: Sequence[Sink] = ()
+    try:
+        parts.comm.broadcast_object(directory.root.absolute())
+        displays = _Late()
+        loop = Loop(parts, options, storage, (displays,))
+        if loaded is None:
+            writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
+            for sentence in parts.warnings:
+                writer.take(EventRecord("warning", 0, {"message": sentence}))
+        else:
+            storage.store.drop_after(from_step)
+            forgive = before is not None and before.status == "failed"
+            notes = (*notes, *loop.checkpointing.restore(loaded.state, forgive=forgive))
+            writer.take(EventRecord("resume", from_step, {"notes": list(notes), "warnings": list(warnings)}))
+        support = require_support(config.precision, parts.device)
+        sinks = show(Opening(config, parts, support, directory.root, loop.planned, from_step, notes, warnings))
+        sinks = [*track(config, directory, state.id, from_step, [writer, *sinks]), *sinks]
+        displays.sinks = tuple(sinks)
+        summary = loop.run()
+        write_summary(directory.paths.summary, summary)
+        loop.require_success()
+        displays.take(EventRecord("summary", loop.progress.step, summary))
+        _close(writer, sinks)
+        directory.write_state(state.end("done", "", EXIT_OK, loop.progress.step))
+        return Outcome(directory.root, summary)
+    except BaseException as error:
+        _close_quietly(writer, sinks)
+        shown = in_the_users_terms(error, config, directory, parts.comm)
+        reached = loop.progress.step if loop else from_step
+        to_step = None if isinstance(shown, Preempted) and not shown.saved else reached
+        with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
+            hint = shown.hint if isinstance(shown, MptrainError) else ""
+            directory.write_state(state.end(*how_it_failed(shown, directory), to_step, hint))
+        if shown is error:
+            raise
+        raise shown from error
+
+
+class _Late:
+    """A sink whose sinks are known only after the loop was made."""
+
+    def __init__(self) -> None:
+        self.sinks: tuple[Sink, ...] = ()
+
+    def take(self, record: Any) -> None:
+        for sink in self.sinks:
+            sink.take(record)
+
+    def close(self) -> None:
+        """The sinks are closed by their owner."""
+
+
+def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
+    for sink in (*sinks, writer):
+        sink.close()
+
+
+def _close_quietly(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
+    """Close everything on the way out of a failure, which is the one to be reported."""
+    for sink in (*sinks, writer):
+        with contextlib.suppress(Exception):
+            sink.close()

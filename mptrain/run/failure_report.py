@@ -1,0 +1,114 @@
+"""Says why a run ended before its end: in the user's terms, in ``run.json``, and with a traceback in its folder ``failure``."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mptrain.config.ranges import first_line
+from mptrain.config.targets import is_allowed
+from mptrain.config.trust import retyped
+from mptrain.engine.interrupt import AskedToEnd
+from mptrain.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    ConfigError,
+    EnvironmentRefused,
+    FirstBatchError,
+    MptrainError,
+    NumericsError,
+    Preempted,
+    StorageError,
+    out_of_memory,
+)
+from mptrain.parallel.torchrun import begun_alike
+from mptrain.runlog import RunDirectory, storing, write_atomically
+
+if TYPE_CHECKING:
+    from mptrain.config.schema import Config
+    from mptrain.parallel.communicator import Communicator
+
+
+def in_the_users_terms(
+    error: BaseException, config: Config, directory: RunDirectory, comm: Communicator
+) -> BaseException:
+    """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
+    trust = retyped(config.extensions.allow)
+    resume = begun_alike("mptrain resume")
+    again = f"continue with: {resume} {directory.root}{trust}"
+    if comm.is_lost(error):
+        why = comm.why()
+        if why is not None:
+            return why
+        return Preempted(f"{comm.who_ended()} before it trained", again, EXIT_PREEMPTED, saved=False, asked=False)
+    if isinstance(error, NumericsError) and trust:
+        line = f"mptrain diagnose {directory.root}"
+        return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))
+    if isinstance(error, Preempted) and (trust or resume not in error.hint):
+        hint = error.hint.replace("mptrain resume", resume)
+        return Preempted(str(error), f"{hint}{trust}", error.exit_code, saved=error.saved, asked=error.asked)
+    if isinstance(error, KeyboardInterrupt):
+        by, code = (
+            (f"{error.name}, ended", EXIT_PREEMPTED)
+            if isinstance(error, AskedToEnd)
+            else ("interrupted", EXIT_INTERRUPTED)
+        )
+        return Preempted(
+            f"{by} at once; resuming repeats the steps after the last checkpoint", again, code, saved=False
+        )
+    if refused := out_of_memory(error, "training"):
+        return refused
+    if config.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        how_it_failed(error, directory)  # keeps the traceback
+        return EnvironmentRefused(
+            f"torch.compile failed: {first_line(error)}",
+            "it needs a C++ compiler on a CPU; write train.compile=false to do without",
+        )
+    if isinstance(error, FirstBatchError) and error.__cause__ is not None:
+        how_it_failed(error.__cause__, directory)  # keeps the traceback
+        return users_own(error.__cause__, config) or error
+    if isinstance(error, Exception) and not isinstance(error, MptrainError):
+        own = users_own(error, config)
+        if own is not None:
+            how_it_failed(error, directory)  # keeps the traceback
+            return own
+    return error
+
+
+def how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
+    """Status, reason and exit code for ``run.json``; an unexpected error leaves its traceback in ``failure/``."""
+    if isinstance(error, Preempted):
+        return "preempted", str(error), error.exit_code
+    if isinstance(error, MptrainError):
+        return "failed", str(error), error.exit_code
+    with contextlib.suppress(OSError, StorageError):
+        with storing(directory.paths.failure):
+            directory.paths.failure.mkdir(exist_ok=True)
+        write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
+    return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
+
+
+def users_own(error: BaseException, config: Config) -> ConfigError | None:
+    """What to say about an exception that came out of a package of the user's, rather than out of ours.
+
+    Args:
+        error: Unexpected.
+        config: Its ``extensions.allow`` says which packages are the user's.
+
+    Returns:
+        An error that names the innermost place in such a package; None if the traceback leads through none.
+    """
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", ""))
+        if is_allowed(module, config.extensions.allow) and not is_allowed(module, ("mptrain",)):
+            place = f"{Path(frame.f_code.co_filename).name}:{line} in {frame.f_code.co_name}"
+    if place is None:
+        return None
+    return ConfigError(
+        f"{place}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}",
+        "that is code which extensions.allow lets in; the whole traceback is in the run's failure folder",
+    )

@@ -1,0 +1,313 @@
+"""Comparisons as wholes: arms out of the words of a command line or out of runs that exist, and what is found of them.
+
+Running the jobs is the business of `mptrain.sweep.runner`; deciding, of `mptrain.comparison`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from mptrain.comparison.arms import group as group_runs
+from mptrain.comparison.arms import precision_of
+from mptrain.comparison.comparison import MARGIN, compare
+from mptrain.comparison.measures import measure
+from mptrain.comparison.results import Objection
+from mptrain.comparison.serialization import write_comparisons
+from mptrain.comparison.settings import differing, settings
+from mptrain.config.overrides import parse
+from mptrain.config.ranges import UnfitError, fit, show
+from mptrain.config.trust import retyped_for
+from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
+from mptrain.fields import PositiveFloat
+from mptrain.runlog import last_run, read_run, read_runs
+from mptrain.runlog.layout import RUN_JSON
+from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
+
+if TYPE_CHECKING:
+    from mptrain.comparison.results import Arm, Comparison, RunMeasures
+    from mptrain.sweep.points import Point
+
+#: Groups whose options arms may differ in without naming any key (see `mptrain.comparison.fairness`).
+_PRECISION_GROUPS = ("precision", "scaler")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be found out.
+
+    Attributes:
+        reference: The arm to compare with; None leaves it to `mptrain.comparison.arms.choose_reference`.
+        margin: Largest difference that counts as none, in the metric's unit.
+        metric: What is compared; None is the task's own metric.
+        claimed: Configuration keys, or sections, in which arms may differ besides precision and scaler.
+    """
+
+    reference: str | None = None
+    margin: PositiveFloat = MARGIN
+    metric: str | None = None
+    claimed: tuple[str, ...] = ()
+
+    def as_plan(self) -> dict[str, Any]:
+        """What stands in ``sweep.json``."""
+        return {
+            "reference": self.reference,
+            "margin": self.margin,
+            "metric": self.metric,
+            "claimed": list(self.claimed),
+        }
+
+    @classmethod
+    def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> Question:
+        """The question of a sweep; one without any is asked with the defaults.
+
+        Raises:
+            StorageError: A value is of a wrong type; names the file, ``where`` it stands.
+        """
+        known: dict[str, Any] = {}
+        for name, annotation in get_type_hints(cls, include_extras=True).items():
+            try:
+                known |= {name: fit(plan[name], annotation)} if name in plan else {}
+            except UnfitError as unfit:
+                what = f"{where} is damaged: plan.{name}={show(plan[name])}: {unfit}"
+                raise StorageError(what, "restore the file from a copy, or start it again") from unfit
+        return cls(**known)
+
+
+def name_arms(points: Sequence[Point]) -> list[Point]:
+    """The points of a comparison, each with its arm: the values in which points differ, the seed left out.
+
+    Raises:
+        ConfigError: Only one arm is formed, or two arms would have one name.
+    """
+    named: list[Point] = []
+    arms: dict[str, tuple[str, ...]] = {}
+    for point in points:
+        words = tuple(word for word in point.varied if _key(word) != "seed")
+        name = (_short(words) or "all").replace("/", "_")  # a slash would stand between a group and an arm
+        if arms.setdefault(name, words) != words:
+            name = " ".join(words).replace("/", "_")
+            arms[name] = words
+        named.append(replace(point, arm=name))
+    if len(arms) < 2:
+        raise ConfigError(
+            Problem(
+                "there is one arm only: seed= repeats arms and forms none",
+                "give another key several values, for example precision=fp32,amp_dynamic",
+            )
+        )
+    return named
+
+
+def claimed_by(points: Sequence[Point]) -> tuple[str, ...]:
+    """The configuration keys in which arms that were formed by words may differ.
+
+    Words about precision and scaler claim nothing more. What another word chooses (a model its optimizer and task) follows
+    from that word, so every key that differs is claimed by it.
+    """
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.arm.rpartition("/")[0], []).append(point)
+    return tuple(sorted(set().union(*(_claimed_within(group) for group in groups.values()))))
+
+
+def _claimed_within(points: Sequence[Point]) -> set[str]:
+    """The keys of `claimed_by` of arms that are compared with each other."""
+    common = set.intersection(*(set(point.varied) for point in points))
+    swept = {_key(word) for point in points for word in point.varied if word not in common} - {"seed"}
+    if all(key.split(".")[0] in _PRECISION_GROUPS for key in swept):
+        return set()
+    keys: set[str] = set()
+    first = points[0].config
+    for point in points:
+        if first is not None and point.config is not None:
+            keys |= differing(first.yaml, point.config.yaml).keys()
+    return {key for key in keys if key.split(".")[0] not in _PRECISION_GROUPS}
+
+
+def reference_of(points: Sequence[Point]) -> str:
+    """The arm to compare with where none is named: the only one in FP32, else the first.
+
+    Decided before anything is run, so that a reference whose runs fail is not replaced by another arm in silence.
+    """
+    full = {point.arm for point in points if point.config is not None and point.config.precision.name == "fp32"}
+    return full.pop() if len(full) == 1 else points[0].arm
+
+
+def judge(sweep: Sweep) -> dict[str, Comparison]:
+    """Compare the arms of a sweep whose jobs have run, group by group, and keep what was found in its folder.
+
+    Arms called ``GROUP/ARM`` are compared within their group.
+
+    Returns:
+        Group to comparison; ``""`` is the group of arms that have none.
+
+    Raises:
+        UsageError: There is nothing to compare.
+        StorageError: The records of a run are damaged, or the disk refuses.
+    """
+    question = Question.of(sweep.plan, sweep.paths.json)
+    members: dict[str, list[tuple[str, RunMeasures]]] = {}
+    lost: dict[str, list[SweepJob]] = {}
+    for job in sweep.jobs:
+        group, _, arm = job.arm.rpartition("/")
+        runs = members.setdefault(group, [])
+        if (sweep.folder / job.name / RUN_JSON).exists():
+            runs.append((arm, measure(read_run(sweep.folder / job.name))))
+        else:
+            lost.setdefault(group, []).append(job)
+    groups = {}
+    for group, runs in members.items():
+        without = lost.get(group, [])
+        _require_reference(question, [arm for arm, _ in runs], without, sweep)
+        arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
+        found = beside(_compare(arms, question, _notes(sweep)), sweep.folder)
+        groups[group] = replace(found, objections=(*_lost_arms(without), *found.objections))
+    write_comparisons(sweep.paths.comparison, groups)
+    return groups
+
+
+def _require_reference(question: Question, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:
+    """Refuse to compare with another arm than was planned, because no run of that one began.
+
+    Raises:
+        UsageError: Says why its first run did not.
+    """
+    gone = [job for job in lost if job.arm.rpartition("/")[2] == question.reference]
+    if question.reference not in arms and gone:
+        raise UsageError(
+            f"the reference {question.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
+            f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder}{retyped_for(sweep)} runs what is missing",
+        )
+
+
+def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
+    """Jobs that left no run behind, by their arms."""
+    arms: dict[str, list[SweepJob]] = {}
+    for job in lost:
+        arms.setdefault(job.arm, []).append(job)
+    return [
+        Objection(
+            f"{len(jobs)} run{'s' if len(jobs) > 1 else ''} of {arm} did not begin: {jobs[0].reason or jobs[0].status}",
+            False,
+            "they are in none of the numbers",
+        )
+        for arm, jobs in arms.items()
+    ]
+
+
+def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Comparison:
+    """Compare runs that exist.
+
+    Args:
+        places: Run directories, names of runs below ``outputs``, or folders of sweeps, which stand for all their runs.
+        question: What is to be found out.
+        anyway: Compare also what cannot be compared fairly.
+
+    Raises:
+        UsageError: There is nothing to compare, or the runs differ in more than they claim.
+        StorageError: One of them is no run, or damaged.
+    """
+    found: dict[Path, str] = {}
+    for place in places:
+        for path in _runs_of(place):
+            found.setdefault(path.resolve(), place)
+    runs = [measure(run) for run in read_runs(found)]
+    _require_keys(question.claimed, runs)
+    comparison = _compare(group_runs(runs, places=list(found.values())), question, (), anyway=anyway)
+    fatal = [objection for objection in comparison.objections if objection.fatal]
+    if fatal and not anyway:
+        problems = [Problem(objection.what, objection.hint) for objection in fatal]
+        keys = "--by KEY,KEY names what arms may differ in besides the precision; --anyway compares them all the same"
+        raise ConfigError([*problems, Problem("these runs cannot be compared fairly", keys)])
+    return comparison
+
+
+def _compare(arms: tuple[Arm, ...], question: Question, notes: Sequence[str], *, anyway: bool = False) -> Comparison:
+    return compare(
+        arms,
+        reference=_reference(arms, question.reference),
+        margin=question.margin,
+        metric=question.metric,
+        claimed=question.claimed,
+        notes=notes,
+        anyway=anyway,
+    )
+
+
+def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
+    """Refuse claims about keys and sections that no configuration has.
+
+    Raises:
+        UsageError: Names the first, and the nearest key.
+    """
+    keys = {key for run in runs for key in settings(run.config)}
+    for claim in claimed:
+        if not any(key == claim or key.startswith(f"{claim}.") for key in keys):
+            near = did_you_mean(claim, keys)
+            raise UsageError(
+                f"--by {claim}: no run has such a key", f"did you mean {near}?" if near else "see its config.yaml"
+            )
+
+
+def beside(comparison: Comparison, folder: Path) -> Comparison:
+    """The same with the paths of runs relative to a folder, so that it can be moved with its runs."""
+
+    def moved(arm: Arm) -> Arm:
+        return replace(arm, runs=tuple(replace(run, path=os.path.relpath(run.path, folder)) for run in arm.runs))
+
+    return replace(comparison, arms=tuple(replace(result, arm=moved(result.arm)) for result in comparison.arms))
+
+
+def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
+    """Return the reference's name, also where it was given as ``precision=fp32``, or as the precision that it alone has."""
+    names = [arm.name for arm in arms]
+    if wanted is None or wanted in names:
+        return wanted
+    bare = wanted.removeprefix("precision=")
+    of_precision = [arm.name for arm in arms if precision_of(arm.runs[0]) == bare]
+    if len(of_precision) == 1:
+        return of_precision[0]
+    value = wanted.partition("=")[2]
+    return value if value in names else wanted
+
+
+def _notes(sweep: Sweep) -> list[str]:
+    unfinished = [job for job in sweep.jobs if job.status not in ("done", "failed")]
+    if unfinished:
+        line = f"mptrain resume {sweep.folder}{retyped_for(sweep)}"
+        return [f"{len(unfinished)} of {len(sweep.jobs)} runs have not ended: {line} runs them"]
+    return []
+
+
+def _runs_of(place: str) -> list[Path]:
+    if place == "last":
+        return [last_run(Path("outputs")).root]
+    path = Path(place)
+    if not path.exists() and (named := Path("outputs") / place).is_dir():
+        path = named
+    if is_sweep(path):
+        return [found for job in read_sweep(path).jobs if ((found := path / job.name) / RUN_JSON).exists()]
+    if not path.is_dir():
+        near = did_you_mean(path.name, [other.name for other in path.parent.glob("*")] if path.parent.is_dir() else [])
+        raise UsageError(
+            f"there is no run {place}", f"did you mean {path.parent / near}?" if near else "name a run directory"
+        )
+    if not (path / RUN_JSON).exists():
+        below = sorted(found.parent for found in path.rglob(RUN_JSON))
+        if below:
+            return below
+    return [path]
+
+
+def _key(word: str) -> str:
+    override, _ = parse(word)
+    return override.key_or_group if override is not None else word.partition("=")[0]
+
+
+def _short(words: Sequence[str]) -> str:
+    """A name for an arm: options of groups by themselves, other keys as they were written."""
+    return " ".join(word.partition("=")[2] if "." not in word.partition("=")[0] else word for word in words)

@@ -1,0 +1,378 @@
+"""Runs the points of a sweep and keeps ``sweep.json`` current; goes on with one that was broken off.
+
+A sweep is what its file says: what is planned is written first, and running it means running every job whose run
+directory does not say that it is done. How processes are had is the business of `mptrain.sweep.pool`, or of a
+scheduler that `mptrain.sweep.submitted` hands jobs to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mptrain.config.overrides import quoted
+from mptrain.config.trust import retyped_for
+from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
+from mptrain.masking import masked
+from mptrain.runlog.directory import RunDirectory
+from mptrain.runlog.layout import RUN_JSON, RunPaths
+from mptrain.runlog.lock import hold, holder_of
+from mptrain.runlog.naming import fresh_name
+from mptrain.runlog.storage import TEMPORARY, storing
+from mptrain.runlog.sweep_csv import write_sweep
+from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep
+from mptrain.sweep.points import NOT_SWEPT, Point
+from mptrain.sweep.pool import Slots, Task, run_tasks
+from mptrain.sweep.scheduler_job import JobSpec
+from mptrain.sweep.submitted import fresh_folder, require_none_queued, run_submitted
+
+if TYPE_CHECKING:
+    from mptrain.config.compose import Composer
+    from mptrain.config.launcher import Launcher
+    from mptrain.config.schema import RunOptions
+    from mptrain.runlog.lock import Holder
+    from mptrain.runlog.state import RunState
+    from mptrain.sweep.worker import Ended, Program, Progress
+
+#: The most seconds to wait until the runs that a killed sweep left behind have saved themselves; the other points are run then.
+_PATIENCE = 60.0
+
+
+class Watcher(Protocol):
+    """Shows a sweep, in the process that runs it."""
+
+    def changed(self, sweep: Sweep, job: SweepJob) -> None:
+        """A job was started, or has ended; both are as ``sweep.json`` has them now."""
+
+    def progressed(self, number: int, progress: Progress) -> None:
+        """A job said how far it is."""
+
+    def stopping(self, name: str) -> None:
+        """A signal of this name asked for the end; the jobs that run save themselves."""
+
+    def tick(self) -> None:
+        """Some time has passed; called several times a second."""
+
+
+def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
+    """The folder of a sweep's runs: ``ROOT/NAME``, or ``ROOT/sweeps/DATE/TIME-xxxx`` that no other has.
+
+    Args:
+        options: ``run.root``, ``run.name`` and ``run.resume`` of the sweep as a whole.
+        below: What stands for ``sweeps`` in the path of one without a name.
+
+    Raises:
+        ConfigError: ``run.resume`` without a name.
+        StorageError: It cannot be made; or there is one and ``run.resume`` does not say so; or it is something else.
+    """
+    root = Path(options.root)
+    if options.name is not None:
+        return _named_folder(root, options.name, options.resume)
+    if options.resume != "never":
+        raise ConfigError(f"run.resume={options.resume} needs a run.name", "add run.name=NAME")
+    for _ in range(100):
+        date, moment = fresh_name("sweep")
+        folder = root / below / date / moment.replace("-sweep-", "-")
+        with storing(folder, "create"):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                continue
+            return folder
+    raise StorageError(f"no free name for a sweep below {root}", "choose one with run.name=NAME")
+
+
+def _named_folder(root: Path, name: str, resume: str) -> Path:
+    folder = root / name
+    for place in (folder, *(root / ancestor for ancestor in Path(name).parents if str(ancestor) != ".")):
+        if (place / RUN_JSON).exists():
+            raise StorageError(f"{place} is a run, and no place for a sweep", "choose another run.name")
+    if is_sweep(folder):
+        if resume == "never":
+            trust = retyped_for(read_sweep(folder))
+            hint = f"go on with it: mptrain resume {folder}{trust} (or add run.resume=auto), or choose another run.name"
+            raise StorageError(f"there is a sweep in {folder}", hint)
+        return folder
+    if resume == "must":
+        raise StorageError(f"run.resume=must: there is no sweep in {folder}", "use run.resume=auto to start it")
+    with storing(folder, "create"):
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(entry.suffix != TEMPORARY for entry in folder.iterdir()):
+            raise StorageError(f"{folder} exists and is not a sweep: it has no {SWEEP_JSON}", "choose another run.name")
+    return folder
+
+
+def plan_sweep(
+    points: Sequence[Point],
+    folder: Path,
+    *,
+    words: Sequence[str],
+    config_dirs: Sequence[str] = (),
+    config_name: str = "train",
+    parallel: int = 1,
+    kind: Kind = "sweep",
+    plan: Mapping[str, Any] | None = None,
+    grows: bool = False,
+) -> Sweep:
+    """The sweep that is on record in a folder from now on; what has been done of it stays.
+
+    Args:
+        points: Checked.
+        folder: It exists.
+        words: The overrides that were expanded.
+        config_dirs: Further folders of groups and options.
+        config_name: The file at the top.
+        parallel: Jobs at a time.
+        kind: What it is for.
+        plan: What is to be judged once the jobs are done, JSON values.
+        grows: These may be more points than are on record, or the first of them.
+
+    Raises:
+        StorageError: The folder holds a sweep of other points or one that is being run, or cannot be written.
+    """
+    points = [replace(p, overrides=masked(p.overrides), varied=masked(p.varied)) for p in points]
+    jobs = [SweepJob(p.number, directory_name(p), _without_places(p.overrides), p.varied, p.arm) for p in points]
+    folders = tuple(str(Path(config_dir).absolute()) for config_dir in config_dirs)
+    fresh = Sweep(
+        folder, kind, masked(tuple(words)), folders, config_name, parallel, tuple(jobs), plan=dict(plan or {})
+    )
+    require_free(fresh)
+    if is_sweep(folder):
+        old = read_sweep(folder)
+        both = min(len(old.jobs), len(jobs)) if grows else None
+        if (old.kind, *map(_identity, old.jobs[:both])) != (kind, *map(_identity, jobs[:both])):
+            hint = "give the words that it was started with, or choose another run.name"
+            raise StorageError(f"{folder} is a {old.kind} of other points than these", hint)
+        fresh = replace(fresh, jobs=(*old.jobs, *jobs[len(old.jobs) :]), started=old.started)
+    write_sweep(fresh)
+    return fresh
+
+
+def take_stock(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep:
+    """The sweep as its run directories stand: what is not done there waits to be run; the other jobs as they are."""
+    wanted = [numbers is None or job.number in numbers for job in sweep.jobs]
+    jobs = zip(sweep.jobs, wanted, strict=True)
+    return replace(sweep, jobs=tuple(_as_it_stands(sweep, job) if look else job for job, look in jobs))
+
+
+def require_free(sweep: Sweep) -> None:
+    """Refuse a sweep that another process is running, before anything of it is checked or written.
+
+    Raises:
+        StorageError: Names the process.
+    """
+    holder = holder_of(sweep.paths.lock)
+    if holder is not None:
+        raise StorageError(f"{sweep.folder} is being written by {holder}", "wait until it ends, or stop it")
+
+
+def missing_points(sweep: Sweep) -> list[Point]:
+    """The points of the jobs that have not ended, to be checked again."""
+    return [
+        Point(job.number, job.overrides, job.varied, arm=job.arm, count=len(sweep.jobs))
+        for job in sweep.jobs
+        if not sweep.has_ended(job)
+    ]
+
+
+def run_sweep(
+    sweep: Sweep,
+    composer: Composer,
+    program: Program,
+    watch: Watcher,
+    numbers: Container[int] | None = None,
+    launcher: Launcher | None = None,
+) -> tuple[Sweep, int]:
+    """Runs the jobs that have not ended, each in its own process; ``sweep.json`` follows every change.
+
+    Args:
+        sweep: On record; its points were checked.
+        composer: Over the folders that the sweep names.
+        program: What jobs run.
+        watch: Shows what happens.
+        numbers: Of the jobs that this is about; None for all.
+        launcher: What a scheduler is asked for; None runs them on this machine.
+
+    Returns:
+        The sweep as it is now, and the exit code: 0, 7 where a job failed (by its numerics only where arms are not judged) or is still
+        run by a process of an earlier time, or that of the signal that ended it.
+
+    Raises:
+        StorageError: Another process runs this sweep, or the disk refuses.
+        EnvironmentRefused: The scheduler that the launcher wants is not there.
+    """
+    with hold(sweep.paths.lock):
+        require_none_queued(sweep.folder)
+        record = _Record(take_stock(sweep, numbers), watch)
+        about = [job for job in record.sweep.jobs if numbers is None or job.number in numbers]
+        living = _wait_for_orphans(record, {job.number for job in about if not sweep.has_ended(job)})
+        sweep = record.sweep
+        about = [sweep.jobs[job.number] for job in about]
+        wanted = [_waiting(job) for job in _interleaved(about) if not (sweep.has_ended(job) or job.number in living)]
+        for job in wanted:
+            sweep = sweep.with_job(job)
+        write_sweep(sweep)
+        record.sweep = sweep
+        stopped = None
+        if wanted:
+            if launcher is None:
+                tasks = [_task(sweep, job, composer) for job in wanted]
+                slots = Slots.of_this_machine(min(sweep.parallel, len(sweep.jobs)))
+                stopped = run_tasks(tasks, slots, program, record)
+            else:
+                folder = fresh_folder(sweep.folder)
+                errands = [_errand(sweep, job, composer.typed, program, folder) for job in wanted]
+                stopped = run_submitted(errands, launcher, folder, record)
+        for number in living - _holders(record.sweep, living).keys():  # it has ended while the others ran
+            record.ended_by_itself(number)
+    if all(map(record.sweep.has_ended, record.sweep.jobs)):
+        return record.sweep, EXIT_OK
+    return record.sweep, EXIT_SWEEP if stopped is None else stopped
+
+
+def _interleaved(jobs: Sequence[SweepJob]) -> list[SweepJob]:
+    """The jobs of a comparison with all arms taking turns: a machine that grows hot or busy must not favour one of them."""
+    turns: dict[str, int] = {}
+    turn = {}
+    for job in jobs:
+        turn[job.number] = turns[job.arm] = turns.get(job.arm, 0) + (job.arm != "")
+    return sorted(jobs, key=lambda job: (turn[job.number], job.number))
+
+
+def directory_name(point: Point) -> str:
+    """``NNN-OVERRIDES``: sortable, readable, safe in a path."""
+    text = re.sub(r"[^A-Za-z0-9._=+,-]+", "_", ",".join(point.varied))[:100].strip("_.")
+    return f"{point.number:03d}-{text}" if text else f"{point.number:03d}"
+
+
+class _Record:
+    """Keeps the sweep and its file current, and passes on what happens."""
+
+    def __init__(self, sweep: Sweep, watch: Watcher) -> None:
+        self.sweep = sweep
+        self._watch = watch
+
+    def started(self, number: int) -> None:
+        self._change(replace(self.sweep.jobs[number], status="running", reason=""))
+
+    def progressed(self, number: int, progress: Progress) -> None:
+        self._watch.progressed(number, progress)
+
+    def ended(self, number: int, ended: Ended, seconds: float) -> None:
+        job = self.sweep.jobs[number]
+        status, code, reason = ended.status, ended.code, ended.reason
+        seconds = round((job.seconds or 0.0) + seconds, 3)  # of all its processes
+        self._change(replace(job, status=status, code=code, reason=reason, seconds=seconds))
+
+    def lives(self, number: int, holder: Holder) -> None:
+        """A process of an earlier time still runs a job."""
+        reason = f"still run by {holder}, which outlived the sweep that started it"
+        self._change(replace(self.sweep.jobs[number], status="running", code=None, reason=reason))
+
+    def ended_by_itself(self, number: int) -> None:
+        """The process of an earlier time has ended."""
+        self._change(_as_it_stands(self.sweep, self.sweep.jobs[number]))
+
+    def stopping(self, name: str) -> None:
+        self._watch.stopping(name)
+
+    def tick(self) -> None:
+        self._watch.tick()
+
+    def _change(self, job: SweepJob) -> None:
+        self.sweep = self.sweep.with_job(job)
+        write_sweep(self.sweep)
+        self._watch.changed(self.sweep, job)
+
+
+def _task(sweep: Sweep, job: SweepJob, composer: Composer) -> Task:
+    return Task(job.number, composer.compose(_words(sweep, job)), sweep.paths.log(job.name))
+
+
+def _errand(sweep: Sweep, job: SweepJob, typed: tuple[str, ...] | None, program: Program, folder: Path) -> JobSpec:
+    run, log = sweep.paths.run(job.name).absolute(), sweep.paths.log(job.name).absolute()
+    told, words = folder / f"{job.number:03d}.json", _words(sweep, job)
+    return JobSpec(job.number, words, sweep.config_dirs, sweep.config_name, typed, run, log, told, program)
+
+
+def _words(sweep: Sweep, job: SweepJob) -> tuple[str, ...]:
+    """The job's command line with a run directory of its own, where it goes on if it was broken off."""
+    places = (f"run.root={quoted(str(sweep.folder))}", f"run.name={quoted(job.name)}", "run.resume=auto")
+    return (*job.overrides, *places)
+
+
+def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
+    run = RunDirectory(RunPaths(sweep.paths.run(job.name)))
+    try:
+        state = run.read_state()
+    except StorageError:  # the job itself will say what is wrong with it
+        state = None
+    if state is not None:
+        on_record = round(_seconds_on_record(run.paths, state), 3)
+        job = replace(job, seconds=max(job.seconds or 0.0, on_record) or None)
+    if state is not None and state.status == "done":
+        return replace(job, status="done", code=EXIT_OK, reason="")
+    if state is not None and state.status == "failed":
+        return replace(job, status="failed", code=state.exit_code, reason=state.reason.split("\n")[0])
+    return _waiting(job)
+
+
+def _seconds_on_record(run: RunPaths, state: RunState) -> float:
+    """Return the wall time of the attempts at a run, also of those that no sweep saw end.
+
+    A process that was killed left no end. The last one counts from when ``run.json`` was written, as it began, to its last
+    step on the disk; both times are those of files, so that a copied folder gives too little rather than too much.
+    """
+    seconds = sum(attempt.seconds or 0.0 for attempt in state.attempts)
+    if state.attempts and state.attempts[-1].ended is None:
+        with contextlib.suppress(OSError):
+            seconds += max(0.0, run.steps.stat().st_mtime - run.run_json.stat().st_mtime)
+    return seconds
+
+
+def _waiting(job: SweepJob) -> SweepJob:
+    return replace(job, status="waiting", code=None, reason="")
+
+
+def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
+    """Say which jobs are still run by processes of a killed sweep, and wait for a while until these have saved themselves.
+
+    Jobs of a scheduler outlive their sweep and train to their end, so this does not wait for all.
+
+    Returns:
+        The numbers of the jobs that are still run.
+    """
+    living = _holders(record.sweep, numbers)
+    for number, holder in living.items():
+        record.lives(number, holder)
+    deadline = time.monotonic() + _PATIENCE
+    while living and time.monotonic() < deadline:
+        record.tick()
+        time.sleep(0.1)
+        left = _holders(record.sweep, living)
+        for number in living.keys() - left.keys():
+            record.ended_by_itself(number)
+        living = left
+    return set(living)
+
+
+def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, Holder]:
+    """Return the processes that hold runs of these jobs."""
+    jobs = [job for job in sweep.jobs if job.number in numbers]
+    found = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}
+    return {number: holder for number, holder in found.items() if holder is not None}
+
+
+def _without_places(words: Sequence[str]) -> tuple[str, ...]:
+    """The words without those that say where the sweep is."""
+    return tuple(word for word in words if word.partition("=")[0].lstrip("+") not in NOT_SWEPT)
+
+
+def _identity(job: SweepJob) -> tuple[str, tuple[str, ...], str]:
+    return job.name, job.overrides, job.arm

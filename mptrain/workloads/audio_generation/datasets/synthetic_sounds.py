@@ -1,0 +1,135 @@
+"""Sounds that nobody made: plucked strings, two vowels and bells, computed on the spot, for machines without recordings.
+
+What a network learns here says little of how well it would speak.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.workloads.audio_generation.audio_dataset import SoundDataset
+from mptrain.workloads.audio_generation.audio_windows import Clip, SoundSplit
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.random_streams import mix, uniforms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+#: Samples a second, in hertz.
+RATE = 8000
+
+#: Samples of a sound: half a second.
+LENGTH = 4000
+
+_FIXED = 19830601  # the same sounds in every run
+_LOUDEST = 0.7  # of the full range of 16 bits
+
+#: The first three formants of two vowels of a man, in hertz (Peterson and Barney 1952, table II).
+_FORMANTS = {"vowel ah": (730.0, 1090.0, 2440.0), "vowel ee": (270.0, 2290.0, 3010.0)}
+_BANDWIDTHS = (60.0, 90.0, 150.0)
+
+#: Partials of a bell as multiples of its strike note, and how fast each fades, in 1/s.
+_PARTIALS = ((0.5, 2.0), (1.0, 4.0), (1.2, 5.0), (1.5, 7.0), (2.0, 9.0), (2.6, 14.0))
+
+
+def make_sounds(
+    *,
+    train_samples: PositiveInt = 160,
+    val_samples: NonNegativeInt = 24,
+    test_samples: NonNegativeInt = 48,
+    levels: PositiveInt = 256,
+    window: PositiveInt = 4000,
+    context: NonNegativeInt = 510,
+) -> SoundDataset:
+    """Make sounds of half a second at 8 kHz, the same in every run, of four kinds that the network is told as speakers.
+
+    Args:
+        train_samples: Sounds to train on; fewer are the first of more.
+        val_samples: Sounds to validate on; 0 for none.
+        test_samples: Sounds to test on; 0 for none.
+        levels: Of µ-law.
+        window: Samples that are predicted at a time.
+        context: Samples that are heard before a window: what the network sees, less one.
+    """
+    parts: dict[str, SoundSplit] = {}
+    for number, (part, count) in enumerate((("train", train_samples), ("val", val_samples), ("test", test_samples))):
+        waves, clips = {}, []
+        for index in range(count):
+            kind = index % len(KINDS)
+            name = f"made_up_sounds {part} {index}: {list(KINDS)[kind]}"
+            waves[name] = sound(kind, number, index)
+            clips.append(Clip(name, LENGTH, kind))
+        if count:
+            parts[part] = SoundSplit(
+                f"made_up_sounds {part}", clips, waves.__getitem__, window, context, Faults(), in_memory=True
+            )
+    return SoundDataset(
+        "made_up_sounds", RATE, levels, tuple(KINDS), (), 0, parts["train"], parts.get("val"), parts.get("test")
+    )
+
+
+def sound(kind: int, part: int, index: int) -> Tensor:
+    """The samples of a sound, drawn from its place alone, int16 ``[LENGTH]``: pitch, loudness, onset and noise differ."""
+    pitch, loudness, onset, *draws = uniforms(_FIXED, part, [index], 3 + RATE)[0].tolist()
+    begin = int(onset * LENGTH / 8)
+    make = KINDS[list(KINDS)[kind]]
+    wave = make(100.0 * 3.0**pitch, LENGTH - begin, torch.tensor(draws, dtype=torch.float64))
+    wave = wave / wave.abs().max() * _LOUDEST * 3.0 ** (loudness - 1.0)
+    breath = (uniforms(mix(_FIXED, 1), part, [index], LENGTH)[0] - 0.5) * 0.0008
+    breath[begin:] += wave
+    return (breath * 32767).round().to(torch.int16)
+
+
+def _string(frequency: float, length: int, draws: Tensor) -> Tensor:
+    """A plucked string: noise that goes round a loop and is smoothed each time (Karplus and Strong 1983)."""
+    loop = max(2, round(RATE / frequency - 0.5))
+    rounds = [draws[:loop] * 2 - 1]
+    before = rounds[0][
+        -1:
+    ]  # the sample before the first one of the last round; before all rounds the noise is taken to repeat
+    for _ in range(length // loop + 1):
+        last = rounds[-1]
+        rounds.append((last + torch.cat([before, last[:-1]])) / 2 * 0.996)
+        before = last[-1:]
+    return torch.cat(rounds)[:length]
+
+
+def _vowel(formants: tuple[float, ...]) -> Callable[[float, int, Tensor], Tensor]:
+    """A voice: harmonics that fall by 6 dB an octave, the louder the nearer they are to a formant; swelling and fading."""
+
+    def make(frequency: float, length: int, draws: Tensor) -> Tensor:
+        seconds = torch.arange(length, dtype=torch.float64) / RATE
+        # Pitch wavers by 1 % six times a second.
+        phase = 2 * math.pi * frequency * (seconds - 0.01 / (12 * math.pi) * torch.cos(12 * math.pi * seconds))
+        wave = torch.zeros(length, dtype=torch.float64)
+        for harmonic in range(1, int(0.47 * RATE / frequency) + 1):
+            at = harmonic * frequency
+            gain = sum(1 / (1 + ((at - f) / b) ** 2) for f, b in zip(formants, _BANDWIDTHS, strict=True))
+            wave += (gain + 0.01) / harmonic * torch.sin(harmonic * phase + 2 * math.pi * draws[harmonic])
+        return wave * torch.hann_window(length, periodic=False, dtype=torch.float64).sqrt()
+
+    return make
+
+
+def _bell(frequency: float, length: int, draws: Tensor) -> Tensor:
+    """A bell: partials that are no harmonics and fade at rates of their own."""
+    seconds = torch.arange(length, dtype=torch.float64) / RATE
+    wave = torch.zeros(length, dtype=torch.float64)
+    for number, (ratio, fading) in enumerate(_PARTIALS):
+        strength = 0.5 + 0.5 * draws[number]
+        wave += strength * torch.exp(-fading * seconds) * torch.sin(2 * math.pi * ratio * 2 * frequency * seconds)
+    return wave
+
+
+#: Kinds of sound in the order of their numbers: from pitch in hertz, samples and draws to a wave.
+KINDS: dict[str, Callable[[float, int, Tensor], Tensor]] = {
+    "string": _string,
+    **{name: _vowel(formants) for name, formants in _FORMANTS.items()},
+    "bell": _bell,
+}

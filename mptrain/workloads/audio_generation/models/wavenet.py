@@ -1,0 +1,278 @@
+"""WaveNet: a network that says of each sample of a sound which level follows, given those before it.
+
+It sees samples through convolutions that look back only, at ever larger distances. Everything here may be half
+precision; the softmax over the levels is the task's, in FP32.
+
+A sound is drawn sample by sample at the cost of one sample for each: every layer keeps the samples that it will look back at
+(Paine et al. 2016, *Fast Wavenet generation algorithm*), so a step costs as many products as there are layers, however far the
+network sees. It says what the whole network would, up to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mptrain.fields import NonNegativeInt, PositiveInt
+
+
+class GatedLayer(nn.Module):
+    """A dilated convolution whose result is the product of a tanh and a sigmoid (van den Oord et al. 2016, eq. 2).
+
+    Args:
+        residual: Channels that pass from layer to layer, R.
+        kernel_size: Samples that it sees.
+        dilation: Distance between these.
+        condition: Numbers of the condition; 0 for none.
+        last: Nothing comes behind it, so it has no residual output.
+    """
+
+    def __init__(self, residual: int, kernel_size: int, dilation: int, condition: int, *, last: bool) -> None:
+        super().__init__()
+        self.past = dilation * (kernel_size - 1)
+        self.gates = nn.Conv1d(residual, 2 * residual, kernel_size, dilation=dilation)
+        self.condition = nn.Conv1d(condition, 2 * residual, 1, bias=False) if condition else None
+        self.residual = None if last else nn.Conv1d(residual, residual, 1)
+
+    def forward(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        """From ``[N, R, L]`` and a condition ``[N, E, L]`` or ``[N, E, 1]`` to what goes on, and the product, alike."""
+        gates = self.gates(F.pad(given, (self.past, 0)))
+        if self.condition is not None and condition is not None:
+            gates = gates + self.condition(condition)
+        return self.outputs(given, gates)
+
+    def outputs(self, given: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes on, and the product, from the sums ``[N, 2 R, L]`` before the two gates."""
+        filtered, gate = gates.chunk(2, 1)
+        product = torch.tanh(filtered) * torch.sigmoid(gate)
+        onward = given if self.residual is None else given + self.residual(product)
+        return onward, product
+
+
+class WaveNet(nn.Module):
+    """Stacks of gated layers with dilations 1, 2, 4 ... over an embedding of levels (van den Oord et al. 2016).
+
+    A speaker is an embedding that all samples are told (global conditioning, their section 2.5); text an embedding of its
+    letters and their neighbours, of which each sample is told the one that is being said (local conditioning).
+
+    Args:
+        levels: How many there are.
+        stacks: How often the dilations begin again at 1.
+        layers: Layers of a stack, the last with a dilation of ``2 ** (layers - 1)``.
+        residual: Channels that pass from layer to layer, and of the gates.
+        skip: Channels of the sum over all layers.
+        kernel_size: Samples that each layer sees.
+        speakers: How many there are; 0 tells none.
+        letters: How many there are, with the one for none; 0 tells none.
+        condition: Numbers of the embeddings of speakers and letters.
+
+    Attributes:
+        receptive_field: How many samples an answer depends on:
+            ``1 + stacks (kernel_size - 1) (2 ** layers - 1)``.
+    """
+
+    def __init__(
+        self,
+        levels: int,
+        *,
+        stacks: int,
+        layers: int,
+        residual: int,
+        skip: int,
+        kernel_size: int,
+        speakers: int,
+        letters: int,
+        condition: int,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(levels, residual)
+        self.speakers = nn.Embedding(speakers, condition) if speakers else None
+        self.letters = nn.Embedding(letters, condition, padding_idx=0) if letters else None
+        self.neighbours = nn.Conv1d(condition, condition, 5, padding=2) if letters else None
+        dilations = [2**layer for _ in range(stacks) for layer in range(layers)]
+        told = condition if speakers or letters else 0
+        self.layers = nn.ModuleList(
+            GatedLayer(residual, kernel_size, dilation, told, last=number == len(dilations))
+            for number, dilation in enumerate(dilations, start=1)
+        )
+        # The skip connections of all layers in one product: their sum is rounded once, and not at every layer.
+        self.skip = nn.Conv1d(len(dilations) * residual, skip, 1)
+        self.hidden = nn.Conv1d(skip, skip, 1)
+        self.output = nn.Conv1d(skip, levels, 1)
+        self.receptive_field = 1 + sum(dilations) * (kernel_size - 1)
+
+    def forward(
+        self, given: Tensor, speaker: Tensor | None = None, text: Tensor | None = None, place: Tensor | None = None
+    ) -> Tensor:
+        """Logits of the level that follows each level.
+
+        Args:
+            given: Levels, int64 ``[N, L]``.
+            speaker: Numbers, int64 ``[N]``.
+            text: Numbers of letters, int64 ``[N, M]``, 0 behind the last.
+            place: Which of these is being said, int64 ``[N, L]``.
+
+        Returns:
+            ``[N, levels, L]``.
+        """
+        condition = self.told(speaker, text, place)
+        value = self.embedding(given).transpose(1, 2)
+        products = []
+        for layer in self.layers:
+            value, product = layer(value, condition)
+            products.append(product)
+        return self.answer(products)
+
+    def told(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
+        """The condition, ``[N, E, L]`` with text and ``[N, E, 1]`` with a speaker alone; None for none of them."""
+        condition: Tensor | None = None
+        if self.letters is not None and self.neighbours is not None and text is not None and place is not None:
+            letters = self.neighbours(self.letters(text).transpose(1, 2)).transpose(1, 2)
+            # Looked up as in an embedding, whose gradients are summed in FP32: hundreds of samples say the same letter.
+            rows = place + torch.arange(len(text), device=text.device)[:, None] * text.shape[1]
+            condition = F.embedding(rows, letters.flatten(0, 1)).transpose(1, 2)
+        if self.speakers is not None and speaker is not None:
+            voice = self.speakers(speaker).unsqueeze(2)
+            condition = voice if condition is None else condition + voice
+        return condition
+
+    def answer(self, products: list[Tensor]) -> Tensor:
+        """Logits from the products of all layers, each ``[N, R, L]``."""
+        logits: Tensor = self.output(F.relu(self.hidden(F.relu(self.skip(torch.cat(products, 1))))))
+        return logits
+
+    def drawn(
+        self,
+        given: Tensor,
+        count: int,
+        source: torch.Generator,
+        speaker: Tensor | None = None,
+        text: Tensor | None = None,
+        place: Tensor | None = None,
+    ) -> Tensor:
+        """Levels drawn one after the other, each from what follows those before it.
+
+        Args:
+            given: Levels to go on from, int64 ``[N, L]``, L at least 1.
+            count: How many to draw.
+            source: What they are drawn from.
+            speaker: As in `forward`.
+            text: As in `forward`.
+            place: As in `forward`, int64 ``[N, L - 1 + count]``: of each level that follows one of them.
+
+        Returns:
+            int64 ``[N, count]``.
+        """
+        return drawn(self, given, count, source, self.told(speaker, text, place))
+
+
+def wavenet(
+    *,
+    levels: PositiveInt,
+    speakers: NonNegativeInt = 0,
+    vocabulary_size: NonNegativeInt = 0,
+    stacks: PositiveInt = 3,
+    layers: PositiveInt = 10,
+    residual: PositiveInt = 64,
+    skip: PositiveInt = 256,
+    kernel_size: PositiveInt = 2,
+    condition: PositiveInt = 64,
+) -> WaveNet:
+    """Build a WaveNet in PyTorch's default initialisation.
+
+    Args:
+        levels: Levels of a sample.
+        speakers: How many there are; 0 tells none.
+        vocabulary_size: How many letters there are, with the one for none; 0 tells none.
+        stacks: How often the dilations begin again at 1.
+        layers: Layers of a stack.
+        residual: Channels that pass from layer to layer, and of the gates.
+        skip: Channels of the sum over all layers.
+        kernel_size: Samples that each layer sees.
+        condition: Numbers of the embeddings of speakers and letters.
+    """
+    return WaveNet(
+        levels,
+        stacks=stacks,
+        layers=layers,
+        residual=residual,
+        skip=skip,
+        kernel_size=kernel_size,
+        speakers=speakers,
+        letters=vocabulary_size,
+        condition=condition,
+    )
+
+
+class Queue:
+    """A gated layer with what it has seen.
+
+    Args:
+        layer: The layer.
+        seen: Its inputs so far, ``[N, R, L]``.
+    """
+
+    def __init__(self, layer: GatedLayer, seen: Tensor) -> None:
+        self.layer = layer
+        padded = F.pad(seen, (layer.past, 0))
+        self._kept = padded[..., padded.shape[2] - layer.past :].clone()
+        self._oldest = 0
+        weight = layer.gates.weight  # [2 R, R, K]
+        self._weight = weight.transpose(1, 2).flatten(1)
+        self._spacing = layer.gates.dilation[0]
+
+    def step(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The layer's two outputs for the next sample, ``[N, R, 1]``; a condition is what it adds to the gates."""
+        size = self._kept.shape[2]
+        taps = [self._kept[..., (self._oldest + back) % size] for back in range(0, size, self._spacing)] if size else []
+        gates = F.linear(torch.cat([*taps, given[..., 0]], 1), self._weight, self.layer.gates.bias).unsqueeze(2)
+        if size:
+            self._kept[..., self._oldest] = given[..., 0]
+            self._oldest = (self._oldest + 1) % size
+        return self.layer.outputs(given, gates if condition is None else gates + condition)
+
+
+def drawn(model: WaveNet, given: Tensor, count: int, source: torch.Generator, condition: Tensor | None) -> Tensor:
+    """Levels drawn one after the other.
+
+    Args:
+        model: The network.
+        given: Levels to go on from, int64 ``[N, L]``.
+        count: How many to draw.
+        source: What they are drawn from.
+        condition: ``[N, E, L - 1 + count]`` or ``[N, E, 1]`` or None, of the level that follows each.
+
+    Returns:
+        int64 ``[N, count]``.
+    """
+    length = given.shape[1]
+    layers = [cast("GatedLayer", layer) for layer in model.layers]
+    told = [_added(layer, condition) for layer in layers]
+    queues, value = [], model.embedding(given[:, :-1]).transpose(1, 2)
+    for layer in layers:
+        queues.append(Queue(layer, value))
+        if length > 1:  # convolutions of nothing are refused
+            value, _ = layer(value, None if condition is None else condition[..., : length - 1])
+    level, levels = given[:, -1], []
+    for place in range(length - 1, length - 1 + count):
+        value, products = model.embedding(level).unsqueeze(2), []
+        for queue, added in zip(queues, told, strict=True):
+            now = added if added is None or added.shape[2] == 1 else added[..., place, None]
+            value, product = queue.step(value, now)
+            products.append(product)
+        # NaN, which a run that went wrong has, has no probabilities.
+        probabilities = model.answer(products)[..., 0].float().nan_to_num(0.0).softmax(1)
+        level = torch.multinomial(probabilities, 1, generator=source)[:, 0]
+        levels.append(level)
+    return torch.stack(levels, 1) if levels else given[:, :0]
+
+
+def _added(layer: GatedLayer, condition: Tensor | None) -> Tensor | None:
+    """What a condition adds to a layer's gates, for all samples at once."""
+    if layer.condition is None or condition is None:
+        return None
+    added: Tensor = layer.condition(condition)
+    return added

@@ -1,0 +1,88 @@
+"""From host bytes to the network's input: all in float32, on the device, without waiting for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mptrain.workloads.base.batch import Batch
+
+# ITU-R BT.601: what "grey" means to JPEG, PIL and torchvision.
+LUMINANCE = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What turns stored images into network inputs.
+
+    Attributes:
+        mean: Of each stored channel over the training split, as a fraction of the full range.
+        std: Standard deviation, likewise.
+        image_size: Side of the network's input in pixels; other sizes are resampled bilinearly.
+        channels: Channels of the network's input, 1 or 3: a grey image is repeated, a colour image becomes
+            its luminance.
+        full_range: The stored value that stands for 1: 255 for uint8.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image_size: int
+    channels: int
+    full_range: float = 255.0
+    _tables: dict[torch.device, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def apply(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
+        """The batch on the device: inputs ``(stored / full_range - mean) / std``, resized, in float32.
+
+        The luminance of a colour image is normalised by the luminance of the means and of the standard
+        deviations; the latter is exact where the channels vary together.
+        """
+        batch = batch.to(device)
+        images = batch.inputs
+        if images.dtype != torch.uint8:
+            images = images.float()
+        if images.shape[-2:] != (self.image_size, self.image_size):
+            size = (self.image_size, self.image_size)
+            images = F.interpolate(images.float(), size=size, mode="bilinear", align_corners=False, antialias=False)
+        images = self._normalised(images).contiguous(memory_format=memory_format)
+        return replace(batch, inputs=images)
+
+    def card(self) -> dict[str, Any]:
+        """What is done, in the order in which it is done; JSON values."""
+        return {
+            "resize": {"side": self.image_size, "mode": "bilinear", "align_corners": False, "antialias": False},
+            "divide_by": self.full_range,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "channels": self.channels,
+        }
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        mean, std = self.mean, self.std
+        if len(mean) == 3 and self.channels == 1:
+            red, green, blue = images.float().unbind(1)
+            images = (red * LUMINANCE[0] + green * LUMINANCE[1] + blue * LUMINANCE[2]).unsqueeze(1)
+            mean, std = (luminance_of(mean),), (luminance_of(std),)
+        scale, shift = self._constants(mean, std, images.device).unbind()
+        # Bytes times FP32 is FP32: one kernel reads bytes and writes products.
+        return (images * scale).add_(shift).expand(-1, self.channels, -1, -1)
+
+    def _constants(self, mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> Tensor:
+        """Return the factor and the shift of stored values, float32 ``[2, 1, C, 1, 1]``; they are copied to a device once."""
+        if device not in self._tables:
+            scales = [1.0 / (self.full_range * deviation) for deviation in std]
+            shifts = [-average / deviation for average, deviation in zip(mean, std, strict=True)]
+            table = torch.tensor([scales, shifts], dtype=torch.float32).view(2, 1, -1, 1, 1)
+            self._tables[device] = table.to(device, non_blocking=True)
+        return self._tables[device]
+
+
+def luminance_of(values: tuple[float, ...]) -> float:
+    """Of a value for each of red, green and blue, that of the grey which pictures are decoded to."""
+    return sum(weight * value for weight, value in zip(LUMINANCE, values, strict=True))

@@ -1,0 +1,155 @@
+"""Detection that needs no download: one to three real handwritten digits on a canvas, with their exact boxes.
+
+The digits are scikit-learn's, divided as `mptrain.workloads.images.datasets.digits` divides them: canvases to train on hold only digits
+to train on. A canvas follows from its number alone: never from the run's seed, and not from how many others there are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from mptrain.errors import ConfigError
+from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.workloads.base.partition import stratified_order
+from mptrain.workloads.base.preparation import Preparation
+from mptrain.workloads.base.random_streams import uniforms
+from mptrain.workloads.detection.detection_batch import OBJECT, BoxedDataset, BoxedSplit, Boxes
+from mptrain.workloads.images.datasets.digits import TEST_SAMPLES, digits_path, read_digits
+from mptrain.workloads.images.image_dataset import Channels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Digits held out for canvases to validate on, as `load_digits` holds out by default.
+_VAL_DIGITS = 200
+
+#: Of the pixels of 1,000 canvases of 64x64, as a fraction of full white.
+MEAN, STD = 0.0733, 0.2061
+
+#: Sides of the squares that digits are enlarged to, as shares of the canvas's side; a digit fills its square from top to
+#: bottom and about half of its width.
+_SHARES = (0.22, 0.28, 0.34, 0.40, 0.46)
+
+_MOST = 3  # digits on a canvas
+_TRIES = 12  # places tried for a digit; it is left out where each would touch one that is there
+_DRAWS = 2 + 2 * _TRIES  # numbers for one digit: which, how large, and places
+_SMALLEST = 32  # pixels of a canvas: digits of 8 pixels would shrink below that
+_SEED = 1998  # of the canvases; changing it changes all of them
+_INK = 32  # grey value from which a pixel belongs to a digit; below lies the soft edge of the enlargement
+
+
+def load_digit_scenes(
+    *,
+    image_size: PositiveInt | None = None,
+    channels: Channels | None = None,
+    train_samples: PositiveInt = 3000,
+    val_samples: NonNegativeInt = 200,
+    test_samples: NonNegativeInt = 400,
+    workers: NonNegativeInt = 0,
+) -> BoxedDataset:
+    """Draw canvases with digits.
+
+    Args:
+        image_size: Side of a canvas in pixels, at least 32; None makes 64.
+        channels: 1, or 3 for the same grey three times; None makes 1.
+        train_samples: Canvases to train on.
+        val_samples: Canvases for validation; 0 for none.
+        test_samples: Canvases to test on; 0 for none.
+        workers: Not used: the canvases are in memory.
+
+    Raises:
+        ConfigError: The canvas is too small.
+        DataError: scikit-learn is not installed, or its file is damaged.
+    """
+    side = image_size or 64
+    if side < _SMALLEST:
+        raise ConfigError(
+            f"dataset.image_size={side}: digits of 8 pixels need a canvas of {_SMALLEST} or more",
+            f"set dataset.image_size={_SMALLEST} or more",
+        )
+    digits, targets = read_digits(digits_path())
+    order = stratified_order(targets)
+    held = TEST_SAMPLES + _VAL_DIGITS
+    parts = (order[:-held], order[-held:-TEST_SAMPLES], order[-TEST_SAMPLES:])
+    train, val, test = (
+        draw_scenes(digits[part], targets[part], side, count, number) if count else None
+        for number, (part, count) in enumerate(zip(parts, (train_samples, val_samples, test_samples), strict=True))
+    )
+    assert train is not None  # its number is at least 1
+    return BoxedDataset(
+        name="digit_scenes",
+        class_names=tuple("0123456789"),
+        preparation=Preparation(mean=(MEAN,), std=(STD,), image_size=side, channels=channels or 1),
+        augment=False,
+        workers=workers,
+        train=train,
+        val=val,
+        test=test,
+    )
+
+
+def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: int) -> BoxedSplit:
+    """Canvases with some of these digits.
+
+    Args:
+        digits: uint8 ``[D, 1, 8, 8]``.
+        targets: Their classes, int64 ``[D]``.
+        side: Of a canvas in pixels.
+        count: How many canvases.
+        part: 0, 1 or 2: which part of the data this is. Other parts are drawn otherwise.
+    """
+    stamps = [_enlarged(digits, round(side * share)) for share in _SHARES]
+    images = torch.zeros(count, 1, side, side, dtype=torch.uint8)
+    draws = uniforms(_SEED, part, range(count), 1 + _MOST * _DRAWS).tolist()
+    boxes = []
+    for canvas, numbers in zip(images[:, 0], draws, strict=True):
+        wanted = 1 + int(numbers[0] * _MOST)
+        corners: list[tuple[int, int, int, int]] = []
+        labels: list[int] = []
+        for place in range(wanted):
+            which, size, *places = numbers[1 + place * _DRAWS : 1 + (place + 1) * _DRAWS]
+            digit = int(which * len(digits))
+            square, (left, upper, right, lower) = stamps[int(size * len(stamps))]
+            ink = square[digit, upper[digit] : lower[digit], left[digit] : right[digit]]
+            found = _free_place(ink.shape[0], ink.shape[1], side, places, corners)
+            if found is None:
+                continue
+            x, y, across, down = found
+            canvas[y:down, x:across] = ink
+            corners.append(found)
+            labels.append(int(targets[digit]))
+        boxes.append(
+            Boxes(
+                torch.tensor(corners, dtype=torch.float32),
+                torch.tensor(labels, dtype=torch.int64),
+                torch.full((len(labels),), OBJECT),
+            )
+        )
+    return BoxedSplit(images, boxes)
+
+
+def _enlarged(digits: Tensor, side: int) -> tuple[Tensor, tuple[list[int], ...]]:
+    """Digits as squares, uint8 ``[D, side, side]``, and left, upper, right and lower edges of their ink."""
+    squares = (
+        F.interpolate(digits.float(), size=(side, side), mode="bilinear", align_corners=False)[:, 0].round().byte()
+    )
+    inked = squares >= _INK
+    columns, rows = inked.any(1).int(), inked.any(2).int()
+    # argmax finds the first of several; from behind, the last.
+    left, upper = columns.argmax(1), rows.argmax(1)
+    right, lower = side - columns.flip(1).argmax(1), side - rows.flip(1).argmax(1)
+    return squares, tuple(edge.tolist() for edge in (left, upper, right, lower))
+
+
+def _free_place(
+    height: int, width: int, side: int, places: list[float], taken: list[tuple[int, int, int, int]]
+) -> tuple[int, int, int, int] | None:
+    """The first of some places where a box touches none that is there: left, upper, right, lower."""
+    for across, down in zip(places[::2], places[1::2], strict=True):
+        x, y = int(across * (side - width + 1)), int(down * (side - height + 1))
+        if all(x >= right or x + width <= left or y >= low or y + height <= up for left, up, right, low in taken):
+            return (x, y, x + width, y + height)
+    return None

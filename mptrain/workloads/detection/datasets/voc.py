@@ -1,0 +1,244 @@
+"""Pascal VOC (Everingham et al. 2010), and data of one's own in its folders: pictures, an XML file for each, lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import torch
+
+from mptrain.errors import ConfigError, DataError, did_you_mean
+from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.workloads.base.download import NO_DOWNLOAD, fetching
+from mptrain.workloads.base.faulty_samples import Faults, OnError
+from mptrain.workloads.detection.box_crop import FitTo
+from mptrain.workloads.detection.detection_batch import DIFFICULT, OBJECT, BoxedDataset
+from mptrain.workloads.detection.detection_images import (
+    Annotated,
+    Listing,
+    PictureChoices,
+    boxed_dataset,
+    present,
+    wrong_boxes,
+)
+from mptrain.workloads.images.image_dataset import Channels
+
+if TYPE_CHECKING:
+    from xml.etree.ElementTree import Element
+
+#: The twenty classes of 2007 to 2012.
+CLASSES = (
+    *(
+        "aeroplane",
+        "bicycle",
+        "bird",
+        "boat",
+        "bottle",
+        "bus",
+        "car",
+        "cat",
+        "chair",
+        "cow",
+        "diningtable",
+        "dog",
+        "horse",
+    ),
+    *("motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+)
+
+_YEARS = {f"VOC{year}" for year in range(2007, 2013)}
+
+
+def load_voc(
+    *,
+    root: Path = Path("data"),
+    name: str = "voc",
+    download: bool = True,
+    train: Sequence[str] = ("VOC2007/train", "VOC2012/trainval"),
+    val: Sequence[str] = ("VOC2007/val",),
+    test: Sequence[str] = ("VOC2007/test",),
+    classes: Sequence[str] | None = None,
+    image_size: PositiveInt | None = None,
+    channels: Channels | None = None,
+    fit: FitTo = "stretch",
+    augment: bool = True,
+    train_samples: PositiveInt | None = None,
+    workers: NonNegativeInt = 4,
+    on_error: OnError = "stop",
+) -> BoxedDataset:
+    """Read the annotations of lists of pictures, ``FOLDER/LIST``.
+
+    A list is ``FOLDER/ImageSets/Main/LIST.txt``, its pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another ending that
+    the annotation gives), their annotations ``FOLDER/Annotations/NAME.xml``. A list without a folder lies in the root.
+    Coordinates are pixels counted from 1, the last included, as VOC defines them.
+
+    Args:
+        root: Folder that holds the folders, or a folder ``VOCdevkit`` with them.
+        name: What to call the data set in records.
+        download: Fetch folders named VOC2007 to VOC2012 through torchvision where they are not there.
+        train: Lists to train on.
+        val: Lists for validation; empty for none.
+        test: Lists to test on; empty for none.
+        classes: Names of the classes; None means VOC's twenty.
+        image_size: Side in pixels of the squares that the network sees; None makes 300.
+        channels: 3 for RGB, 1 for grey; None makes 3.
+        fit: How a picture becomes a square.
+        augment: Crop and mirror training pictures at random.
+        train_samples: Train on so many only; None trains on all.
+        workers: Processes that decode, at most as many as there are cores to use.
+        on_error: What to do about pictures and annotations that cannot be used.
+
+    Raises:
+        DataError: A folder, a list, an annotation or a picture is missing, or one of the former damaged.
+        ConfigError: More samples are asked for than there are, or two classes have one name.
+    """
+    names = tuple(classes) if classes is not None else CLASSES
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"dataset.classes={list(names)} must be different names, one at least", "write [cat, dog]")
+    root = root.expanduser()
+    parts = {}
+    for part, lists in {"train": train, "val": val, "test": test}.items():
+        if lists:
+            faults = Faults(on_error)
+            pictures = [one for written in lists for one in read_list(root, written, names, faults, download)]
+            parts[part] = (Listing(pictures), faults)
+    choices = PictureChoices(image_size or 300, channels or 3, fit, augment, train_samples, workers)
+    return boxed_dataset(name, names, parts, choices)
+
+
+def read_list(root: Path, written: str, classes: tuple[str, ...], faults: Faults, download: bool) -> list[Annotated]:
+    """The pictures of one list, those that cannot be used left out.
+
+    Args:
+        root: As in `load_voc`.
+        written: ``FOLDER/LIST``, or ``LIST``.
+        classes: Names in the order of their numbers.
+        faults: Takes annotations that cannot be used, and pictures that are missing.
+        download: As in `load_voc`.
+
+    Raises:
+        DataError: The list is missing or empty, or an annotation cannot be used and ``faults`` says stop.
+    """
+    folder_name, _, list_name = written.rpartition("/")
+    folder = _folder(root, folder_name, list_name, download)
+    path = folder / "ImageSets" / "Main" / f"{list_name}.txt"
+    try:
+        # A class's list has a column that says whether it is in the picture: 1, 0 (only difficult ones) or -1.
+        lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"the list {path} cannot be read: {error}", "check dataset.root and the lists' names"
+        ) from error
+    if not lines:
+        raise DataError(f"the list {path} names no picture", "check dataset.root and the lists' names")
+    numbers = {name: number for number, name in enumerate(classes)}
+    found = []
+    for columns in lines:
+        annotation = folder / "Annotations" / f"{columns[0]}.xml"
+        try:
+            found.append(read_annotation(annotation, folder / "JPEGImages", numbers))
+        except ValueError as error:
+            faults.report({str(annotation): str(error)})
+    return present(found, folder / "JPEGImages", faults)
+
+
+def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:
+    """Where a folder is, after fetching it if that was asked for; nothing is fetched into a folder of the user's own lists."""
+    tried = [root / name, root / "VOCdevkit" / name]
+    for folder in tried:
+        if (folder / "ImageSets" / "Main" / f"{list_name}.txt").is_file():
+            return folder
+    if download and name in _YEARS and not _lists_in(root):
+        from torchvision.datasets import VOCDetection
+
+        with fetching(f"Pascal {name}", root):
+            VOCDetection(root, year=name.removeprefix("VOC"), image_set=list_name, download=True)
+        return tried[1]
+    asked = f"{name}/{list_name}" if name else list_name
+    folders = sorted({path.parents[1] for path in root.glob("*/ImageSets/Main")})
+    if own := [*_lists_in(root), *(f"{folder.name}/{own}" for folder in folders for own in _lists_in(folder))]:
+        others = f" and {len(own) - 8} others" if len(own) > 8 else ""
+        raise DataError(
+            f"the list {asked} was not found: {root} has the lists {', '.join(own[:8])}{others}",
+            f"write {_overrides(own)}; and 'dataset.classes=[cat, dog]' where the classes are not VOC's",
+        )
+    looked = " and ".join(str(folder / "ImageSets" / "Main" / f"{list_name}.txt") for folder in tried)
+    raise DataError(
+        f"the list {asked} was not found: looked for {looked}",
+        f"set dataset.root=FOLDER to where it is, and dataset.train, .val and .test to its lists; {NO_DOWNLOAD} "
+        "and dataset=digit_scenes neither",
+    )
+
+
+def _lists_in(folder: Path) -> list[str]:
+    """The names of the lists of a folder in VOC's form, sorted; none where it is no such."""
+    return sorted(path.stem for path in (folder / "ImageSets" / "Main").glob("[!.]*.txt"))
+
+
+def _overrides(own: Sequence[str]) -> str:
+    """Words that choose lists for each part by their names, as far as they tell."""
+    named = {name.rpartition("/")[2]: name for name in reversed(own)}
+    chosen = {
+        "train": named.get("train") or named.get("trainval") or own[0],
+        "val": named.get("val", ""),
+        "test": named.get("test", ""),
+    }
+    return " ".join(f"'dataset.{part}=[{name}]'" for part, name in chosen.items())
+
+
+def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Annotated:
+    """What an XML file says of its picture.
+
+    Args:
+        path: The file.
+        pictures: Folder of the pictures.
+        numbers: Class names to numbers.
+
+    Raises:
+        ValueError: The file cannot be read, lacks something, names an unknown class, or a box has no area inside the picture.
+    """
+    try:
+        root = ElementTree.parse(path).getroot()
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror}") from error
+    except (ElementTree.ParseError, LookupError) as error:  # an encoding that is not known is looked up in vain
+        raise ValueError(f"is no XML: {error}") from error
+    boxes = tuple(_box(number, element, numbers) for number, element in enumerate(root.iter("object"), start=1))
+    size = None
+    if (said := root.find("size")) is not None:
+        width, height = int(_number(said, "width")), int(_number(said, "height"))
+        size = (width, height) if width > 0 and height > 0 else None
+    if size is not None and boxes:
+        wrong = wrong_boxes(torch.tensor([box[:4] for box in boxes], dtype=torch.float64), *size)
+        if wrong is not None:
+            raise ValueError(wrong)
+    ending = Path(root.findtext("filename") or "").suffix or ".jpg"
+    return Annotated(str(pictures / f"{path.stem}{ending}"), boxes, size)
+
+
+def _box(number: int, element: Element, numbers: dict[str, int]) -> tuple[float, float, float, float, int, int]:
+    name = (element.findtext("name") or "").strip()
+    if name not in numbers:
+        close = did_you_mean(name, numbers)
+        guess = f"; did you mean {close}?" if close else ""
+        raise ValueError(f"object {number} is a '{name}', which is not among dataset.classes{guess}")
+    corners = element.find("bndbox")
+    if corners is None:
+        raise ValueError(f"object {number} has no bndbox")
+    left, upper, right, lower = (_number(corners, key) for key in ("xmin", "ymin", "xmax", "ymax"))
+    difficult = (element.findtext("difficult") or "0").strip() == "1"
+    return (left - 1, upper - 1, right, lower, numbers[name], DIFFICULT if difficult else OBJECT)
+
+
+def _number(element: Element, key: str) -> float:
+    text = element.findtext(key) or ""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{element.tag} has no number {key}, but '{text}'")
+    return number

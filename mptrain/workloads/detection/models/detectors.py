@@ -1,0 +1,125 @@
+"""Builders of detectors. torchvision is imported only when one is built, because that takes a second.
+
+All have one interface: a network called with images ``[N, C, side, side]`` and with true boxes float32 ``[N, M, 4]`` and
+their classes int64 ``[N, M]`` (-1 where there is none) gives its losses by name, float32 ``[N]`` each; called with
+images alone it gives a list of N mappings with ``boxes``, ``labels`` and ``scores``. Its mode, training or evaluation, matters to its
+BatchNorm only. Boxes are left, upper, right, lower in pixels of the images.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from annotated_types import Ge, Le
+
+from mptrain.errors import ConfigError
+from mptrain.fields import PositiveInt
+
+if TYPE_CHECKING:
+    from torch import nn
+
+#: Aspect ratios of SSD300's default boxes on each map, their sizes as shares of the side, and the maps' strides in
+#: pixels (Liu et al. 2016, section 3, and their program for COCO, as in torchvision).
+_RATIOS = [[2], [2, 3], [2, 3], [2, 3], [2], [2]]
+_SCALES = [0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05]
+_STRIDES = [8, 16, 32, 64, 100, 300]
+
+#: Sizes of the small network's default boxes as shares of the side: on a side of 64, 14 to 45 pixels.
+_SMALL_SCALES = [0.22, 0.36, 0.54, 0.7]
+
+#: Standard deviation of the small network's first class weights: it begins with all classes equally likely, so that its first
+#: loss is known, 4 ln(1 + classes).
+_UNDECIDED = 0.001
+
+_COLOURS = 3
+_SMALLEST = 32  # pixels, so that the last map is not empty
+
+
+def ssd300_vgg16(*, num_classes: int, in_channels: int, image_size: int) -> nn.Module:
+    """SSD300 on VGG-16 (Liu et al. 2016), as torchvision draws it, without pretrained weights.
+
+    Args:
+        num_classes: How many classes there are besides the background.
+        in_channels: Channels of an image; 3.
+        image_size: Side of an image in pixels; 300.
+
+    Raises:
+        ConfigError: The images have another shape.
+    """
+    _require_colours("ssd300_vgg16", in_channels)
+    if image_size != _STRIDES[-1]:
+        raise ConfigError(
+            f"dataset.image_size={image_size}: ssd300_vgg16 takes images of 300x300 pixels",
+            "set dataset.image_size=300",
+        )
+    from torchvision.models import vgg16
+    from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
+
+    from mptrain.workloads.detection.models.single_shot import SingleShot, WideNormVGG
+
+    trunk = WideNormVGG(vgg16(weights=None).features, highres=False)
+    generator = DefaultBoxGenerator(_RATIOS, scales=_SCALES, steps=_STRIDES)
+    return SingleShot(trunk, generator, num_classes, in_channels=in_channels, image_size=image_size)
+
+
+def fasterrcnn_resnet50(
+    *,
+    num_classes: int,
+    in_channels: int,
+    frozen_norms: bool = False,
+    trained_stages: Annotated[int, Ge(0), Le(5)] = 5,
+) -> nn.Module:
+    """Faster R-CNN (Ren et al. 2015) on a feature pyramid of ResNet-50 (Lin et al. 2017), without pretrained weights.
+
+    Args:
+        num_classes: How many classes there are besides the background.
+        in_channels: Channels of an image; 3.
+        frozen_norms: BatchNorm keeps the statistics and gains that it was given, as published: for weights that are read
+            with ``model.weights``.
+        trained_stages: Stages of the trunk that are trained, counted from the last; 3 as published, 5 for all.
+
+    Raises:
+        ConfigError: The images are not of 3 channels.
+    """
+    _require_colours("fasterrcnn_resnet50", in_channels)
+    from mptrain.workloads.detection.models.faster_rcnn import FasterRCNN
+
+    return FasterRCNN(num_classes, frozen_norms=frozen_norms, trained_stages=trained_stages)
+
+
+def ssd_small(*, num_classes: int, in_channels: int, image_size: int, width: PositiveInt = 16) -> nn.Module:
+    """A small SSD with BatchNorm: seven convolutions, three feature maps, default boxes of 0.2 to 0.7 of the side.
+
+    Args:
+        num_classes: How many classes there are besides the background.
+        in_channels: Channels of an image.
+        image_size: Side of an image in pixels.
+        width: Channels at half the image's side, a quarter of those of the feature maps.
+
+    Raises:
+        ConfigError: The images are too small for three maps.
+    """
+    if image_size < _SMALLEST:
+        raise ConfigError(
+            f"dataset.image_size={image_size}: ssd_small halves the side five times",
+            f"set dataset.image_size={_SMALLEST} or more",
+        )
+    from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
+
+    from mptrain.workloads.detection.models.single_shot import SingleShot, SmallTrunk
+
+    generator = DefaultBoxGenerator([[2], [2], [2]], scales=_SMALL_SCALES)
+    model = SingleShot(
+        SmallTrunk(in_channels, width), generator, num_classes, in_channels=in_channels, image_size=image_size
+    )
+    for layer in model.head.classification_head.module_list:
+        torch.nn.init.normal_(layer.weight, std=_UNDECIDED)
+    return model
+
+
+def _require_colours(name: str, in_channels: int) -> None:
+    if in_channels != _COLOURS:
+        raise ConfigError(
+            f"dataset.channels={in_channels}, but {name} takes images of 3 channels", "set dataset.channels=3"
+        )

@@ -1,0 +1,161 @@
+"""Faster R-CNN of torchvision's parts, with everything that is about boxes in FP32. Importing this imports torchvision.
+
+Only the trunk and the matrix products of the heads follow the model's dtype. Anchors, proposals, ROI coordinates, their
+interpolation, non-maximum suppression and losses are FP32: coordinates above 512 have no half pixels in FP16.
+
+torchvision waits for the device several times for each image (how many proposals are left, which were sampled), in
+training as well. That is in the nature of its lists of varying length, and is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchvision.models.detection import faster_rcnn
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.rpn import RPNHead
+from torchvision.ops import MultiScaleRoIAlign
+
+_SIZES = ((32,), (64,), (128,), (256,), (512,))  # of anchors in pixels, one on each map (Lin et al. 2017, section 4.1)
+_RATIOS = ((0.5, 1.0, 2.0),) * len(_SIZES)
+_CHANNELS, _POOLED, _HIDDEN = 256, 7, 1024  # of a feature map, side of a pooled region, width of the box head
+
+
+class WideAnchors(AnchorGenerator):  # type: ignore[misc]
+    """Anchors in FP32 on feature maps of any dtype."""
+
+    def forward(self, images: ImageList, maps: list[Tensor]) -> list[Tensor]:
+        """Anchors of each image, float32 ``[A, 4]``."""
+        shapes = [found.new_empty((0, *found.shape[-2:]), dtype=torch.float32) for found in maps]
+        anchors: list[Tensor] = super().forward(images, shapes)
+        return anchors
+
+
+class WideRPNHead(RPNHead):  # type: ignore[misc]
+    """The head of the region proposals; what it says is FP32."""
+
+    def forward(self, maps: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Logits of objects, and offsets, of each feature map."""
+        logits, offsets = super().forward(maps)
+        return [said.float() for said in logits], [said.float() for said in offsets]
+
+
+class WideRoIAlign(MultiScaleRoIAlign):  # type: ignore[misc]
+    """Regions cut out of feature maps by interpolation in FP32, and given on in the dtype of the maps."""
+
+    def forward(self, maps: Mapping[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> Tensor:
+        """``[R, C, 7, 7]`` for R regions."""
+        pooled: Tensor = super().forward({name: found.float() for name, found in maps.items()}, boxes, sizes)
+        return pooled.to(next(iter(maps.values())).dtype)
+
+
+class WidePredictor(faster_rcnn.FastRCNNPredictor):  # type: ignore[misc]
+    """The last layers, classes and offsets of regions; what they say is FP32."""
+
+    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits ``[R, 1 + classes]`` and offsets ``[R, 4 * (1 + classes)]``."""
+        logits, offsets = super().forward(features)
+        return logits.float(), offsets.float()
+
+
+class FrozenBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm by the statistics, gains and biases that it was given, in training as well; it has no parameters.
+
+    torchvision's of this name multiplies in the dtype of its buffers, in FP16 by statistics that were rounded. This one is kept
+    in FP32 as every BatchNorm is, and torch's kernel takes half-precision input.
+    """
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        super().__init__(channels, eps=eps, affine=False)
+        for name, value in (("weight", 1.0), ("bias", 0.0)):
+            delattr(self, name)
+            self.register_buffer(name, torch.full((channels,), value))
+        self.num_batches_tracked = None
+        self.track_running_stats = False  # or loading would count batches
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Scaled and shifted features ``[N, C, H, W]``."""
+        return F.batch_norm(features, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+class FasterRCNN(nn.Module):
+    """Faster R-CNN (Ren et al. 2015) on a feature pyramid of ResNet-50 (Lin et al. 2017), for images of one size.
+
+    Its parts have the names that torchvision's network gives them, so weights of one fit the other.
+
+    Args:
+        num_classes: How many classes there are besides the background.
+        frozen_norms: BatchNorm never changes: for a trunk that brings its weights along. Else it is trained as usual.
+        trained_stages: Stages of the trunk that are trained, counted from the last, 5 for all.
+    """
+
+    def __init__(self, num_classes: int, *, frozen_norms: bool, trained_stages: int) -> None:
+        super().__init__()
+        built: Any = faster_rcnn.FasterRCNN(
+            resnet_fpn_backbone(
+                backbone_name="resnet50",
+                weights=None,
+                norm_layer=FrozenBatchNorm2d if frozen_norms else nn.BatchNorm2d,
+                trainable_layers=trained_stages,
+            ),
+            rpn_anchor_generator=WideAnchors(_SIZES, _RATIOS),
+            rpn_head=WideRPNHead(_CHANNELS, len(_RATIOS[0])),
+            box_roi_pool=WideRoIAlign(["0", "1", "2", "3"], _POOLED, sampling_ratio=2),
+            box_head=faster_rcnn.TwoMLPHead(_CHANNELS * _POOLED**2, _HIDDEN),
+            box_predictor=WidePredictor(_HIDDEN, num_classes + 1),
+        )
+        self.backbone: nn.Module = built.backbone
+        self.rpn: nn.Module = built.rpn
+        self.roi_heads: nn.Module = built.roi_heads
+
+    def forward(
+        self, images: Tensor, boxes: Tensor | None = None, labels: Tensor | None = None
+    ) -> dict[str, Tensor] | list[dict[str, Tensor]]:
+        """Losses where the truth is given, else detections; see `mptrain.workloads.detection.task.Detect`.
+
+        The losses are torchvision's, of each image by itself: means over its 256 sampled anchors and 512 sampled
+        regions. Which are sampled is drawn from torch's default generator.
+
+        Args:
+            images: ``[N, 3, side, side]``.
+            boxes: float32 ``[N, M, 4]``, in pixels.
+            labels: Classes from 0, int64 ``[N, M]``; -1 where there is no box.
+
+        Returns:
+            ``loss_objectness``, ``loss_rpn_box_reg``, ``loss_classifier`` and ``loss_box_reg``, float32 ``[N]``; or of each image
+            ``boxes``, ``labels`` and ``scores``.
+        """
+        maps: Mapping[str, Tensor] = self.backbone(images)
+        size = (images.shape[2], images.shape[3])
+        if boxes is None or labels is None:
+            found = self._heads(images, maps, [size] * len(images), None)[0]
+            return [{**one, "labels": one["labels"] - 1} for one in found]
+        losses: dict[str, list[Tensor]] = {}
+        for number in range(len(images)):
+            present = labels[number] >= 0
+            truth = {"boxes": boxes[number][present], "labels": labels[number][present] + 1}
+            own = {name: found[number : number + 1] for name, found in maps.items()}
+            for name, loss in self._heads(images[number : number + 1], own, [size], [truth])[1].items():
+                losses.setdefault(name, []).append(loss)
+        return {name: torch.stack(values) for name, values in losses.items()}
+
+    def _heads(
+        self, images: Tensor, maps: Mapping[str, Tensor], sizes: list[tuple[int, int]], truth: Any
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        """Detections and losses. The heads' mode says which of the two they compute, and nothing else."""
+        modes = [(head, head.training) for head in (self.rpn, self.roi_heads)]
+        for head, _ in modes:
+            head.train(truth is not None)
+        try:
+            proposals, losses = self.rpn(ImageList(images, sizes), maps, truth)
+            found, more = self.roi_heads(maps, proposals, sizes, truth)
+        finally:
+            for head, mode in modes:
+                head.train(mode)
+        return found, {**losses, **more}

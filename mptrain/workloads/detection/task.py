@@ -1,0 +1,228 @@
+"""Detection: where which objects are. Losses that the network knows, mean average precision as COCO defines it.
+
+Losses, boxes and scores are FP32, whatever the network computes in. Matching and precision are pycocotools', on boxes
+in the pixels of the network's input: overlaps do not change when a picture is stretched.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch.nn import functional as F
+
+from mptrain.device import in_widest
+from mptrain.extras import load_extra, require_extra
+from mptrain.fields import Fraction, PositiveInt
+from mptrain.workloads.base.exhibits import Exhibit, Pictures
+from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.detection.detection_batch import CROWD, NOTHING, OBJECT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from mptrain.workloads.base.batch import Batch
+
+#: How many pictures to show, and the side in pixels that smaller ones are enlarged to.
+_SHOWN, _SHOWN_SIDE = 9, 192
+
+_TRUE, _FOUND, _LEFT_OUT = (0, 200, 0), (255, 64, 0), (120, 120, 120)  # colours of boxes
+
+#: Detections of an image that count, and the one range of areas in square pixels that is asked for: COCO's "all".
+_MOST, _ANY_AREA = 100, (0.0, 1e10)
+
+#: What pycocotools says of one image: for each class that is there, or was found, which detections are right.
+Matches = dict[int, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Detect(Task):
+    """Boxes with classes and scores.
+
+    The network has the interface of `mptrain.workloads.detection.models.detectors`. Batches are those of `mptrain.workloads.detection.detection_batch`. What need
+    not be found (*difficult*, *crowd*) is no object in training, and neither right nor wrong where it is measured.
+
+    Attributes:
+        num_classes: How many classes there are, without the background.
+        boxes: The unit of their coordinates; data without boxes do not say.
+        metric: What decides which checkpoint is best: ``map50``, the mean over classes of the average precision at an
+            overlap of one half (Pascal VOC's criterion, by COCO's 101 points), or ``map``, its mean over overlaps of .5
+            to .95 (COCO's).
+        shown_score: Lowest score of boxes that are shown; metrics count all.
+        class_names: What to call the classes in pictures; their numbers where there are none.
+
+    Raises:
+        EnvironmentRefused: pycocotools is not installed.
+    """
+
+    num_classes: PositiveInt
+    boxes: Literal["pixels"]
+    metric: Literal["map50", "map"] = "map50"
+    shown_score: Fraction = 0.5
+    class_names: tuple[str, ...] = ()
+
+    higher_is_better = True
+    term = "images"
+
+    def __post_init__(self) -> None:
+        require_extra("pycocotools", "detection", "task=detect")
+
+    def objectives(self) -> tuple[Objective, ...]:
+        """One loss for all parameters."""
+        return (Objective(learner="main", modules=("",), loss=self.loss),)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The sum of the network's losses, the mean over the images; float32 scalar."""
+        return torch.stack(list(_losses(model, batch).values())).sum(0).mean()
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Each of the network's losses and their sum, of each image."""
+        losses = {name: in_widest(values) for name, values in _losses(model, batch).items()}
+        return {"loss": torch.stack(list(losses.values())).sum(0), **losses}
+
+    def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
+        """Mean losses."""
+        return {name: total / terms for name, total in sums.items()}
+
+    def answers(self, model: nn.Module, batch: Batch) -> Sequence[Matches]:
+        """For each image which detections hit what, by pycocotools."""
+        found = _on_host(_detections(model, batch))
+        corners, labels, kinds = (tensor.cpu() for tensor in (batch.targets, *_truth(batch)))
+        return [
+            matches_of(one, corners[number], labels[number], kinds[number], self.num_classes)
+            for number, one in enumerate(found)
+        ]
+
+    def score(self, answers: Sequence[Matches]) -> dict[str, float]:
+        """``map50`` and ``map``; NaN where there is nothing to find."""
+        judge = _judge(self.num_classes)
+        judge.params.imgIds = list(range(len(answers)))
+        judge._paramsEval = judge.params
+        judge.evalImgs = [one.get(label) for label in range(self.num_classes) for one in answers]
+        _silently(type(judge).accumulate)(judge)
+        precision = judge.eval["precision"][..., 0, 0]  # [overlap, recall, class]; -1 where a class has no object
+        found = precision[:, :, precision[0, 0] > -1]
+        if not found.size:
+            return {"map50": float("nan"), "map": float("nan")}
+        return {"map50": float(found[0].mean()), "map": float(found.mean())}
+
+    def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
+        """``boxes``: pictures with what is there in green (grey: need not be found), and what was found in red."""
+        from torchvision.utils import draw_bounding_boxes
+
+        found = _on_host(_detections(model, batch))
+        labels, kinds = (tensor.cpu() for tensor in _truth(batch))
+        pictures = []
+        for number, one in enumerate(found[:_SHOWN]):
+            picture, factor = _picture(batch.inputs[number])
+            there = labels[number] != NOTHING
+            true = batch.targets[number].cpu()[there]
+            certain = one["boxes"][one["scores"] >= self.shown_score]
+            colours = [_TRUE if kind == OBJECT else _LEFT_OUT for kind in kinds[number][there].tolist()]
+            boxes = torch.cat([true, certain]) * factor
+            usable = (boxes[:, 2:] > boxes[:, :2]).all(1)
+            numbers = torch.cat([labels[number][there], one["labels"][one["scores"] >= self.shown_score]])
+            names = [self.class_names[label] if self.class_names else str(label) for label in numbers[usable].tolist()]
+            colours = [c for c, keep in zip(colours + [_FOUND] * len(certain), usable.tolist(), strict=True) if keep]
+            if usable.any():
+                picture = draw_bounding_boxes(picture, boxes[usable], names, colors=colours, width=2)
+            pictures.append(picture.float() / 255)
+        caption = f"Green: what is there; grey: there, but need not be found; red: found, with a score of {self.shown_score:g} or more."
+        return {"boxes": Pictures(torch.stack(pictures), caption)}
+
+
+def matches_of(
+    found: Mapping[str, Tensor], corners: Tensor, labels: Tensor, kinds: Tensor, num_classes: int
+) -> Matches:
+    """What of the detections in one image is right, at overlaps of .5, .55, ... .95; all on the host.
+
+    Args:
+        found: ``boxes`` float ``[D, 4]``, ``labels`` from 0 ``[D]`` and ``scores`` ``[D]``.
+        corners: True boxes, float32 ``[M, 4]``.
+        labels: Their classes, ``[M]``, `NOTHING` in empty places.
+        kinds: See `mptrain.workloads.detection.detection_batch`, ``[M]``.
+        num_classes: How many classes there are.
+    """
+    judge = _judge(num_classes)
+    for number, (box, label, kind) in enumerate(zip(corners.tolist(), labels.tolist(), kinds.tolist(), strict=True)):
+        if label != NOTHING:
+            # Numbers from 1: pycocotools takes a match with number 0 for none.
+            judge._gts[0, label].append(
+                {"id": number + 1, **_measures(box), "ignore": int(kind != OBJECT), "iscrowd": int(kind == CROWD)}
+            )
+    said = (found[name].tolist() for name in ("boxes", "labels", "scores"))
+    for number, (box, label, score) in enumerate(zip(*said, strict=True)):
+        judge._dts[0, label].append({"id": number + 1, **_measures(box), "score": score})
+    matches = {}
+    for label in sorted({label for _, label in [*judge._gts, *judge._dts]}):
+        judge.ious[0, label] = judge.computeIoU(0, label)
+        matches[label] = judge.evaluateImg(0, label, _ANY_AREA, _MOST)
+    return matches
+
+
+def _measures(box: Sequence[float]) -> dict[str, Any]:
+    left, upper, right, lower = box
+    return {"bbox": [left, upper, right - left, lower - upper], "area": (right - left) * (lower - upper)}
+
+
+def _judge(num_classes: int) -> Any:
+    """An evaluation by pycocotools, without images yet."""
+    judge = load_extra("pycocotools.cocoeval", "detection", "task=detect").COCOeval(iouType="bbox")
+    judge.params.catIds = list(range(num_classes))
+    judge.params.areaRng, judge.params.areaRngLbl = [list(_ANY_AREA)], ["all"]
+    judge.params.maxDets = [_MOST]
+    return judge
+
+
+@functools.cache
+def _silently(function: types.FunctionType) -> types.FunctionType:
+    """The same function with a ``print`` that says nothing; catching the standard output would swallow what other threads write."""
+    return types.FunctionType(
+        function.__code__, {**function.__globals__, "print": _nothing}, function.__name__, function.__defaults__
+    )
+
+
+def _nothing(*values: object) -> None:
+    return None
+
+
+def _truth(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Labels and kinds of a batch's boxes."""
+    return batch.more["labels"], batch.more["kinds"]
+
+
+def _losses(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    labels, kinds = _truth(batch)
+    losses: dict[str, Tensor] = model(batch.inputs, batch.targets, torch.where(kinds == OBJECT, labels, NOTHING))
+    return {name: values.float() for name, values in losses.items()}
+
+
+def _detections(model: nn.Module, batch: Batch) -> list[dict[str, Tensor]]:
+    found: list[dict[str, Tensor]] = model(batch.inputs)
+    return found
+
+
+def _on_host(found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Detections on the host, boxes and scores in float32, without those that an overflow left without a number."""
+    kept = []
+    for one in found:
+        boxes, labels, scores = one["boxes"].float().cpu(), one["labels"].cpu(), one["scores"].float().cpu()
+        finite = boxes.isfinite().all(1) & scores.isfinite()
+        kept.append({"boxes": boxes[finite], "labels": labels[finite], "scores": scores[finite]})
+    return kept
+
+
+def _picture(image: Tensor) -> tuple[Tensor, int]:
+    """A normalised image as a picture uint8 ``[3, H, W]``, and how many times enlarged it is."""
+    image = image.float().cpu()
+    low, high = image.min(), image.max()
+    shown = ((image - low) / (high - low).clamp(min=1e-6) * 255).round().byte()
+    factor = max(1, -(-_SHOWN_SIDE // shown.shape[1]))
+    shown = F.interpolate(shown[None], scale_factor=factor, mode="nearest")[0]
+    return shown.expand(3, -1, -1).contiguous(), factor

@@ -1,0 +1,1 @@
+"""Enhancement of pictures: noise, and resolution."""

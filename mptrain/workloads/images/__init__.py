@@ -1,0 +1,1 @@
+"""Images for several workloads: files, decoding, cropping, augmentation, and the features of a classifier."""

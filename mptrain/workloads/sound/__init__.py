@@ -1,0 +1,1 @@
+"""Recordings for several workloads: reading them, and the letters of their transcripts."""

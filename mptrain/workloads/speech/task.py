@@ -1,0 +1,153 @@
+"""Speech recognition: which letters were said. Connectionist temporal classification (CTC; Graves et al. 2006).
+
+Logits become FP32 before the softmax: the loss adds up logarithms of probabilities over hundreds of frames, and a
+probability below 6e-8 is 0 in FP16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+
+from mptrain.device import in_widest
+from mptrain.extras import load_extra, require_extra
+from mptrain.fields import PositiveInt
+from mptrain.workloads.base.exhibits import Exhibit, Texts
+from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.speech.ctc_search import beam_search
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from mptrain.workloads.base.batch import Batch
+
+#: How many transcripts to show.
+SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Transcribe(Task):
+    """The letters of an utterance, without being told when each was said.
+
+    The network is given a batch's inputs and ``lengths``; it answers with logits ``[N, T, V]``, number 0 being the blank,
+    and with the frames of each utterance, int64 ``[N]``.
+
+    The loss of an utterance is minus the logarithm of its transcript's probability, in nats; that of a batch is the mean over
+    its utterances (Amodei et al. 2016 do the same), not over letters: so an empty transcript counts, too. A transcript that
+    no path through the frames can spell has an infinite loss. Data sets leave those out; where one comes by all the
+    same, it adds neither loss nor gradient, and ``unspellable`` counts it.
+
+    Attributes:
+        decode: From numbers to text, as the data set does it.
+        beam: Prefixes that the search keeps; 1 takes the best letter of each frame.
+    """
+
+    decode: Callable[[list[int]], str]
+    beam: PositiveInt = 1
+
+    metric = "cer"
+    higher_is_better = False
+    term = "utterances"
+
+    def __post_init__(self) -> None:
+        require_extra("jiwer", "speech", "task=transcribe")
+
+    def objectives(self) -> tuple[Objective, ...]:
+        """One loss for all parameters."""
+        return (Objective(learner="main", modules=("",), loss=self.loss),)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean over utterances; float32 scalar."""
+        return self._losses(*self._heard(model, batch), batch).mean()
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Loss; edits that lead from what was heard to the transcript, in letters and words, and how many these are."""
+        heard, lengths = self._heard(model, batch)
+        losses = self._losses(heard, lengths, batch)
+        pairs = self._transcripts(heard, lengths, batch)
+        counted = {
+            "letter_edits": [_edits(said, answer, "characters") for said, answer in pairs],
+            "letters": [len(said) for said, _ in pairs],
+            "word_edits": [_edits(said, answer, "words") for said, answer in pairs],
+            "words": [len(said.split()) for said, _ in pairs],
+        }
+        return {
+            "loss": in_widest(losses),
+            "unspellable": in_widest(~_spellable(batch, lengths)),
+            **{name: torch.tensor(values, dtype=torch.float64) for name, values in counted.items()},
+        }
+
+    def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
+        """Mean loss in nats an utterance; letter and word error rate: edits in a letter, or word, of the transcripts.
+
+        Both rates can exceed 1. ``unspellable``, the share of transcripts that do not fit their frames, is there if it is not 0.
+        """
+        metrics = {
+            "loss": sums["loss"] / terms,
+            "cer": sums["letter_edits"] / max(1.0, sums["letters"]),
+            "wer": sums["word_edits"] / max(1.0, sums["words"]),
+        }
+        return metrics if not sums["unspellable"] else {**metrics, "unspellable": sums["unspellable"] / terms}
+
+    def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
+        """``transcripts``: what was said, and what the model heard."""
+        heard, lengths = self._heard(model, batch)
+        return {"transcripts": Texts(("reference", "model"), tuple(self._transcripts(heard, lengths, batch)[:SHOWN]))}
+
+    def _heard(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Logarithms of probabilities, float32 ``[N, T, V]``, and frames int64 ``[N]``."""
+        logits, lengths = model(batch.inputs, batch.more["lengths"])
+        return F.log_softmax(logits.float(), dim=2), lengths
+
+    def _losses(self, heard: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
+        """The loss of each utterance, float32 ``[N]``."""
+        return F.ctc_loss(
+            heard.transpose(0, 1),
+            batch.targets,
+            lengths,
+            batch.more["target_lengths"],
+            reduction="none",
+            zero_infinity=True,
+        )
+
+    def _transcripts(self, heard: Tensor, lengths: Tensor, batch: Batch) -> list[tuple[str, str]]:
+        """The transcript of each utterance, and what the model makes of it."""
+        targets, sizes = batch.targets.tolist(), batch.more["target_lengths"].tolist()
+        said = [self.decode(row[:size]) for row, size in zip(targets, sizes, strict=True)]
+        if self.beam > 1:
+            rows = [frames[:length] for frames, length in zip(heard.cpu(), lengths.tolist(), strict=True)]
+            found = [beam_search(frames, self.beam) for frames in rows]
+        else:
+            best = heard.argmax(2).tolist()
+            found = [collapsed(row[:length]) for row, length in zip(best, lengths.tolist(), strict=True)]
+        return list(zip(said, map(self.decode, found), strict=True))
+
+
+def collapsed(path: Sequence[int]) -> list[int]:
+    """The letters that a path spells: what repeats is one letter, unless a blank (0) stands between."""
+    return [number for place, number in enumerate(path) if number and (place == 0 or path[place - 1] != number)]
+
+
+def _spellable(batch: Batch, lengths: Tensor) -> Tensor:
+    """Which transcripts have a path: a frame for each letter, and one between two equal ones; bool ``[N]``."""
+    sizes = batch.more["target_lengths"]
+    places = torch.arange(1, batch.targets.shape[1], device=sizes.device)
+    equal = (batch.targets[:, 1:] == batch.targets[:, :-1]) & (places < sizes[:, None])
+    return sizes + equal.sum(1) <= lengths
+
+
+def _edits(said: str, answer: str, unit: str) -> int:
+    """Insertions, deletions and substitutions of ``characters`` or ``words`` between two texts.
+
+    Spaces at both ends are no letters to jiwer; each one inside is.
+    """
+    if not said:  # nothing to align with: all that was heard is too much
+        return len(answer) if unit == "characters" else len(answer.split())
+    found = getattr(load_extra("jiwer", "speech", "task=transcribe"), f"process_{unit}")(said, answer)
+    return int(found.substitutions + found.deletions + found.insertions)

@@ -1,0 +1,1 @@
+"""Text for several workloads: tokens, subwords, and sequences of different lengths."""

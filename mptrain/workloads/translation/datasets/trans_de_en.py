@@ -1,0 +1,126 @@
+"""Sentences of the German-English dictionary that Debian's package ``trans-de-en`` installs.
+
+The dictionary (Frank Richter, TU Chemnitz) is under the GPL: it is read where it lies, and never copied.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from mptrain.errors import DataError
+from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.workloads.base.faulty_samples import Faults, OnError
+from mptrain.workloads.text.subwords import Pieces
+from mptrain.workloads.translation.pair_dataset import Choices, PairDataset, pairs_as_dataset
+from mptrain.workloads.translation.pair_partition import Pair, distinct, divide_pairs, tidied
+
+_ANNOTATION = re.compile(r"\[[^\]]*\]|\{[^}]*\}|<[^>]*>")
+_SENTENCE = re.compile("[.!?][\"')\u201c\u201d\u2019\u00ab\u00bb]*$")  # quotation marks may stand behind it
+_VARIANT = re.compile(r"[/()|\[\]{}<>…]|\.\.\.|\b(?:etw|jdm|jdn|jds|jd|sth|sb)\.")
+_BEFORE_SPACE = re.compile(r"\s+([.,!?])")
+
+
+def load_trans_de_en(
+    *,
+    path: Path = Path("/usr/share/trans/de-en"),
+    source: Literal["de", "en"] = "de",
+    pieces: Pieces = "bpe",
+    vocabulary: PositiveInt = 4000,
+    target_vocabulary: PositiveInt | None = None,
+    shared: bool = False,
+    max_tokens: PositiveInt = 60,
+    val_share: BelowOneOrZero = 0.05,
+    test_share: BelowOneOrZero = 0.05,
+    train_samples: PositiveInt | None = None,
+    on_error: OnError = "stop",
+    batch_size: PositiveInt = 32,
+) -> PairDataset:
+    """Read the examples of the dictionary that are whole sentences in both languages.
+
+    Args:
+        path: The dictionary.
+        source: Language to translate from; the other is translated into.
+        pieces: What a token is.
+        vocabulary: Tokens of the source language, or of both where they are shared.
+        target_vocabulary: Tokens of the target language; None for as many.
+        shared: One vocabulary for both languages.
+        max_tokens: Pairs with more on a side are left out.
+        val_share: Share of the source sentences for validation.
+        test_share: Share of the source sentences to test on.
+        train_samples: Train on so many pairs only; None trains on all.
+        on_error: What to do about lines that are not UTF-8.
+        batch_size: Of the run.
+
+    Raises:
+        EnvironmentRefused: sentencepiece is not installed.
+        DataError: The dictionary is not there or has no sentences.
+    """
+    faults = Faults(on_error)
+    read = read_sentences(path.expanduser(), faults)
+    pairs = distinct(read)
+    if not pairs:
+        raise DataError(f"{path} has no line 'German | sentence :: English | sentence'", "is it the dictionary?")
+    if source == "en":
+        pairs = [Pair(pair.target, pair.source) for pair in pairs]
+    choices = Choices(pieces, vocabulary, target_vocabulary, shared, max_tokens, train_samples, batch_size)
+    dataset = pairs_as_dataset("trans_de_en", divide_pairs(pairs, val_share, test_share), choices, {"train": faults})
+    dataset.repeated = len(read) - len(pairs)
+    dataset.files = {"train": [str(path.absolute())]}
+    return dataset
+
+
+def read_sentences(path: Path, faults: Faults) -> list[Pair]:
+    """German sentences and their English translations, in the order of the file.
+
+    Raises:
+        DataError: The file cannot be read, or a line is not UTF-8 and ``faults`` says stop.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(
+            f"the dictionary {path} cannot be read: {error.strerror or error}",
+            "apt install trans-de-en, or set dataset.path; dataset=number_words needs no files",
+        ) from error
+    pairs: list[Pair] = []
+    problems: dict[str, str] = {}
+    for number, line in enumerate(lines, start=1):
+        try:
+            pairs += sentences_in(line.decode())
+        except UnicodeDecodeError as error:
+            problems[f"{path} line {number}"] = f"byte {error.start + 1} is not UTF-8"
+    faults.report(problems)
+    return pairs
+
+
+def sentences_in(line: str) -> Iterator[Pair]:
+    """The sentence pairs of an entry ``German | example :: English | example``.
+
+    Examples stand in the same order on both sides; ``;`` separates alternatives, of which the first is taken. What is in
+    brackets and braces is about a word and no part of it. An example with optional words, variants or placeholders (``/``,
+    parentheses, *etw.*, *sb.*) is no sentence that anybody would say, and is left out; and so is what does not end as one.
+    """
+    german, separator, english = line.partition(" :: ")
+    if line.startswith("#") or not separator:
+        return
+    examples, translations = german.split(" | "), english.split(" | ")
+    if len(examples) != len(translations):
+        return
+    for example, translation in zip(examples, translations, strict=True):
+        one, other = _sentence(example), _sentence(translation)
+        if one and other:
+            yield Pair(one, other)
+
+
+def _sentence(example: str) -> str:
+    """The first alternative of an example, cleaned; empty where it is no sentence."""
+    if not any(mark in example for mark in ".!?"):  # most of them, and quickly said
+        return ""
+    text = _BEFORE_SPACE.sub(r"\1", tidied(_ANNOTATION.sub(" ", example)))
+    first = text.partition(";")[0].strip()
+    sentence = first if _SENTENCE.search(first) else text
+    whole = _SENTENCE.search(sentence) and not _VARIANT.search(sentence) and " " in sentence
+    return sentence if whole else ""

@@ -1,0 +1,301 @@
+"""The Transformer that translates (Vaswani et al. 2017): norms behind each addition, sines for positions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mptrain.errors import ConfigError, Problem
+from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.workloads.translation.models.masked_attention import attend, causal_mask, lengths_mask
+
+State = dict[str, Tensor]
+
+
+class MultiHead(nn.Module):
+    """Attention with several heads, whose four matrices have no biases (section 3.2.2).
+
+    Args:
+        width: Numbers of a position, a multiple of ``heads``.
+        heads: How many heads.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.outward = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def project(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of what is looked at, ``[N, S, width]`` each."""
+        return self.key(seen), self.value(seen)
+
+    def forward(self, asking: Tensor, key: Tensor, value: Tensor, keep: Tensor | None) -> Tensor:
+        """From ``[N, T, width]`` to the same; ``keep`` is broadcast to ``[N, heads, T, S]``."""
+        query, key, value = (
+            tensor.unflatten(-1, (self.heads, -1)).transpose(1, 2) for tensor in (self.query(asking), key, value)
+        )
+        answer: Tensor = self.outward(attend(query, key, value, keep).transpose(1, 2).flatten(2))
+        return answer
+
+
+class Feed(nn.Module):
+    """Two linear layers with ReLU in between (section 3.3)."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, given: Tensor) -> Tensor:
+        """From ``[N, T, width]`` to the same."""
+        answer: Tensor = self.narrow(F.relu(self.wide(given)))
+        return answer
+
+
+class EncoderLayer(nn.Module):
+    """Looks at the whole sentence, then at each position by itself; each is added, and normalised behind."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.attention, self.feed = MultiHead(width, heads), Feed(width, inner)
+        self.attention_norm, self.feed_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, given: Tensor, keep: Tensor) -> Tensor:
+        """From ``[N, S, width]`` to the same."""
+        seen = self.attention(given, *self.attention.project(given), keep)
+        given = self.attention_norm(given + self.dropout(seen))
+        answer: Tensor = self.feed_norm(given + self.dropout(self.feed(given)))
+        return answer
+
+
+class DecoderLayer(nn.Module):
+    """Looks at the translation so far, at the sentence, then at each position by itself."""
+
+    def __init__(self, width: int, heads: int, inner: int, dropout: float) -> None:
+        super().__init__()
+        self.own, self.cross, self.feed = MultiHead(width, heads), MultiHead(width, heads), Feed(width, inner)
+        self.own_norm, self.cross_norm, self.feed_norm = (nn.LayerNorm(width) for _ in range(3))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, given: Tensor, visible: Tensor, memory: Tensor, keep: Tensor) -> Tensor:
+        """From ``[N, T, width]`` to the same.
+
+        Args:
+            given: The translation so far.
+            visible: Which of its positions each may see.
+            memory: The sentence, ``[N, S, width]``.
+            keep: Which of its places are no padding.
+        """
+        return self.look(given, self.own.project(given), visible, self.cross.project(memory), keep)
+
+    def look(
+        self,
+        given: Tensor,
+        own: tuple[Tensor, Tensor],
+        visible: Tensor | None,
+        memory: tuple[Tensor, Tensor],
+        keep: Tensor,
+    ) -> Tensor:
+        """From ``[N, T, width]`` to the same, with keys and values that are there already.
+
+        Args:
+            given: The positions that ask.
+            own: Keys and values of the translation up to the last of them.
+            visible: Which of those each may see; None for all.
+            memory: Keys and values of the sentence.
+            keep: Which of its places are no padding.
+        """
+        given = self.own_norm(given + self.dropout(self.own(given, *own, visible)))
+        given = self.cross_norm(given + self.dropout(self.cross(given, *memory, keep)))
+        answer: Tensor = self.feed_norm(given + self.dropout(self.feed(given)))
+        return answer
+
+
+class TransformerTranslator(nn.Module):
+    """Encoder and decoder of equally many layers.
+
+    Embeddings are drawn with the deviation width^-0.5 and multiplied by width^0.5, all other matrices as Glorot and Bengio
+    (2010) draw them, evenly, as in the authors' tensor2tensor. With one matrix for both embeddings and the last
+    layer, logits then begin with a deviation of 1, and the loss at ln V + 1/2.
+
+    Args:
+        source_vocabulary_size: Tokens of the language to translate from.
+        target_vocabulary_size: Tokens of the language to translate into, V.
+        width: Numbers of a position.
+        layers: Layers of the encoder, and of the decoder.
+        heads: Heads of each attention; they divide the width.
+        inner: Numbers of a position between the two linear layers.
+        dropout: Share set to zero in training: of the embeddings, and of what is added.
+        tied: One matrix for both embeddings and the last layer (section 3.4).
+    """
+
+    def __init__(
+        self,
+        source_vocabulary_size: int,
+        target_vocabulary_size: int,
+        *,
+        width: int,
+        layers: int,
+        heads: int,
+        inner: int,
+        dropout: float,
+        tied: bool,
+    ) -> None:
+        super().__init__()
+        self.target_embedding = nn.Embedding(target_vocabulary_size, width)
+        self.source_embedding = self.target_embedding if tied else nn.Embedding(source_vocabulary_size, width)
+        self.encoder = nn.ModuleList(EncoderLayer(width, heads, inner, dropout) for _ in range(layers))
+        self.decoder = nn.ModuleList(DecoderLayer(width, heads, inner, dropout) for _ in range(layers))
+        self.output = nn.Linear(width, target_vocabulary_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=width**-0.5)
+        if tied:
+            self.output.weight = self.target_embedding.weight
+
+    def forward(self, source: Tensor, source_lengths: Tensor, given: Tensor) -> Tensor:
+        """Logits of the token that follows each given one.
+
+        Args:
+            source: Token numbers, int64 ``[N, S]``, padded behind with any.
+            source_lengths: Tokens of each sentence, int64 ``[N]``.
+            given: The beginning token and the translation but for its end, int64 ``[N, T]``.
+
+        Returns:
+            ``[N, T, V]``.
+        """
+        memory, keep = self._encode(source, source_lengths)
+        visible = causal_mask(given.shape[1], given.device)
+        at = self._embedded(self.target_embedding, given, 0)
+        for layer in self._decoder():
+            at = layer(at, visible, memory, keep)
+        logits: Tensor = self.output(at)
+        return logits
+
+    def encode(self, source: Tensor, source_lengths: Tensor) -> State:
+        """What `step` needs to begin a translation: tensors by name, the samples first.
+
+        Keys and values of the sentence are computed once, those of the translation grow by a place with each step.
+
+        Args:
+            source: As `forward` takes it.
+            source_lengths: Likewise.
+        """
+        memory, keep = self._encode(source, source_lengths)
+        state = {"keep": keep[:, 0, 0]}
+        for number, layer in enumerate(self._decoder()):
+            state[f"memory_keys_{number}"], state[f"memory_values_{number}"] = layer.cross.project(memory)
+            state[f"keys_{number}"], state[f"values_{number}"] = layer.own.project(memory[:, :0])
+        return state
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """Logits ``[N, V]`` of what follows one token of each sample, and the state behind it.
+
+        Args:
+            tokens: The last token of each translation so far, int64 ``[N]``.
+            state: From `encode` or the step before.
+        """
+        after = dict(state)
+        at = self._embedded(self.target_embedding, tokens[:, None], state["keys_0"].shape[1])
+        for number, layer in enumerate(self._decoder()):
+            key, value = layer.own.project(at)
+            keys = after[f"keys_{number}"] = torch.cat([state[f"keys_{number}"], key], 1)
+            values = after[f"values_{number}"] = torch.cat([state[f"values_{number}"], value], 1)
+            memory = state[f"memory_keys_{number}"], state[f"memory_values_{number}"]
+            at = layer.look(at, (keys, values), None, memory, state["keep"][:, None, None])
+        logits: Tensor = self.output(at)
+        return logits[:, 0], after
+
+    def _encode(self, source: Tensor, source_lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Memory ``[N, S, width]``, and which of its places are no padding, bool ``[N, 1, 1, S]``."""
+        keep = lengths_mask(source_lengths, source.shape[1])[:, None, None]
+        at = self._embedded(self.source_embedding, source, 0)
+        for layer in self.encoder:
+            at = layer(at, keep)
+        return at, keep
+
+    def _decoder(self) -> list[DecoderLayer]:
+        return [layer for layer in self.decoder if isinstance(layer, DecoderLayer)]
+
+    def _embedded(self, embedding: nn.Embedding, tokens: Tensor, first: int) -> Tensor:
+        given = embedding(tokens) * math.sqrt(embedding.embedding_dim)
+        signal = positions(first, tokens.shape[1], embedding.embedding_dim, tokens.device)
+        answer: Tensor = self.dropout(given + signal.to(given.dtype))
+        return answer
+
+
+def positions(first: int, count: int, width: int, device: torch.device) -> Tensor:
+    """Sines and cosines of wavelengths from 2 pi to 10000 * 2 pi (section 3.5), float32 ``[count, width]``.
+
+    All sines stand before all cosines, as in tensor2tensor.
+    """
+    places = torch.arange(first, first + count, device=device, dtype=torch.float32)
+    half = width // 2
+    rates = torch.exp(torch.arange(half, device=device, dtype=torch.float32) * (-math.log(10000.0) / max(1, half - 1)))
+    angles = places[:, None] * rates
+    return F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
+
+
+def transformer_translator(
+    *,
+    source_vocabulary_size: int,
+    target_vocabulary_size: int,
+    shared_vocabulary: bool = False,
+    width: PositiveInt = 512,
+    layers: PositiveInt = 6,
+    heads: PositiveInt = 8,
+    inner: PositiveInt = 2048,
+    dropout: BelowOneOrZero = 0.1,
+    tied: bool = True,
+) -> TransformerTranslator:
+    """Build a Transformer; the defaults are the paper's base model.
+
+    Args:
+        source_vocabulary_size: Tokens of the language to translate from.
+        target_vocabulary_size: Tokens of the language to translate into.
+        shared_vocabulary: Both languages have one vocabulary; the data say so.
+        width: Numbers of a position.
+        layers: Layers of the encoder, and of the decoder.
+        heads: Heads of each attention; they divide the width.
+        inner: Numbers of a position between the two linear layers.
+        dropout: Share set to zero in training: of the embeddings, and of what is added.
+        tied: One matrix for both embeddings and the last layer.
+
+    Raises:
+        ConfigError: The heads do not divide the width, or there are two vocabularies to be tied.
+    """
+    problems = []
+    if width % heads:
+        problems.append(
+            Problem(
+                f"model.width={width} is not a multiple of model.heads={heads}",
+                f"write model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
+            )
+        )
+    if tied and not shared_vocabulary:
+        problems.append(
+            Problem(
+                "model.tied=true: one matrix cannot stand for two vocabularies",
+                "write dataset.shared=true, or model.tied=false",
+            )
+        )
+    if problems:
+        raise ConfigError(problems)
+    return TransformerTranslator(
+        source_vocabulary_size,
+        target_vocabulary_size,
+        width=width,
+        layers=layers,
+        heads=heads,
+        inner=inner,
+        dropout=dropout,
+        tied=tied,
+    )

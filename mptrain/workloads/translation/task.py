@@ -1,0 +1,161 @@
+"""Translation: cross-entropy over the tokens of a sentence's translation, perplexity, BLEU.
+
+Logits become FP32 before the loss, and padding has no share in it.
+
+BLEU is sacrebleu's (Post 2018), 0 to 100, of the signature ``nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp``: the n-grams of the whole
+split are counted together. The text compared is detokenised, with white space of any kind as one space.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from mptrain.device import widest
+from mptrain.extras import load_extra, require_extra
+from mptrain.fields import BelowOneOrZero, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.workloads.base.exhibits import Exhibit, Texts
+from mptrain.workloads.base.perplexity import perplexity
+from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.text.subwords import BEGIN, PAD
+from mptrain.workloads.translation.search import beam_search, greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from mptrain.workloads.base.batch import Batch
+
+_SHOWN = 8
+_ORDER = 4  # the longest n-grams of BLEU
+_MATCHES = tuple(f"matches_{order}" for order in range(1, _ORDER + 1))
+_NGRAMS = tuple(f"ngrams_{order}" for order in range(1, _ORDER + 1))
+
+
+@dataclass(frozen=True)
+class Translate(Task):
+    """A sentence of one language in, a sentence of another out.
+
+    The model is called as ``model(source, source_lengths, given)`` and gives logits ``[N, T, V]`` of what follows each of the
+    given tokens: the beginning, then the translation. To be decoded it also has ``encode`` and ``step``
+    (`mptrain.workloads.translation.search.Translator`).
+
+    The reference of BLEU is what the vocabulary can write: a letter that no training text has is the same sign, ⁇, in every
+    reference and in what a model says, so which letter it was does not count.
+
+    Attributes:
+        target_vocabulary_size: How many tokens the translations are made of.
+        decode: Token numbers of a translation to text.
+        decode_source: Token numbers of a sentence to text.
+        label_smoothing: Share of the target's probability that is spread over all tokens while training (0.1 in Vaswani et
+            al. 2017, section 5.4). What is measured is the plain loss.
+        beam: Translations kept side by side; 1 takes the likeliest token each time; 0 translates nothing, and measures only
+            the loss.
+        length_penalty: Exponent of the length penalty of beams (0.6 in Vaswani et al. 2017, after Wu et al. 2016).
+        length_factor: A translation has at most so many tokens for each of its source,
+        length_extra: and so many more.
+        bleu_tokenizer: What sacrebleu takes for words: ``13a``, ``intl``, or ``char`` where no spaces are written.
+    """
+
+    target_vocabulary_size: PositiveInt
+    decode: Callable[[list[int]], str]
+    decode_source: Callable[[list[int]], str]
+    label_smoothing: BelowOneOrZero = 0.0
+    beam: NonNegativeInt = 1
+    length_penalty: NonNegativeFloat = 0.6
+    length_factor: PositiveFloat = 2.0
+    length_extra: PositiveInt = 10
+    bleu_tokenizer: Literal["13a", "intl", "char"] = "13a"
+
+    metric = "perplexity"
+    higher_is_better = False
+    term = "tokens"
+    shares = ("exact",)
+
+    def __post_init__(self) -> None:
+        """Look for the library that will be needed after the first epoch."""
+        if self.beam:
+            require_extra("sacrebleu", "translation", "task=translate (unless task.beam=0)")
+
+    def objectives(self) -> tuple[Objective, ...]:
+        """One loss for all parameters."""
+        return (Objective(learner="main", modules=("",), loss=self.loss),)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross-entropy over all tokens that are no padding; float32 scalar."""
+        return self._cross_entropy(model, batch, reduction="sum", label_smoothing=self.label_smoothing) / batch.terms
+
+    def measure(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Of each sample: the summed loss; whether its translation is the reference; what BLEU counts in it."""
+        losses = self._cross_entropy(model, batch, reduction="none").view(batch.targets.shape)
+        sums = {
+            "loss": losses.sum(1, dtype=widest(losses.device)),
+            "sentences": torch.ones(batch.samples, dtype=torch.float64),
+        }
+        if not self.beam:
+            return sums
+        pairs = list(zip(self.translations(model, batch), map(self.decode, batch.targets.tolist()), strict=True))
+        sums["exact"] = torch.tensor([said == wanted for said, wanted in pairs], dtype=torch.float64)
+        rows = [self._counted(said, wanted) for said, wanted in pairs]
+        counts = torch.tensor(rows, dtype=torch.float64).unbind(1)
+        names = (*_MATCHES, *_NGRAMS, "length", "reference_length")
+        return {**sums, **dict(zip(names, counts, strict=True))}
+
+    def summarise(self, sums: Mapping[str, float], terms: int) -> dict[str, float]:
+        """Mean loss in nats a token and its exponential; BLEU; the share of translations that are the reference itself."""
+        loss = sums["loss"] / terms
+        metrics = {"loss": loss, "perplexity": perplexity(loss)}
+        if not self.beam:
+            return metrics
+        bleu = self._bleu.compute_bleu(
+            correct=[round(sums[name]) for name in _MATCHES],
+            total=[round(sums[name]) for name in _NGRAMS],
+            sys_len=round(sums["length"]),
+            ref_len=round(sums["reference_length"]),
+            smooth_method="exp",
+        )
+        return {**metrics, "bleu": float(bleu.score), "exact": sums["exact"] / sums["sentences"]}
+
+    def exhibits(self, model: nn.Module, batch: Batch) -> dict[str, Exhibit]:
+        """The first sentences, their references, and what the model makes of them."""
+        if not self.beam:
+            return {}
+        first = batch.split(-(-batch.samples // _SHOWN))[0]
+        sources = map(self.decode_source, first.inputs.tolist())
+        references = map(self.decode, first.targets.tolist())
+        rows = zip(sources, references, self.translations(model, first), strict=True)
+        return {"translations": Texts(("source", "reference", "model"), tuple(rows))}
+
+    def translations(self, model: Any, batch: Batch) -> list[str]:
+        """What the model makes of each sentence; it needs ``encode`` and ``step``."""
+        lengths = batch.more["source_lengths"]
+        limits = (lengths * self.length_factor).ceil().long() + self.length_extra
+        given = (model, batch.inputs, lengths, limits)
+        tokens = greedy(*given) if self.beam == 1 else beam_search(*given, self.beam, self.length_penalty)
+        return [self.decode(row) for row in tokens.tolist()]
+
+    def _cross_entropy(self, model: nn.Module, batch: Batch, reduction: str, label_smoothing: float = 0.0) -> Tensor:
+        given = torch.cat([torch.full_like(batch.targets[:, :1], BEGIN), batch.targets[:, :-1]], 1)
+        logits = model(batch.inputs, batch.more["source_lengths"], given)
+        return F.cross_entropy(
+            logits.float().flatten(0, 1),
+            batch.targets.flatten(),
+            ignore_index=PAD,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
+
+    @functools.cached_property
+    def _bleu(self) -> Any:
+        library = load_extra("sacrebleu.metrics", "translation", "task=translate")
+        return library.BLEU(tokenize=self.bleu_tokenizer, effective_order=True)  # that is for single sentences
+
+    def _counted(self, said: str, wanted: str) -> list[float]:
+        score = self._bleu.sentence_score(said, [wanted])
+        return [*score.counts, *score.totals, score.sys_len, score.ref_len]

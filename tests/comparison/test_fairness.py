@@ -1,0 +1,257 @@
+"""Fairness: what arms may differ in, what is checked, and what cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from comparison.fake_runs import arm, measures
+
+from mptrain.comparison.fairness import differs, inspect
+from mptrain.comparison.results import Arm
+
+FULL = arm("fp32", [0.95, 0.96])
+AMP = arm("amp_dynamic", [0.95, 0.96])
+
+
+def of_amp(keys=None, **changes):
+    return arm("amp_dynamic", [0.95, 0.96], keys=keys, **changes)
+
+
+def objections(*arms, claimed=()):
+    found, _ = inspect(arms, arms[0], claimed)
+    return found
+
+
+def test_arms_that_differ_in_precision_only_are_fair_and_everything_was_checked():
+    found, checks = inspect((FULL, AMP), FULL)
+    assert found == ()
+    text = "\n".join(checks)
+    assert "the descriptions of the data (data.json) were compared by digest" in text
+    assert "measured on as many samples, and left out as many" in text
+    for words in ("nothing but keys of precision, scaler", "initial weights", "orders", "first batches", "TF32 off"):
+        assert words in text
+    assert "same device" in text
+
+
+def test_a_key_that_was_not_claimed_is_fatal_and_named_with_both_values():
+    (found,) = objections(FULL, of_amp({"train__batch_size": 20, "optimizer__lr": 0.1}))
+    assert found.fatal
+    assert "train.batch_size is 10 in fp32, 20 in amp_dynamic" in found.what
+    assert "optimizer.lr is 0.05 in fp32, 0.1 in amp_dynamic" in found.what
+
+
+@pytest.mark.parametrize("claimed", [("train.batch_size", "optimizer"), ("train", "optimizer.lr")])
+def test_what_was_claimed_may_differ_and_is_named_in_full(claimed):
+    found, checks = inspect((FULL, of_amp({"train__batch_size": 20, "optimizer__lr": 0.1})), FULL, claimed)
+    assert [(one.what, one.fatal) for one in found] == [
+        ("arms differ in optimizer.lr, train.batch_size too, as was claimed", False)
+    ]
+    assert checks[0] == "runs of an arm differ in nothing but their seed"
+
+
+def test_a_claim_covers_whole_words_of_a_key():
+    (found,) = objections(FULL, of_amp({"optimizer__lr_decay": 1}), claimed=("optimizer.lr",))
+    assert "optimizer.lr_decay is (absent) in fp32, 1 in amp_dynamic" in found.what
+
+
+def test_the_scaler_of_a_learner_belongs_to_the_precision_and_its_optimizer_does_not():
+    assert objections(FULL, of_amp({"learners__main__scaler__init_scale": 8.0})) == ()
+    (found,) = objections(FULL, of_amp({"learners__main__optimizer__lr": 8.0}))
+    assert found.fatal
+
+
+def test_runs_of_an_arm_must_differ_in_their_seed_only():
+    mixed = Arm("fp32", (measures(0), measures(1, keys={"optimizer__lr": 0.2})))
+    found = objections(mixed, AMP)
+    assert found[0].fatal
+    assert found[0].what.startswith("runs of fp32 differ in more than their seed: optimizer.lr is 0.05")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"initial_weights": "other"}, "initial weights of amp_dynamic and fp32 are not the same at seeds 0, 1"),
+        ({"data": {0: ("other", "b")}}, "orders of the training samples of amp_dynamic and fp32 are not the same"),
+        ({"data": {0: ("order 0 0", "other")}}, "first batches of the epochs, augmentation included,"),
+    ],
+)
+def test_other_weights_orders_or_batches_are_fatal(change, what):
+    found = objections(FULL, of_amp(**change))
+    assert found[0].fatal
+    assert any(what in one.what and one.fatal for one in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"data": {2: ("other", "batch 0 2")}}, "orders of the training samples"),
+        ({"data": {2: ("order 0 2", "other")}}, "first batches of the epochs"),
+        ({"evaluated": {"test": "other"}}, "samples that were evaluated"),
+    ],
+)
+def test_data_that_are_other_ones_in_a_single_epoch_or_split_are_fatal(change, what):
+    run = measures(precision="amp_dynamic")
+    other = replace(run, **{name: {**getattr(run, name), **value} for name, value in change.items()})
+    (found,) = objections(arm("fp32", [0.95]), Arm("amp_dynamic", (other,)))
+    assert found.fatal
+    assert f"the {what}" in found.what
+    assert "not the same at seed 0" in found.what
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "claimed"),
+    [
+        ({"initial_weights": "other"}, "model__widths", "model"),
+        ({"data": {0: ("other", "other")}}, "dataset__augment", "dataset.augment"),
+        ({"data": {0: ("other", "other")}}, "train__batch_size", "train"),
+    ],
+)
+def test_other_weights_or_data_that_follow_from_a_claim_are_flagged(change, key, claimed):
+    found = objections(FULL, of_amp({key: 7}, **change), claimed=(claimed,))
+    assert len(found) > 1
+    assert not any(one.fatal for one in found)
+    assert all(f"as follows from {key.replace('__', '.')}" in one.what for one in found[1:])
+
+
+def test_a_claim_that_holds_no_difference_excuses_nothing():
+    found = objections(FULL, of_amp(initial_weights="other"), claimed=("model",))
+    assert [one.fatal for one in found] == [True]
+
+
+def test_a_claim_from_which_no_other_weights_follow_excuses_none():
+    found = objections(FULL, of_amp({"optimizer__lr": 0.1}, initial_weights="other"), claimed=("optimizer",))
+    assert [one.fatal for one in found] == [True, False]
+    assert "initial weights" in found[0].what
+
+
+def test_an_unclaimed_difference_excuses_no_other_weights():
+    found = objections(FULL, of_amp({"model__widths": [1]}, initial_weights="other"))
+    assert [one.fatal for one in found] == [True, True]
+
+
+def test_epochs_that_only_one_run_reached_do_not_count():
+    assert objections(FULL, Arm("amp_dynamic", tuple(replace(run, data={0: run.data[0]}) for run in AMP.runs))) == ()
+
+
+def test_what_is_not_on_record_is_flagged_as_not_checked():
+    found, checks = inspect((FULL, of_amp(initial_weights="", data={}, data_card="", evaluated={})), FULL)
+    assert len(found) == 5
+    assert not any(one.fatal for one in found)
+    assert all("could not be checked" in one.what for one in found)
+    assert not any("digest" in check for check in checks)
+
+
+def test_partly_missing_digests_are_flagged_and_the_rest_is_checked():
+    half = Arm("amp_dynamic", (AMP.runs[0], replace(AMP.runs[1], initial_weights="")))
+    found, checks = inspect((FULL, half), FULL)
+    assert ["could not be checked" in one.what for one in found] == [True]
+    assert any("initial weights" in check and "the 1 pairs on record" in check for check in checks)
+
+
+@pytest.mark.parametrize("role", ["reference", "arm"])
+def test_trap_41_fp32_with_tf32_on_is_flagged(role):
+    hidden = arm("fp32", [0.95, 0.96], keys={"precision__tf32": True})
+    found = objections(*((hidden, AMP) if role == "reference" else (AMP, hidden)))
+    assert any("fp32 is called FP32 and has precision.tf32=true" in one.what for one in found)
+
+
+def test_an_arm_that_is_called_tf32_may_have_it_unless_it_is_the_reference():
+    named = arm("tf32", [0.95, 0.96], "fp32", {"precision__tf32": True, "precision__name": "tf32"})
+    named = Arm("tf32", tuple(replace(run, chosen={"precision": "tf32"}) for run in named.runs))
+    assert objections(FULL, named) == ()
+    assert any("is the reference and has precision.tf32=true" in one.what for one in objections(named, AMP))
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"device": "cuda:0 (H100)"}, "device: cpu (1 threads, AVX512) (fp32); cuda:0 (H100) (amp_dynamic)"),
+        ({"threads": 2}, "CPU threads: 1 (fp32); 2 (amp_dynamic)"),
+        (
+            {"versions": {"mptrain": "0.2.0", "torch": "2.11.0", "cuda": "13.2"}},
+            "version of torch: 2.15.0 (fp32); 2.11",
+        ),
+    ],
+)
+def test_another_machine_or_version_is_flagged(change, what):
+    found, checks = inspect((FULL, of_amp(**change)), FULL)
+    assert [(what in one.what, one.fatal) for one in found] == [(True, False)]
+    assert not any("same device" in check for check in checks)
+
+
+def test_what_a_run_does_not_say_about_its_machine_is_no_difference():
+    assert objections(FULL, of_amp(threads=0, device="", versions={})) == ()
+
+
+def test_another_number_of_threads_in_the_configuration_is_no_fatal_difference():
+    assert not any(one.fatal for one in objections(FULL, of_amp({"threads": 2, "device": "cpu"})))
+
+
+def test_arms_of_different_length_are_flagged():
+    (found,) = objections(FULL, of_amp(steps=200))
+    assert not found.fatal
+    assert found.what == "amp_dynamic made 200 steps, fp32 300"
+
+
+def test_seeds_without_a_partner_are_flagged():
+    (found,) = objections(FULL, Arm("amp_dynamic", AMP.runs[:1]))
+    assert (found.what, found.fatal) == ("amp_dynamic has no run of seed 1", False)
+
+
+def test_differences_are_of_the_arm_against_the_reference():
+    found = differs(of_amp({"optimizer__lr": 0.1}), FULL)
+    assert found["optimizer.lr"] == (0.05, 0.1)
+    assert found["scaler.init_scale"] == ("(absent)", 65536.0)
+    assert not any(key.startswith(("run", "log", "chosen", "seed")) for key in found)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (
+            {"data_card": "other"},
+            "descriptions of the data (data.json) of amp_dynamic and fp32 are not the same",
+        ),
+        ({"samples": 100}, "amp_dynamic was measured on 100 samples of test, fp32 on 400, at seeds 0, 1"),
+        ({"unusable": {"test": 3}}, "amp_dynamic left out 3 samples of test, fp32 0, at seeds 0, 1"),
+    ],
+)
+def test_other_test_data_are_fatal_unless_they_follow_from_a_claim(change, what):
+    (found,) = objections(FULL, of_amp(**change))
+    assert found.fatal
+    assert what in found.what
+    claimed = objections(FULL, of_amp({"dataset__path": "b"}, **change), claimed=("dataset.path",))
+    assert [one.fatal for one in claimed] == [False, False]
+    assert claimed[1].what.endswith("as follows from dataset.path")
+
+
+def test_samples_of_runs_that_did_not_end_or_do_not_say_are_not_compared():
+    assert objections(FULL, of_amp(samples=0, unusable={})) == ()
+    assert objections(FULL, of_amp(samples=100, unusable={"test": 3}, status="preempted")) == ()
+
+
+def test_runs_that_were_changed_on_the_way_are_fatal_and_named_with_their_keys():
+    one, other = AMP.runs
+    lr, epochs = "optimizer.lr was 0.1, now 0.2", "train.epochs was 3, now 4"
+    for claimed in ((), ("optimizer",)):
+        (found,) = objections(FULL, Arm("amp_dynamic", (one, replace(other, changes=(lr, epochs)))), claimed=claimed)
+        assert found.fatal
+        assert found.what == f"amp_dynamic-1 of amp_dynamic (seed 1) changed on the way: {lr}; {epochs}"
+
+
+def test_runs_that_went_on_with_other_threads_are_flagged_only():
+    (found,) = objections(FULL, of_amp(changes=("threads was 1, now 2",)))
+    assert not found.fatal
+    assert "(seeds 0, 1) changed on the way" in found.what
+
+
+def test_processes_that_began_with_other_memory_are_flagged():
+    def flagged(before):
+        arms = [arm("fp32", [0.9, 0.91]), arm("amp_dynamic", [0.9, 0.91], memory_before=before)]
+        return [one for one in inspect(arms, arms[0])[0] if "before the model was built" in one.what]
+
+    assert flagged(410_000_000) == []
+    (found,) = flagged(700_000_000)
+    assert not found.fatal
+    assert "from 400.0 MB to 700.0 MB" in found.what

@@ -1,0 +1,49 @@
+"""Comparing needs no torch: it must work where only records are, and at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from comparison.fake_runs import some_summary, write_run, yaml_of
+from small_runs import environment
+
+CODE = """
+import pkgutil, sys, importlib
+from pathlib import Path
+import mptrain.comparison
+for module in pkgutil.iter_modules(mptrain.comparison.__path__):
+    importlib.import_module(f"mptrain.comparison.{module.name}")
+from mptrain.comparison.arms import group
+from mptrain.comparison.comparison import compare
+from mptrain.comparison.measures import measure
+from mptrain.runlog import read_run
+found = compare(group([measure(read_run(Path(name))) for name in sys.argv[1:]]))
+assert [one.arm.name for one in found.arms] == ["fp32", "amp_dynamic"], found
+assert "torch" not in sys.modules and "hydra" not in sys.modules
+"""
+
+LIGHT = """
+import sys
+import mptrain.comparison.serialization
+heavy = {"scipy", "numpy", "torch", "omegaconf"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def child(code, *arguments):
+    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_comparing_runs_imports_no_torch(tmp_path):
+    runs = [
+        write_run(tmp_path, mode, config=yaml_of(0, mode), summary=some_summary()) for mode in ("fp32", "amp_dynamic")
+    ]
+    done = child(CODE, *(run.paths.root for run in runs))
+    assert done.returncode == 0, done.stderr
+
+
+def test_reading_a_kept_comparison_imports_no_scipy():
+    done = child(LIGHT)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,148 @@
+"""What stands for a step that ended a run: which step, which weights, and what of it is on record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from small_runs import TINY
+
+from mptrain.cli.main import main
+from mptrain.config.compose import compose
+from mptrain.errors import ConfigError, StorageError
+from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
+
+ENDED = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216", "train.max_consecutive_overflows=2")
+GAN = (
+    "model=dcgan",
+    "dataset.train_samples=16",
+    "train.batch_size=8",
+    "precision=amp_static",
+    "train.max_consecutive_overflows=2",
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_loss_of_a_later_learner_is_the_one_on_record():
+    assert main([*GAN, "learners.generator.scaler.scale=1e30", "run.name=run"]) == 4
+    found = diagnose_run("run").found
+    assert (found.learner, found.step) == ("generator", 2)
+    assert "its loss is the one on record" in found.remarks
+
+
+def test_weights_that_moved_behind_the_step_that_ended_a_run_are_said_to_have():
+    assert main([*GAN, "learners.discriminator.scaler.scale=1e30", "run.name=run"]) == 4
+    remarks = diagnose_run("run").found.remarks
+    assert "the weights hold what the generator did in that step: they were saved behind it" in remarks
+    last = [json.loads(line) for line in Path("outputs/run/steps.jsonl").read_text().splitlines()][-2]
+    [loss] = [remark for remark in remarks if remark.startswith("its loss")]
+    assert loss.startswith(f"its loss was {last['loss']:.9g} on record and is ")
+    assert loss.endswith("now, because the weights moved in between")
+
+
+def test_the_learner_that_overflowed_on_record_is_looked_at_and_another_where_it_is_asked_for():
+    words = ("learners.generator.scaler.scale=1e7", "train.max_consecutive_overflows=20", "train.max_steps=2")
+    assert main([*GAN, *words, "run.name=run"]) == 4
+    assert diagnose_run("run", step=2).found.learner == "generator"
+    under = "learners.generator.scaler.scale=1"
+    found = diagnose_run("run", (under,), step=2)
+    assert (found.found.learner, found.found.cause) == ("generator", "none")
+    assert found.page.name == f"step-000002-generator-under-{under}.html"
+    assert any(remark.startswith("on record it overflowed, in generator.") for remark in found.found.remarks)
+    assert diagnose_run("run", step=2, learner="discriminator").found.learner == "discriminator"
+    with pytest.raises(ConfigError, match="no such learner") as raised:
+        diagnose_run("run", step=2, learner="generater")
+    assert raised.value.hint == "did you mean generator?"
+
+
+@pytest.mark.parametrize(
+    ("words", "scale"),
+    [
+        (("scaler.init_scale=1024",), 2**10),
+        (("scaler=static", "scaler.scale=4096"), 2**12),
+        (("precision=fp32",), 1),
+        (("optimizer.lr=0.5",), 2**23),
+    ],
+)
+def test_a_step_that_ended_a_run_is_done_at_the_first_scale_of_another_scaler(words, scale):
+    assert main([*ENDED, "run.name=run"]) == 4
+    found = diagnose_run("run", words).found
+    assert found.loss_scale == scale
+    assert any("at the first loss scale" in remark for remark in found.remarks) is (scale != 2**23)
+
+
+def test_the_step_behind_a_checkpoint_is_done_at_the_first_scale_of_another_scaler_too():
+    assert main([*TINY, "precision=fp16_dynamic", "train.max_steps=2", "run.name=run"]) == 0
+    assert diagnose_run("run", ("scaler.init_scale=1024",)).found.loss_scale == 1024
+
+
+def test_the_overflow_that_is_found_is_said_to_be_the_one_on_record():
+    assert main([*ENDED, "run.name=run"]) == 4
+    event = [json.loads(line) for line in Path("outputs/run/events.jsonl").read_text().splitlines()]
+    tensors = [
+        name for name, _ in next(one for one in event if one["event"] == "overflow" and one["step"] == 2)["tensors"]
+    ]
+    remarks = diagnose_run("run").found.remarks
+    assert remarks[-1] == f"its overflow is the one on record, in {', '.join(tensors[:3])}" + (
+        f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
+    )
+
+
+def test_a_loss_under_other_keys_is_compared_with_the_record():
+    assert main([*TINY, "precision=fp16_dynamic", "train.max_steps=3", "run.name=run"]) == 0
+    remarks = diagnose_run("run", ("seed=7",), step=2).found.remarks
+    assert remarks[:2] == (
+        "step 2, from the start, and 1 step trained in memory",
+        "under seed=7, unlike the run itself; so was what was trained in memory",
+    )
+    assert remarks[-1].endswith("now, because it is under other keys")
+    assert diagnose_run("run", step=2).found.remarks[-1] == "its loss is the one on record"
+
+
+@pytest.mark.parametrize("name", ["step.pt", "diagnosis.json"])
+@pytest.mark.parametrize("damage", [None, b"", b"{", b"PK\x03\x04 cut off"])
+def test_a_damaged_failure_leads_to_the_steps_by_number(name, damage):
+    assert main([*ENDED, "run.name=run"]) == 4
+    path = Path("outputs/run/failure") / name
+    if damage is None:
+        path.unlink()
+    else:
+        path.write_bytes(damage)
+    with pytest.raises(StorageError, match=name) as raised:
+        diagnose_run("run")
+    assert "mptrain diagnose outputs/run --step N" in raised.value.hint
+
+
+def test_a_failure_that_the_run_went_on_from_is_not_what_is_asked_about():
+    assert main([*ENDED, "run.name=run"]) == 4
+    scales = ("scaler.init_scale=65536", "scaler.max_scale=65536")
+    assert main(["resume", "outputs/run", *scales]) == 0
+    state = Path("outputs/run/run.json")
+    fields = json.loads(state.read_text())
+    state.write_text(json.dumps({**fields, "status": "preempted"}))
+    found = diagnose_run("run").found
+    assert (found.step, found.remarks) == (19, ("step 19, from the checkpoint of step 18",))
+
+
+def test_the_report_of_a_run_that_failed_has_the_hint_of_the_terminal(capsys):
+    assert main([*ENDED, "run.name=run"]) == 4
+    [hint] = [line for line in capsys.readouterr().err.splitlines() if "mptrain diagnose outputs/run" in line]
+    state = json.loads(Path("outputs/run/run.json").read_text())
+    assert state["hint"]
+    assert hint.strip().removeprefix("hint: ") in state["hint"] or state["hint"] in hint
+    assert main(["report", "run"]) == 0
+    page = next(Path("outputs/run").rglob("report.md")).read_text()
+    assert f"To fix it: {state['hint'][:30]}" in page
+
+
+@pytest.mark.parametrize(("learner", "compared"), [("discriminator", True), ("generator", False)])
+def test_the_step_of_a_later_learner_is_compared_with_none_that_lacks_the_update_before_it(learner, compared):
+    words = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static", "scaler.scale=64")
+    found = diagnose_config(compose(words), learner=learner).found
+    assert found.cause == "none"
+    assert ("agree with those of FP32" in found.verdict) is compared

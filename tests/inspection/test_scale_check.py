@@ -1,0 +1,256 @@
+"""The doctor finds every planted fault by its module, and nothing in models that are sound."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from faulty_networks import FAULTS, SOUND, with_fault
+from small_runs import loop_of, steps_of
+
+from mptrain.config.compose import compose
+from mptrain.errors import ConfigError, FirstBatchError, NumericsError
+from mptrain.inspection.scale_check import check_scaling
+from mptrain.inspection.scale_check_findings import why_no_range
+from mptrain.inspection.scale_check_ranges import scales_of
+from mptrain.probe.module_trail import LOSS
+
+SMALL = ("dataset.train_samples=64", "train.batch_size=8")
+QUICK = ("mlp", "cnn", "plain16", "resnet18", "transformer", "word_lstm")
+
+
+def sound(name):
+    words = SOUND[name]
+    return words if any(word.startswith("train.batch_size") for word in words) else (*words, *SMALL)
+
+
+def check(*words):
+    return check_scaling(compose(words), lambda _: None)
+
+
+def planted(fault, *words):
+    return check(*with_fault(fault), "train.batch_size=16", *words)
+
+
+def found(report):
+    return {(finding.kind, finding.where) for finding in report.findings}
+
+
+@pytest.mark.workload
+@pytest.mark.parametrize("precision", ["amp_static", "fp16_static"])
+@pytest.mark.parametrize("model", QUICK)
+def test_in_a_sound_model_nothing_is_found(model, precision):
+    report = check(*sound(model), f"precision={precision}")
+    assert not report.findings
+    assert report.reference == "float64"
+    assert 10 in scales_of(report.modules).good
+    assert all(module.best < 2**-8 for module in report.modules)  # half of what is allowed
+
+
+@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])  # 1e-6 itself is rounded by 1 % in FP16
+def test_gradients_of_a_millionth_of_the_others_that_underflow_a_little_are_no_fault(precision):
+    report = check(*sound("layer_scale"), f"precision={precision}")
+    assert not report.findings
+    assert scales_of(report.modules).good
+
+
+@pytest.mark.parametrize("precision", ["amp_dynamic", "fp16_dynamic"])
+@pytest.mark.parametrize("layer_scale", ["3e-6", "4e-6"])
+def test_small_gradients_that_lose_less_than_three_per_cent_to_underflow_are_no_fault(layer_scale, precision):
+    report = check(*sound("layer_scale"), f"+model.layer_scale={layer_scale}", f"precision={precision}")
+    assert not report.findings
+    assert 16 in scales_of(report.modules).good
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("model", [name for name in SOUND if name not in QUICK])
+def test_in_a_sound_model_of_torchvision_nothing_is_found(model):
+    report = check(*sound(model), "precision=amp_dynamic")
+    assert not report.findings
+    assert scales_of(report.modules).good
+
+
+#: The kinds of findings about each fault.
+FOUND = {
+    "large_linear": ["output"],
+    "beside_softmax": ["narrow", "output"],
+    "grows": ["output"],
+    "large_logits": ["narrow", "output"],
+    "sum_by_hand": ["narrow"],
+    "exp_by_hand": ["narrow"],
+    "thrown_away": ["overflow"],
+    "rms_norm": ["narrow", "output"],
+    "epsilon": ["constant"],
+    "normalise": ["constant", "narrow"],
+    "mask_fill": ["constant"],
+    "mask_where": ["constant"],
+    "mask_buffer": ["value"],
+    "softmax": ["narrow"],
+    "cancels": ["output"],
+    "casts": ["constant"],
+    "small_between": ["error"],
+    "large_between": ["overflow"],
+    "clip": ["proportion"],
+    "steer": ["proportion"],
+    "constant": ["proportion"],
+    "clip_in_half": ["drift"],
+    "three_bits": ["error"],
+    "shrink": ["range"],
+    "sqrt_at_zero": ["fp32", "narrow"],
+    "divides": ["fp32"],
+    "cancels_in_fp32": ["fp32"],
+    "detaches": ["no_gradient"],
+}
+
+#: Findings that name something else than the module at fault.
+ELSEWHERE = {
+    ("beside_softmax", "narrow"): ("odd.soft",),
+    ("mask_buffer", "value"): ("odd.mask",),
+    ("shrink", "range"): ("first",),
+    ("detaches", "no_gradient"): ("first.weight", "first.bias"),
+}
+
+
+def as_planted(name):
+    return [(kind, ELSEWHERE.get((name, kind), (FAULTS[name].where,))) for kind in FOUND[name]]
+
+
+def remedy(report):
+    """The words that findings end in, of which all give the same."""
+    words = {finding.hint.rpartition(" ")[2] for finding in report.findings if finding.keep}
+    return next(iter(words)) if len(words) == 1 else None
+
+
+@pytest.mark.parametrize("fault", FOUND)
+def test_a_planted_fault_is_found_by_its_module_with_what_fixes_it_and_nothing_else_is(fault):
+    report = planted(fault, "precision=fp16_dynamic")
+    assert [(finding.kind, finding.where) for finding in report.findings] == as_planted(fault)
+    if kept := FAULTS[fault].kept:
+        assert remedy(report) == f"precision.keep_fp32=[norms,LocalResponseNorm,{','.join(kept)}]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [name for name in FOUND if name != "mask_buffer"])  # which stays FP32: the test below
+def test_a_planted_fault_is_found_under_autocast_as_well(fault):
+    report = planted(fault, "precision=amp_dynamic")
+    assert [(finding.kind, finding.where) for finding in report.findings] == as_planted(fault)
+    if kept := FAULTS[fault].kept:
+        assert remedy(report) == f"precision.keep_fp32=[{','.join(kept)}]"
+
+
+@pytest.mark.parametrize("fault", ["grows", "rms_norm", "clip", "clip_in_half", "large_between", "divides"])
+def test_no_loss_scale_is_called_right_where_gradients_are_not(fault):
+    report = planted(fault, "precision=fp16_dynamic")
+    assert why_no_range(report.evidence, report.findings)
+
+
+def test_nan_gradients_that_fp32_has_too_are_no_matter_of_half_precision():
+    report = planted("sqrt_at_zero", "precision=fp16_dynamic")
+    assert not report.modules
+    assert "NaN in FP32 as well, first in div of its backward pass" in report.findings[0].what
+
+
+def trained(root, words, seed):
+    """The mean loss of the last of 200 steps; inf where the run gave up."""
+    more = ("train.max_steps=200", "train.batch_size=32", "optimizer.lr=0.05", "checkpoint.every_epochs=null")
+    loop = loop_of(root, *words, *more, "train.max_consecutive_overflows=40", f"seed={seed}")
+    try:
+        loop.run()
+    except (NumericsError, FirstBatchError):
+        return math.inf
+    return sum(row["loss"] for row in steps_of(loop)[-20:]) / 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16_dynamic", "amp_dynamic"])
+@pytest.mark.parametrize("fault", [name for name, fault in FAULTS.items() if fault.kept])
+def test_what_the_doctor_advises_trains_as_fp32_does(tmp_path, fault, precision):
+    words = with_fault(fault)
+    report = planted(fault, f"precision={precision}")
+    if not report.findings:  # a buffer stays FP32 under autocast
+        return
+    seeds = range(3)
+    exact = [trained(tmp_path, (*words, "precision=fp32"), seed) for seed in seeds]
+    fixed = [trained(tmp_path, (*words, f"precision={precision}", remedy(report)), seed) for seed in seeds]
+    as_it_is = [trained(tmp_path, (*words, f"precision={precision}"), seed) for seed in seeds]
+    assert sum(fixed) / 3 <= 1.25 * sum(exact) / 3 + 0.02
+    if FAULTS[fault].harms:
+        assert sum(as_it_is) / 3 >= 2 * sum(exact) / 3
+
+
+@pytest.mark.parametrize("fault", ["none", "mask_buffer"])
+def test_what_is_no_fault_under_autocast_is_not_called_one(fault):
+    assert not planted(fault, "precision=amp_static").findings
+
+
+@pytest.mark.parametrize("precision", ["amp_static", "fp16_static"])
+def test_a_loss_in_fp16_is_found(precision):
+    report = planted("none", f"precision={precision}", "task._target_=faulty_networks.LossInLogitsDtype")
+    assert found(report) == {("narrow", (LOSS,))}
+    [finding] = report.findings
+    assert "log_softmax, nll_loss computed in FP16" in finding.what
+    assert "logits.float()" in finding.hint
+
+
+def test_norms_that_would_be_half_are_found():
+    report = check("model=cnn", *SMALL, "precision=fp16_static", "precision.keep_fp32=[]")
+    assert found(report) == {("norm", ("1", "4", "8", "12"))}
+    assert "precision.keep_fp32=[norms]" in report.findings[0].hint
+
+
+def test_a_mask_that_torch_refuses_is_a_finding_and_no_error():
+    report = planted("mask_fill", "precision=fp16_static")
+    assert not report.modules
+    assert "-1e+09 is beyond 65504" in report.findings[0].what
+    assert "torch refuses" in report.findings[0].what
+
+
+def test_a_constant_scale_below_the_good_ones_is_found_with_what_is_lost():
+    report = check("model=plain16", *SMALL, "precision=fp16_noscale")
+    assert found(report) == {("scale", ("scaler",))}
+    assert "scale 1 is outside of 2^6 to 2^17: gradients underflow, first in 0, by 1" in report.findings[0].what
+    assert "scaler=static scaler.scale=" in report.findings[0].hint
+
+
+def test_a_constant_scale_above_the_good_ones_is_found():
+    report = check(*sound("mlp"), "precision=amp_static", "scaler.scale=16777216")
+    assert found(report) == {("scale", ("scaler",))}
+    assert "too high for" in report.findings[0].what
+
+
+def test_a_dynamic_scale_that_begins_too_high_is_none():
+    report = check(*sound("mlp"), "precision=amp_dynamic", "scaler.init_scale=16777216")
+    assert not report.findings
+    assert report.evidence.scales == {"main": (16777216.0, False)}
+
+
+def test_dropout_is_off_and_said_to_be():
+    report = check(*sound("mlp"), "model.dropout=0.5", "precision=fp16_static")
+    assert not report.findings
+    assert report.notes == ("dropout is off (3 modules): what it draws may depend on the dtype",)
+
+
+def test_two_learners_are_both_looked_at():
+    report = check("model=dcgan", "train.batch_size=4", "dataset.train_samples=16", "precision=amp_dynamic")
+    assert not report.findings
+    assert {module.name.split(".")[0] for module in report.modules} == {"discriminator", "generator"}
+
+
+def test_bf16_needs_no_scale():
+    report = check(*sound("mlp"), "precision=bf16")
+    assert not report.findings
+    assert scales_of(report.modules).good == tuple(range(25))
+    assert scales_of(report.modules).overflows is None
+
+
+def test_a_precision_without_half_is_refused():
+    with pytest.raises(ConfigError, match="precision=fp32 computes nothing in half precision"):
+        check(*sound("mlp"), "precision=fp32")
+
+
+def test_outputs_close_to_the_largest_number_are_worth_knowing():
+    close, far = (planted(fault, "precision=fp16_dynamic") for fault in ("close", "none"))
+    [note] = [note for note in close.notes if "largest number of float16" in note]
+    assert note.startswith("what odd.loud says reaches ")
+    assert (close.findings, far.findings, far.notes) == ([], [], ())

@@ -1,0 +1,158 @@
+"""A loss scale that is said to help does: it can be written, a run begins at it, or the scaler gets there by itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from small_runs import TINY
+
+from mptrain.cli.main import main
+from mptrain.config.build import build
+from mptrain.config.compose import compose, reload
+from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
+from mptrain.inspection.scale_remedies import _highest_finite
+
+HIGH = (*TINY, "precision=fp16_dynamic", "scaler.init_scale=16777216")
+
+
+def first_remedy(*words):
+    config = compose(words)
+    return config, diagnose_config(config).found.remedies[0]
+
+
+def begins_at(config, words, learner="main"):
+    parts, _ = build(reload(config.yaml, words))
+    return next(float(one.scale) for one in parts.learners if one.name == learner)
+
+
+def test_a_scaler_that_comes_down_before_patience_ends_the_run_needs_nothing():
+    _, remedy = first_remedy(*HIGH)
+    assert (remedy.words, remedy.helped) == ((), True)
+    assert remedy.text == "nothing is needed: the scaler comes down to 2^19 by itself"
+
+
+@pytest.mark.parametrize(
+    ("more", "tail"),
+    [
+        (("train.max_consecutive_overflows=3",), ()),
+        (("scaler.on_overflow=apply",), ("scaler.on_overflow=skip",)),
+        (("scaler.min_scale=16777216",), ("scaler.min_scale=131072",)),
+    ],
+)
+def test_one_that_does_not_is_given_words(more, tail):
+    config, remedy = first_remedy(*HIGH, *more)
+    assert (remedy.words, remedy.helped) == (("scaler.init_scale=131072", *tail), True)
+    assert begins_at(config, remedy.words) == 2**17
+
+
+def test_a_scaler_that_falls_to_its_floor_is_judged_there():
+    _, remedy = first_remedy(*HIGH, "scaler=logmax", "scaler.max_scale=16777216")
+    assert remedy.text == "nothing is needed: the scaler comes down to 1 by itself"
+    assert "finite on this batch at 1;" in remedy.outcome
+
+
+@pytest.mark.parametrize(("patience", "ends"), [(5, 4), (8, 0)])
+def test_what_needs_nothing_is_a_run_that_goes_on(tmp_path, monkeypatch, patience, ends):
+    monkeypatch.chdir(tmp_path)
+    words = (*HIGH, f"train.max_consecutive_overflows={patience}")
+    assert main([*words, "run.name=run"]) == ends
+    _, remedy = first_remedy(*words)
+    assert (remedy.words == ()) is (ends == 0)
+
+
+def test_a_run_that_ended_by_its_patience_did_not_come_down_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*HIGH, "train.max_consecutive_overflows=2", "run.name=run"]) == 4
+    remedy = diagnose_run("run").found.remedies[0]
+    assert (remedy.words, remedy.helped) == (("scaler.init_scale=131072",), True)
+
+
+FAINT = ("model=plain16", "dataset.train_samples=64", "train.batch_size=8", "precision=fp16_dynamic")
+
+
+def test_one_step_does_not_advise_a_scale_above_the_ceiling_of_the_scaler():
+    _, remedy = first_remedy(*FAINT, "scaler.init_scale=1", "scaler.max_scale=4")
+    assert (remedy.words, remedy.helped) == ((), None)
+    assert remedy.outcome.startswith("not advised: scaler.max_scale=4 is below it; mptrain recommend")
+
+
+def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (*FAINT, "precision=fp16_noscale", "train.max_steps=2")
+    assert main([*words, "run.name=run"]) == 0
+    quiet = diagnose_run("run", step=2).found.remedies[0]
+    assert quiet.helped
+    assert quiet.outcome.endswith("mptrain recommend knows more steps than this one")
+    event = {"event": "overflow", "learner": "main", "step": 1, "loss_scale": 1024.0, "loss": "finite", "tensors": []}
+    with Path("outputs/run/events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    remedy = diagnose_run("run", step=2).found.remedies[0]
+    assert (remedy.words, remedy.helped) == ((), None)
+    assert remedy.outcome.startswith("not advised: the run overflowed at 2^10; mptrain recommend")
+
+
+@pytest.mark.parametrize("scaler", ["static", "dynamic", "none", "fairseq", "smooth"])
+def test_words_for_one_of_several_learners_move_its_scale_alone(scaler):
+    from mptrain.inspection.diagnosis_case import DiagnosisCase
+    from mptrain.inspection.scale_remedies import scale_words
+    from mptrain.inspection.step_replay import look, moment_at
+
+    gan = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static")
+    config = compose((*gan, f"scaler={scaler}"))
+    parts, options = build(config)
+    moment = moment_at(parts, options, None, 1)
+    seen = look(parts, moment)[1]
+    words = scale_words(DiagnosisCase(config, parts, moment, seen), 2.0**-20)
+    assert begins_at(config, words, "generator") == 2.0**-20
+    assert begins_at(config, words, "discriminator") == float(parts.learners[0].scale)
+
+
+def test_an_injected_fault_is_not_to_be_mended():
+    fault = ("inject.step=1", "inject.value=nan", "inject.tensor=activation:3")
+    config = compose((*TINY, "precision=fp16_dynamic", *fault))
+    [remedy] = diagnose_config(config).found.remedies
+    assert (remedy.words, remedy.helped) == (("inject.step=null", "inject.tensor=null"), True)
+    assert remedy.outcome == "finite without it"
+
+
+@pytest.mark.parametrize("tensor", ["input", "activation:3"])
+def test_an_injected_fault_is_the_cause_that_is_named(tensor):
+    fault = ("inject.step=1", "inject.value=inf", f"inject.tensor={tensor}")
+    found = diagnose_config(compose((*TINY, "precision=fp16_static", *fault))).found
+    assert found.verdict.startswith(f"the injected fault is the cause: inf into {tensor}; ")
+    assert "in FP32" not in found.verdict
+    assert f"a fault is put in on purpose: inf into {tensor}" in found.remarks
+
+
+def test_what_goes_wrong_without_the_injected_fault_too_is_mended_without_it():
+    fault = ("inject.step=1", "inject.value=1e6", "inject.tensor=activation:3")
+    found = diagnose_config(compose((*HIGH, "train.max_consecutive_overflows=2", *fault))).found
+    assert found.verdict.startswith("without the injected fault too, only gradients overflow")
+    assert found.remedies[0].helped
+    assert found.remedies[0].words == ("scaler.init_scale=131072",)
+
+
+def test_in_a_step_that_a_fault_leaves_finite_nothing_is_tried():
+    words = (*FAINT, "precision=fp16_noscale")
+    assert diagnose_config(compose(words)).found.remedies
+    fault = ("inject.step=1", "inject.value=3", "inject.tensor=activation:0")
+    found = diagnose_config(compose((*words, *fault))).found
+    assert (found.cause, found.remedies) == ("none", ())
+    assert "a fault is put in on purpose: 3.0 into activation:0" in found.remarks
+
+
+@pytest.mark.parametrize(("highest", "largest", "looks"), [(14, 3e9, 5), (9, 100.0, 1), (15, 1.0, 0), (-3, 3e9, 1)])
+def test_the_highest_finite_scale_is_looked_for_where_gradients_in_fp32_say_a_lower_one(highest, largest, looks):
+    tried = []
+
+    def at_scale(scale):
+        tried.append(scale)
+        return SimpleNamespace(seen=SimpleNamespace(finite=scale <= 2.0**highest))
+
+    case = SimpleNamespace(seen=SimpleNamespace(loss_scale=2.0**16), at_scale=at_scale)
+    found = _highest_finite(case, SimpleNamespace(largest=largest))
+    assert found == (highest if highest >= 0 else -16)
+    assert len(tried) == looks

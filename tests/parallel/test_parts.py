@@ -1,0 +1,337 @@
+"""The pieces of a run on several ranks, each by itself."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from pretended_ranks import Pretended, each_rank
+from small_runs import TINY, environment, parts_of
+
+from mptrain.engine.batch_sync import DistributedBatchSync
+from mptrain.engine.fingerprints import digest_of_samples, sample_digests
+from mptrain.engine.gathered import Gathered
+from mptrain.engine.interrupt import Interrupts
+from mptrain.errors import CheckpointError, DataError
+from mptrain.numerics.measures import LargestMagnitude, ShareAbove
+from mptrain.parallel.communicator import SINGLE_PROCESS, RankFailed, how_one_ended, is_loss, portable
+from mptrain.parallel.launch import reap
+from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
+from mptrain.runlog.shard_description import read_description
+from mptrain.runlog.shards import with_parts
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.loader import Loader, fetch_part
+from mptrain.workloads.images.datasets.digits import load_digits
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 7])
+def test_the_parts_of_a_batch_are_the_batch_in_its_order(ranks):
+    split = load_digits(image_size=8, train_samples=50).train
+    whole = list(Loader(split, 16, 3, shuffle=True).batches(1))
+    parts = [list(Loader(split, 16, 3, shuffle=True, rank=rank, world_size=ranks).batches(1)) for rank in range(ranks)]
+    for batch, *own in zip(whole, *parts, strict=True):
+        real = [part for part in own if not part.is_dummy]
+        assert torch.equal(torch.cat([part.targets for part in real]), batch.targets)
+        assert max(part.samples for part in real) - min(part.samples for part in real) <= 1
+        assert all(part.samples == 1 for part in own if part.is_dummy)
+        assert len(own) == ranks
+
+
+def test_shares_of_parts_add_up_to_one_and_a_stand_in_has_none():
+    tokens = torch.zeros(5, 2)
+    one, other = (Batch(tokens, tokens, counts, whole=20) for counts in ((1, 2, 3, 4, 5), (1, 1, 1, 1, 1)))
+    assert one.share(one) + other.share(other) == 1.0
+    assert sum(one.share(part) for part in one.split(2)) + other.share(other) == pytest.approx(1.0)
+    assert one.share(replace(one, is_dummy=True)) == 0.0
+
+
+def test_a_sample_has_one_digest_whatever_pads_it():
+    row = torch.tensor([[5, 0, 7, 0]])
+    assert sample_digests(Batch(row, row)) == sample_digests(Batch(row[:, :3], row[:, :3]))
+    wide = torch.rand(1, 2000)
+    padded = torch.cat([wide, torch.zeros(1, 800)], 1)
+    assert sample_digests(Batch(wide, row)) == sample_digests(Batch(padded, row))
+    assert sample_digests(Batch(wide, row)) != sample_digests(Batch(wide, row + 1))
+
+
+def test_what_ranks_have_gathered_is_put_in_the_order_of_one():
+    def batch(first, count):
+        values = torch.arange(first, first + count, dtype=torch.float64)
+        return Batch(values, values)
+
+    alone = Gathered()
+    for one in (batch(0, 5), batch(5, 2)):
+        alone.add(one, {"loss": one.inputs}, one.inputs.tolist(), sample_digests(one))
+
+    def gather(ranks):
+        own = Gathered()
+        for first, counts in ((0, (2, 2, 1)), (5, (1, 1, 0))):
+            begin, count = first + sum(counts[: ranks.rank]), counts[ranks.rank]
+            if count:
+                part = batch(begin, count)
+                own.add(part, {"loss": part.inputs}, part.inputs.tolist(), sample_digests(part))
+            else:
+                own.skip()
+        return own.over(ranks)
+
+    for whole in each_rank(3, gather):
+        assert whole._answers == alone._answers == list(range(7))
+        assert whole.samples == 7
+        assert whole.digest == alone.digest == digest_of_samples(sample_digests(batch(0, 7)))
+        assert torch.equal(whole._on_host()["loss"], alone._on_host()["loss"])
+
+
+def turns_of(ranks, batches, heard=None, late=False):
+    interrupts = Interrupts()
+    interrupts.received = heard
+    turns = DistributedBatchSync(interrupts, lambda: late, ranks)
+    return turns, turns.next(iter(batches))
+
+
+def a_batch(samples):
+    return Batch(torch.zeros(samples, 1), torch.zeros(samples))
+
+
+def test_turns_are_of_all_ranks():
+    answers = each_rank(3, lambda ranks: turns_of(ranks, [replace(a_batch(2), is_dummy=ranks.rank == 2)])[1])
+    assert [(turn.samples, turn.terms, turn.batch.whole) for turn in answers] == [(4, 4, 4)] * 3
+
+
+def test_who_has_no_batch_ends_the_epoch_of_all():
+    assert each_rank(2, lambda ranks: turns_of(ranks, [a_batch(2)] if ranks.is_rank_zero else [])[1]) == [None, None]
+
+
+@pytest.mark.parametrize(("heard", "expected"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGUSR1", "SIGTERM")])
+def test_a_signal_to_one_rank_is_heard_by_all(heard, expected):
+    found = each_rank(2, lambda ranks: turns_of(ranks, [a_batch(1)], None if ranks.is_rank_zero else heard)[0].asked)
+    assert found[0] == expected
+    assert found[1] == heard
+
+
+def test_the_clock_of_the_first_rank_counts():
+    assert each_rank(2, lambda ranks: turns_of(ranks, [a_batch(1)], late=not ranks.is_rank_zero)[0].late) == [
+        False,
+        False,
+    ]
+    assert each_rank(2, lambda ranks: turns_of(ranks, [a_batch(1)], late=ranks.is_rank_zero)[0].late) == [True, True]
+
+
+def test_an_error_of_one_rank_is_raised_by_all_and_says_whose_it_is():
+    def fail(ranks):
+        def batches():
+            if ranks.rank == 1:
+                raise DataError("a picture is damaged", "mend it")
+            yield a_batch(1)
+
+        with pytest.raises(DataError) as raised:
+            turns_of(ranks, batches())
+        return str(raised.value), raised.value.hint, raised.value.exit_code
+
+    first, second = each_rank(2, fail)
+    assert first == ("rank 1: a picture is damaged", "mend it", 6)
+    assert second == ("a picture is damaged", "mend it", 6)
+
+
+def test_an_error_of_no_kind_of_ours_is_told_in_a_line():
+    error = portable(ZeroDivisionError("division by zero"), 3)
+    assert isinstance(error, RankFailed)
+    assert str(error) == "rank 3: ZeroDivisionError: division by zero"
+    assert pickle.loads(pickle.dumps(error)).exit_code == error.exit_code
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (RuntimeError("[pair.cc:547] Connection closed by peer [127.0.0.1]:2345"), True),
+        (RuntimeError("Timed out waiting 1800000ms for recv operation to complete"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("Connection closed by peer"), False),
+    ],
+)
+def test_a_lost_rank_is_told_from_other_trouble(error, expected):
+    assert is_loss(error) == expected
+
+
+def test_measures_of_parts_are_those_of_the_whole():
+    grads = [torch.randn(7), torch.randn(4)]
+    elements = torch.tensor([7.0, 4.0], dtype=torch.float64)
+    for measure in (LargestMagnitude(), ShareAbove(0.5)):
+        parts = torch.cat([measure([grad]) for grad in grads])
+        assert measure.of_parts(parts, elements).item() == pytest.approx(measure(grads).item())
+    assert LargestMagnitude().of_parts(torch.tensor([1.0, torch.nan]), elements).isnan()
+
+
+def test_alone_every_question_is_answered_by_oneself():
+    assert (
+        SINGLE_PROCESS.all_reduce_ints([1, 2]),
+        SINGLE_PROCESS.all_gather_object(3),
+        SINGLE_PROCESS.broadcast_object(4),
+        SINGLE_PROCESS.is_rank_zero,
+    ) == ([1, 2], [3], 4, True)
+    with SINGLE_PROCESS.together(), SINGLE_PROCESS.main_process_first():
+        pass
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch evil",)
+
+
+def test_a_description_of_parts_lets_no_code_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(CheckpointError, match=r"wants (posix|os)\.system"):
+        read_description(tmp_path / ".metadata", {})
+    assert [path.name for path in tmp_path.iterdir()] == [".metadata"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["pathlib PosixPath", "torch.serialization _get_layout", "torch Size", "torch float32"]
+    + [f"torch.distributed.checkpoint.{of}" for of in ("metadata Metadata", "filesystem _StorageInfo")],
+)
+@pytest.mark.parametrize("slots", [False, True])
+def test_a_description_of_parts_changes_no_class_of_the_program(tmp_path, name, slots):
+    attributes = pickle.dumps({"changed": 1}, 2)[2:-1]
+    module, of = name.split()
+    state = b"N" + attributes + b"\x86" if slots else attributes  # (None, attributes), or attributes, and BUILD
+    (tmp_path / ".metadata").write_bytes(b"\x80\x02c" + f"{module}\n{of}\n".encode() + state + b"b.")
+    with pytest.raises(CheckpointError):
+        read_description(tmp_path / ".metadata", {})
+    assert not hasattr(getattr(importlib.import_module(module), of), "changed")
+
+
+def test_a_manifest_names_parts_in_its_own_folder_only(tmp_path):
+    digest = "0" * 64
+    manifest = Manifest(
+        3, "step-00000003.pt", digest, 1, {}, None, "", parts="step-00000003.parts", part_files={"a": digest}
+    )
+    path = tmp_path / manifest_name(3)
+    path.write_text(manifest.to_json())
+    assert read_manifest(path) == manifest
+    for wrong in ({"parts": "../x"}, {"parts": ".."}, {"part_files": {"../../a": digest}}):
+        path.write_text(replace(manifest, **wrong).to_json())
+        with pytest.raises(CheckpointError, match="do not fit together"):
+            read_manifest(path)
+    whole = replace(manifest, parts="", part_files={})
+    path.write_text(whole.to_json())
+    assert read_manifest(path) == whole
+
+
+def test_of_several_ranks_that_have_ended_the_one_is_named_that_the_others_have_lost():
+    children = {}
+    for rank, code in ((1, 75), (2, -9), (3, 75)):
+        pid = os.fork()
+        if pid == 0:
+            os.kill(os.getpid(), -code) if code < 0 else os._exit(code)
+        children[pid] = rank
+    for pid in children:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert how_one_ended(children) == "rank 2 was ended by SIGKILL"
+    survivors = {pid: rank for pid, rank in children.items() if rank != 2}
+    assert how_one_ended(survivors) == "rank 1 has ended with exit code 75"
+    reap(list(children))
+    assert how_one_ended(children) == ""
+
+
+def test_pretended_ranks_exchange_as_real_ones():
+    assert each_rank(3, lambda ranks: ranks.all_reduce_ints([ranks.rank, 1])) == [[3, 3]] * 3
+    assert each_rank(2, lambda ranks: ranks.broadcast_object(f"rank {ranks.rank}")) == ["rank 0"] * 2
+    assert isinstance(each_rank(1, lambda ranks: ranks)[0], Pretended)
+
+
+class Forgetful:
+    """A data set that makes new batches, as one of a user's may."""
+
+    def prepare(self, batch, device, memory_format):
+        return Batch(batch.inputs + 1, batch.targets)
+
+
+def test_no_data_set_can_lose_whose_part_a_batch_is(monkeypatch):
+    parts, _ = parts_of(*TINY)
+    parts = replace(parts, dataset=Forgetful())
+    prepared = parts.prepare(replace(a_batch(2), whole=7, is_dummy=True))
+    assert (prepared.whole, prepared.is_dummy) == (7, True)
+    assert parts.prepare(a_batch(2)).whole is None
+
+
+class Some:
+    """A split of which some samples can be used."""
+
+    def __init__(self, usable, on_error="skip"):
+        self.usable, self.faults = usable, Faults(on_error)
+
+    def fetch(self, indices, epoch, seed):
+        found = [index for index in indices if index in self.usable]
+        self.faults.report({str(index): "damaged" for index in indices if index not in self.usable})
+        if not found:
+            raise DataError("no sample of a batch can be used")
+        return Batch(torch.tensor(found), torch.tensor(found))
+
+
+def test_a_part_of_which_nothing_can_be_used_has_a_stand_in():
+    batch = fetch_part(Some({4}), [0, 1], [2, 3, 4], 0, 0)
+    assert (batch.inputs.tolist(), batch.is_dummy) == ([4], True)
+    batch = fetch_part(Some({1, 4}), [0, 1], [2, 3, 4], 0, 0)
+    assert (batch.inputs.tolist(), batch.is_dummy) == ([1], False)
+    with pytest.raises(DataError, match="no sample"):
+        fetch_part(Some(set()), [0, 1], [2, 3], 0, 0)
+    with pytest.raises(DataError, match="damaged"):
+        fetch_part(Some({4}, "stop"), [0, 1], [2, 3, 4], 0, 0)
+
+
+ERROR_ON_ONE = """
+from mptrain.cli.messages import report
+from mptrain.parallel.launch import gathered
+from mptrain.parallel.options import DistributedOptions
+from mptrain.errors import DataError, MptrainError
+try:
+    with gathered(DistributedOptions(procs=3, timeout=60.0)) as ranks, ranks.together():
+        if "{where}" == "before" and ranks.rank == {rank}:
+            raise DataError("nothing there", "put it there")
+        with ranks.main_process_first():
+            if "{where}" == "inside" and ranks.rank == {rank}:
+                raise DataError("nothing there", "put it there")
+        ranks.all_gather_object("weights")
+        if "{where}" == "behind" and ranks.rank == {rank}:
+            raise {error}("nothing there")
+except MptrainError as error:
+    raise SystemExit(report(error))
+"""
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize(
+    ("where", "rank", "error", "code"),
+    [
+        ("before", 1, "DataError", 6),
+        ("inside", 2, "DataError", 6),
+        ("inside", 0, "DataError", 6),
+        ("behind", 1, "ValueError", 1),
+    ],
+)
+def test_an_error_of_one_rank_while_all_prepare_is_the_runs(where, rank, error, code):
+    finished = subprocess.run(
+        [sys.executable, "-c", ERROR_ON_ONE.format(where=where, rank=rank, error=error)],
+        env=environment(TORCH_CPP_LOG_LEVEL="ERROR"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert finished.returncode == code, finished.stderr
+    assert finished.stderr.count("nothing there") == 1
+    assert (f"rank {rank}: " in finished.stderr) == (rank > 0)
+
+
+def test_a_part_that_is_missing_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match=r"__1_0\.distcp is missing"):
+        with_parts({}, tmp_path, {"__1_0.distcp": "0" * 64})

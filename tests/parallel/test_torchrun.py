@@ -1,0 +1,87 @@
+"""Where ranks meet that torchrun, or somebody by hand, has begun: who does not come is missed, and in time."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from mptrain.errors import EnvironmentRefused
+from mptrain.parallel.communicator import RankLost
+from mptrain.parallel.torchrun import meet, store_of_torchrun
+
+
+@pytest.fixture
+def port(monkeypatch):
+    """A port of this machine at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        found = free.getsockname()[1]
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    return found
+
+
+def test_a_first_rank_that_does_not_answer_is_waited_for_no_longer_than_was_asked(port):
+    began = time.monotonic()
+    with pytest.raises(RankLost, match=f"no first rank has answered at 127.0.0.1:{port} for 0.5 s"):
+        store_of_torchrun(0.5)
+    assert 0.4 < time.monotonic() - began < 5
+
+
+def test_a_signal_ends_the_wait(port):
+    class Asked(Exception):
+        pass
+
+    def hear(*_):
+        raise Asked
+
+    before = signal.signal(signal.SIGALRM, hear)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        began = time.monotonic()
+        with pytest.raises(Asked):
+            store_of_torchrun(60)
+        assert time.monotonic() - began < 10
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_port_that_is_taken_is_told(port, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", port))
+        taken.listen()
+        with pytest.raises(EnvironmentRefused, match=f"the first rank cannot listen at 127.0.0.1:{port}"):
+            store_of_torchrun(5)
+
+
+def test_ranks_that_do_not_come_are_counted(port):
+    store = HashStore()
+
+    def come_too():
+        with contextlib.suppress(RankLost):
+            meet(store, 2, 3, 0.5)
+
+    other = threading.Thread(target=come_too)
+    other.start()
+    with pytest.raises(RankLost, match=f"2 of 3 ranks have come to 127.0.0.1:{port} within 0.5 s"):
+        meet(store, 0, 3, 0.5)
+    other.join()
+
+
+def test_all_who_come_go_on(port):
+    store, met = HashStore(), []
+    threads = [threading.Thread(target=lambda rank=rank: met.append(meet(store, rank, 3, 30))) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert met == [None] * 3

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from loops import each
+
+from mptrain.probe.overflow_attribution import DESCENDED, SETTLED, OverflowHistory, offenders
+from mptrain.records import MAX_TENSORS
+
+
+def phases_of(trace, history=None):
+    """Phases along a trace of (overflow, scale, next scale)."""
+    history = history or OverflowHistory()
+    return [
+        history.observe(overflow=overflow, loss=1.0, scale=scale, next_scale=after) for overflow, scale, after in trace
+    ]
+
+
+def clean(scale, steps):
+    return [(False, scale, scale)] * steps
+
+
+def test_the_descent_from_the_first_scale_calibrates_until_a_scale_has_lasted_as_long_as_it_takes_to_grow():
+    trace = [
+        (True, 64.0, 32.0),
+        *clean(32.0, SETTLED - 1),
+        (True, 32.0, 16.0),
+        *clean(16.0, SETTLED + 15),
+        (True, 16.0, 8.0),
+        *clean(8.0, DESCENDED - 1),
+        (True, 8.0, 4.0),
+        *clean(4.0, DESCENDED),
+        (True, 4.0, 2.0),
+    ]
+    assert [phase for phase in phases_of(trace) if phase] == ["calibrating"] * 4 + ["unexpected"]
+
+
+def test_the_first_growth_ends_the_descent():
+    trace = [
+        *clean(64.0, SETTLED),
+        (True, 64.0, 32.0),
+        *clean(32.0, SETTLED),
+        (False, 32.0, 64.0),
+        (True, 64.0, 32.0),
+        *clean(32.0, 3),
+        (True, 32.0, 16.0),
+    ]
+    assert [phase for phase in phases_of(trace) if phase] == ["calibrating", "growth probe", "unexpected"]
+
+
+@pytest.mark.parametrize(("steps", "phase"), [(SETTLED - 1, "calibrating"), (SETTLED, "growth probe")])
+def test_a_scale_settles_with_the_last_of_so_many_clean_steps(steps, phase):
+    trace = [*clean(32.0, steps - 1), (False, 32.0, 64.0), (True, 64.0, 32.0)]
+    assert phases_of(trace)[-1] == phase
+
+
+def test_a_state_of_before_the_descent_was_counted_is_taken_up():
+    saved = {"floor": 1.0, "consecutive": 0, "clean": 7, "settled": True, "grown": True, "counts": {"abnormal": 2}}
+    history = OverflowHistory.from_state(saved, floor=1.0)
+    assert history.observe(overflow=True, loss=1.0, scale=4.0, next_scale=2.0) == "calibrating"
+    assert history.counts == {"abnormal": 2, "calibrating": 1}
+
+
+def test_an_overflow_after_growth_is_a_probe_and_the_next_at_the_old_scale_is_not():
+    settled = clean(16.0, SETTLED)
+    trace = [*settled, (False, 16.0, 32.0), (True, 32.0, 16.0), *clean(16.0, 3), (True, 16.0, 8.0)]
+    phases = phases_of(trace)
+    assert [phase for phase in phases if phase] == ["growth probe", "unexpected"]
+
+
+def test_a_grown_scale_stays_a_probe_until_it_falls():
+    trace = [*clean(16.0, SETTLED), (False, 16.0, 32.0), *clean(32.0, 10), (True, 32.0, 16.0), (True, 16.0, 8.0)]
+    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "unexpected"]
+
+
+def test_hysteresis_leaves_a_probe_a_probe():
+    trace = [*clean(16.0, SETTLED), (False, 16.0, 32.0), (True, 32.0, 32.0), (True, 32.0, 16.0), (True, 16.0, 16.0)]
+    assert [phase for phase in phases_of(trace) if phase] == ["growth probe", "growth probe", "unexpected"]
+
+
+def test_trap_26_overflows_at_a_constant_scale_are_seen_and_counted():
+    history = OverflowHistory(floor=128.0)
+    phases_of([*clean(128.0, SETTLED), *[(True, 128.0, 128.0)] * 3], history)
+    assert history.counts == {"unexpected": 3}
+    assert history.consecutive == 3
+    assert history.clean == 0
+
+
+def test_trap_01_overflows_in_a_row_are_counted_and_one_clean_step_ends_the_row():
+    history = OverflowHistory()
+    phases_of([(True, 1.0, 1.0)] * 7, history)
+    assert history.consecutive == 7
+    phases_of(clean(1.0, 1), history)
+    assert history.consecutive == 0
+    assert history.clean == 1
+
+
+def test_clean_steps_have_no_phase():
+    assert phases_of(clean(8.0, 3)) == [None, None, None]
+
+
+@each("cut", [0, 1, 10, SETTLED, SETTLED + 1, SETTLED + 2, SETTLED + 3])
+def test_trap_37_a_history_survives_json_at_any_place(cut):
+    trace = [(True, 64.0, 32.0), *clean(32.0, SETTLED), (False, 32.0, 64.0), (True, 64.0, 32.0), (True, 32.0, 16.0)]
+    whole = OverflowHistory()
+    expected = phases_of(trace, whole)
+    first = OverflowHistory()
+    head = phases_of(trace[:cut], first)
+    second = OverflowHistory.from_state(json.loads(json.dumps(first.state_dict())), floor=0.0)
+    assert head + phases_of(trace[cut:], second) == expected
+    assert second == whole
+
+
+def test_offenders_are_named_with_their_kind_in_order():
+    names = ["a", "b", "c", "d", "e"]
+    count, found = offenders(names, [1.0, math.inf, -1.0, math.nan, 0.0])
+    assert count == 2
+    assert found == (("b", "inf"), ("d", "nan"))
+
+
+def test_trap_14_a_parameter_without_a_gradient_is_no_offender():
+    assert offenders(["a"], [-1.0]) == (0, ())
+
+
+def test_of_many_offenders_the_first_are_named_and_all_counted():
+    names = [f"p{index}" for index in range(MAX_TENSORS + 5)]
+    count, found = offenders(names, [math.nan] * len(names))
+    assert count == MAX_TENSORS + 5
+    assert [name for name, _ in found] == names[:MAX_TENSORS]
+
+
+def test_what_no_lower_scale_would_mend_is_unexpected_from_the_first_step_on():
+    broken_loss = OverflowHistory(floor=1.0)
+    assert broken_loss.observe(overflow=True, loss=math.nan, scale=64.0, next_scale=32.0) == "unexpected"
+    at_the_floor = OverflowHistory(floor=1.0)
+    assert at_the_floor.observe(overflow=True, loss=2.0, scale=1.0, next_scale=1.0) == "unexpected"
+    static = OverflowHistory(floor=1024.0)
+    assert static.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=1024.0) == "unexpected"
+    dynamic = OverflowHistory(floor=1.0)
+    assert dynamic.observe(overflow=True, loss=2.0, scale=1024.0, next_scale=512.0) == "calibrating"

@@ -1,0 +1,59 @@
+"""What a run that ended tells its user to type."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from mptrain.config.compose import compose
+from mptrain.errors import Preempted
+from mptrain.parallel.communicator import SINGLE_PROCESS
+from mptrain.run.failure_report import in_the_users_terms
+
+DIRECTORY = SimpleNamespace(root="outputs/r")
+TRUST = "extensions.allow=[theirs.*]"
+
+
+def hint_of(error, words=()):
+    shown = in_the_users_terms(error, compose([*words]), DIRECTORY, SINGLE_PROCESS)
+    assert isinstance(shown, Preempted)
+    return shown.hint
+
+
+@pytest.mark.parametrize(
+    "error", [Preempted("SIGTERM", "continue with: mptrain resume outputs/r", 75), KeyboardInterrupt()]
+)
+@pytest.mark.parametrize(
+    ("words", "count", "here", "machines", "expected"),
+    [
+        ((), 1, 1, "", "mptrain resume outputs/r"),
+        ((), 2, 2, "1", "torchrun --nproc-per-node=2 -m mptrain resume outputs/r"),
+        ((), 8, 4, "2", "torchrun --nproc-per-node=4 --nnodes=2 ... -m mptrain resume outputs/r"),
+        ((), 8, 4, "", "torchrun --nproc-per-node=4 --nnodes=2 ... -m mptrain resume outputs/r"),
+        ((), 8, 6, "2", "torchrun --nproc-per-node=... --nnodes=2 ... -m mptrain resume outputs/r"),
+        ((), 8, 1, "3", "torchrun --nproc-per-node=... --nnodes=3 ... -m mptrain resume outputs/r"),
+        ((TRUST,), 2, 2, "1", f"torchrun --nproc-per-node=2 -m mptrain resume outputs/r '{TRUST}'"),
+    ],
+)
+def test_a_run_is_gone_on_with_as_it_was_begun(torchrun, error, words, count, here, machines, expected):
+    torchrun(count, here, machines)
+    assert hint_of(error, words) == f"continue with: {expected}"
+
+
+@pytest.fixture
+def torchrun(monkeypatch):
+    """Sets the variables that torchrun sets."""
+
+    def begin(count, here, machines=""):
+        names = {
+            "RANK": 0,
+            "WORLD_SIZE": count,
+            "LOCAL_RANK": 0,
+            "LOCAL_WORLD_SIZE": here,
+            "GROUP_WORLD_SIZE": machines,
+        }
+        for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return begin

@@ -1,0 +1,189 @@
+"""The order is a function of (seed, epoch), the position what was handed out, the workers invisible."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from mptrain.errors import DataError
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.loader import Loader
+from mptrain.workloads.base.random_streams import sample_order
+
+
+class Numbers:
+    """Samples that are their own labels; remembers what was fetched."""
+
+    def __init__(self, count, in_memory=True, unusable=(), on_error="skip"):
+        self.count = count
+        self.in_memory = in_memory
+        self.unusable = set(unusable)
+        self.faults = Faults(on_error)
+        self.fetched = []
+
+    def __len__(self):
+        return self.count
+
+    @property
+    def skipped(self):
+        return len(self.faults.found)
+
+    def order(self, seed, epoch, *, shuffle):
+        return sample_order(len(self), seed, epoch, shuffle=shuffle)
+
+    def fetch(self, indices, epoch, seed):
+        self.fetched += indices
+        self.faults.report({f"file{i}": "empty" for i in indices if i in self.unusable})
+        targets = torch.tensor([i for i in indices if i not in self.unusable])
+        return Batch(torch.zeros(len(targets), 1, 1, 1), targets)
+
+
+def order(loader, epoch, start=0):
+    return [batch.targets.tolist() for batch in loader.batches(epoch, start)]
+
+
+def flat(batches):
+    return [number for batch in batches for number in batch]
+
+
+def test_the_order_is_reproducible_and_every_epoch_has_its_own():
+    epochs = [order(Loader(Numbers(50), 8, 3, shuffle=True), epoch) for epoch in range(4)]
+    assert epochs == [order(Loader(Numbers(50), 8, 3, shuffle=True), epoch) for epoch in range(4)]
+    assert len({tuple(flat(epoch)) for epoch in epochs}) == 4
+    assert all(sorted(flat(epoch)) == list(range(50)) for epoch in epochs)
+    assert order(Loader(Numbers(50), 8, 4, shuffle=True), 0) != epochs[0]
+
+
+def test_without_shuffling_the_order_is_the_splits():
+    assert flat(order(Loader(Numbers(10), 4, 0, shuffle=False), 5)) == list(range(10))
+
+
+def test_the_last_short_batch_is_kept_and_counted():
+    loader = Loader(Numbers(50), 8, 0, shuffle=True)
+    sizes = [len(batch) for batch in order(loader, 0)]
+    assert loader.steps_per_epoch == len(sizes) == 7
+    assert sizes == [8] * 6 + [2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_process_generators_neither_matter_nor_move(workers):
+    loader = Loader(Numbers(30, in_memory=False), 8, 1, shuffle=True, workers=workers)
+    torch.manual_seed(123)
+    random.seed(123)
+    before = torch.get_rng_state(), random.getstate()
+    first = order(loader, 0)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    torch.manual_seed(77)
+    assert order(loader, 0) == first
+    loader.close()
+
+
+@pytest.mark.parametrize("start", [0, 3, 6, 7])
+def test_a_resumed_epoch_is_the_tail_and_does_not_fetch_what_it_skips(start):
+    whole = order(Loader(Numbers(50), 8, 9, shuffle=True), 2)
+    split = Numbers(50)
+    assert order(Loader(split, 8, 9, shuffle=True), 2, start) == whole[start:]
+    assert sorted(split.fetched) == sorted(flat(whole[start:]))
+
+
+def test_worker_processes_change_nothing_also_after_an_abandoned_epoch():
+    alone = Loader(Numbers(50), 8, 9, shuffle=True)
+    loader = Loader(Numbers(50, in_memory=False), 8, 9, shuffle=True, workers=2)
+    if loader.workers < 1:
+        pytest.skip("no core to spare")
+    assert order(loader, 0) == order(alone, 0)
+    abandoned = loader.batches(1)
+    assert next(abandoned).targets.tolist() == order(alone, 1)[0]
+    assert order(loader, 1, start=1) == order(alone, 1)[1:]
+    assert order(loader, 2) == order(alone, 2)
+    loader.close()
+
+
+def test_data_in_memory_starts_no_workers():
+    assert Loader(Numbers(10), 4, 0, shuffle=True, workers=4).workers == 0
+
+
+def test_there_are_never_more_workers_than_cores():
+    loader = Loader(Numbers(10, in_memory=False), 4, 0, shuffle=True, workers=1000)
+    assert loader.workers == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skipped_samples_are_named_and_counted_once_wherever_they_were_found(workers):
+    split = Numbers(20, in_memory=False, unusable=[3, 11])
+    loader = Loader(split, 4, 0, shuffle=True, workers=workers)
+    for epoch in range(3):
+        assert sorted(flat(order(loader, epoch))) == [i for i in range(20) if i not in (3, 11)]
+    assert split.skipped == 2
+    assert set(split.faults.found) == {"file3", "file11"}
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stop_reaches_the_caller_with_its_message_and_hint(workers):
+    loader = Loader(Numbers(20, False, unusable=[3], on_error="stop"), 4, 0, shuffle=True, workers=workers)
+    with pytest.raises(DataError, match=r"^file3: empty$") as caught:
+        order(loader, 0)
+    assert "dataset.on_error=skip" in caught.value.hint
+    assert caught.value.exit_code == 6
+    loader.close()
+
+
+def test_workers_outlive_signals_to_the_group_but_not_their_process():
+    script = """
+        import signal, sys
+        sys.path.insert(0, sys.argv[1])
+        from test_loader import Numbers
+        from mptrain.workloads.base import Loader
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, lambda *_: None)
+        batches = Loader(Numbers(40, in_memory=False), 2, 0, shuffle=True, workers=2).batches(0)
+        next(batches)
+        print("started", flush=True)
+        sys.stdin.readline()
+        print(1 + sum(1 for _, batch in zip(range(14), batches)))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(Path(__file__).parent)]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, start_new_session=True, **pipes) as process:
+        assert process.stdout.readline() == "started\n"
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            os.killpg(process.pid, number)
+        # Batches are left over at the end, so the workers are alive and waiting when the interpreter ends.
+        out, errors = process.communicate("go on\n", timeout=60)
+    assert (process.returncode, out) == (0, "15\n"), errors
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_one_batch_is_the_first_of_the_first_epoch_again_and_again(workers):
+    whole = order(Loader(Numbers(50), 8, 3, shuffle=True), 0)
+    loader = Loader(Numbers(50, in_memory=not workers), 8, 3, shuffle=True, workers=workers, one_batch=True)
+    assert loader.steps_per_epoch == 1
+    assert [order(loader, epoch) for epoch in range(3)] == [whole[:1]] * 3
+    assert order(loader, 1, start=1) == []
+    loader.close()
+
+
+def test_workers_are_forked_from_the_process_of_the_run():
+    """In a job of a sweep the default is a fork server, whose processes would not end with the job."""
+    torch.multiprocessing.set_start_method("forkserver", force=True)
+    try:
+        loader = Loader(Numbers(8, in_memory=False), 2, 0, shuffle=False, workers=1)
+        assert sorted(flat(order(loader, 0))) == list(range(8))
+        [worker] = loader._processes._iterator._workers
+        assert type(worker).__name__ == "ForkProcess"
+        loader.close()
+        worker.join(10)
+        assert worker.exitcode is not None
+    finally:
+        torch.multiprocessing.set_start_method(None, force=True)

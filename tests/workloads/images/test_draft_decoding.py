@@ -1,0 +1,94 @@
+"""JPEGs that are decoded at a part of their size, where the crop still has as many pixels as the network sees."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, JpegImagePlugin
+
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.loader import Loader
+from mptrain.workloads.images.datasets.class_folders import load_image_folder
+from mptrain.workloads.images.decoding import decode
+
+
+@pytest.fixture
+def drafts(monkeypatch):
+    """The sizes that decoders were asked for."""
+    asked, draft = [], JpegImagePlugin.JpegImageFile.draft
+
+    def noted(self, mode, size):
+        found = draft(self, mode, size)
+        asked.append(self.size)
+        return found
+
+    monkeypatch.setattr(JpegImagePlugin.JpegImageFile, "draft", noted)
+    return asked
+
+
+def picture(width, height, seed=0):
+    """Smooth colours, as photographs have."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def saved(path, width, height, seed=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture(width, height, seed).save(path)
+    return str(path)
+
+
+def both(path, size, draws=None, channels=3):
+    return (decode(path, size, channels, draws, Faults("stop"), way).float() for way in ("full", "draft"))
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "size", "decoded"),
+    [(1024, 768, 64, (128, 96)), (1023, 767, 64, (128, 96)), (1024, 768, 112, (256, 192)), (300, 300, 64, (75, 75))],
+)
+def test_a_large_jpeg_is_decoded_no_larger_than_the_crop_needs(tmp_path, drafts, width, height, size, decoded):
+    full, draft = both(saved(tmp_path / "a.jpg", width, height), size)
+    assert drafts == [decoded]
+    assert 0.875 * min(decoded) >= size  # the crop at the centre
+    difference = (full - draft).abs()
+    assert 0 < difference.max() <= 8
+    assert difference.mean() < 1
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_random_crops_show_the_same_part(tmp_path, drafts, channels):
+    path = saved(tmp_path / "a.jpg", 1021, 763)
+    for seed in range(20):
+        draws = torch.rand(41, generator=torch.Generator().manual_seed(seed)).tolist()
+        full, draft = both(path, 64, draws, channels)
+        assert (full - draft).abs().mean() < 1.5
+    assert len(set(drafts)) > 1  # a small part of the picture needs more of its pixels
+
+
+def test_small_jpegs_and_other_formats_are_decoded_as_they_are(tmp_path, drafts):
+    for name, side in (("small.jpg", 140), ("large.png", 1024), ("large.bmp", 512)):
+        full, draft = both(saved(tmp_path / name, side, side), 64)
+        assert torch.equal(full, draft), name
+    assert not drafts
+
+
+def folder(root, **choices):
+    for number in range(6):
+        saved(root / "train" / "ab"[number % 2] / f"{number}.jpg", 512, 400, number)
+    return load_image_folder(root=root, image_size=32, val_samples=0, workers=0, **choices)
+
+
+def batches(data, start=0):
+    return [batch.inputs for batch in Loader(data.train, 2, 3, shuffle=True).batches(0, start)]
+
+
+def test_a_data_set_decodes_in_full_unless_asked(tmp_path, drafts):
+    plain, full, draft = (folder(tmp_path, **choices) for choices in ({}, {"decode": "full"}, {"decode": "draft"}))
+    assert all(map(torch.equal, batches(plain), batches(full)))
+    assert not drafts
+    assert not any(map(torch.equal, batches(full), batches(draft)))
+    assert drafts
+
+
+def test_batches_of_a_resumed_epoch_are_the_same(tmp_path):
+    data = folder(tmp_path, decode="draft")
+    assert all(map(torch.equal, batches(data)[1:], batches(data, start=1)))

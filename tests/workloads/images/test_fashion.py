@@ -1,0 +1,107 @@
+"""Fashion-MNIST: found in three places, plain or gzipped; damage and absence are told apart."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from mptrain.errors import DataError
+from mptrain.workloads.images.datasets import fashion
+from mptrain.workloads.images.datasets.fashion import load_fashion_mnist
+from mptrain.workloads.images.idx import read_idx
+
+
+def idx(values):
+    header = bytes([0, 0, 8, values.dim()]) + struct.pack(f">{values.dim()}I", *values.shape)
+    return header + values.numpy().tobytes()
+
+
+def write_set(folder, zipped, train=40, test=10, label=None):
+    folder.mkdir(parents=True)
+    for part, count in (("train", train), ("t10k", test)):
+        images = (torch.arange(count * 4, dtype=torch.int64) % 251).to(torch.uint8).view(count, 2, 2)
+        labels = (torch.arange(count) % 10).to(torch.uint8)
+        if label is not None and part == "train":
+            labels[3] = label
+        for kind, values in (("images-idx3", images), ("labels-idx1", labels)):
+            path = folder / f"{part}-{kind}-ubyte"
+            if zipped:
+                path.with_name(path.name + ".gz").write_bytes(gzip.compress(idx(values)))
+            else:
+                path.write_bytes(idx(values))
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("place", ["FashionMNIST/raw", "."])
+def test_files_are_read_where_torchvision_or_debian_leave_them(tmp_path, zipped, place):
+    write_set(tmp_path / "root" / place, zipped) if place != "." else write_set(tmp_path / "root", zipped)
+    data = load_fashion_mnist(root=tmp_path / "root", download=False, val_samples=10)
+    assert [len(part) for part in (data.train, data.val, data.test)] == [30, 10, 10]
+    facts = data.facts()
+    assert len(facts.pop("class_names")) == 10
+    assert facts == {"image_size": 2, "in_channels": 1, "num_classes": 10}
+    assert data.test.images[1].flatten().tolist() == [4, 5, 6, 7]
+    assert data.test.targets.tolist() == list(range(10))
+
+
+def test_debians_folder_is_tried_last(tmp_path, monkeypatch):
+    write_set(tmp_path / "debian", zipped=True)
+    monkeypatch.setattr(fashion, "DEBIAN", tmp_path / "debian")
+    assert len(load_fashion_mnist(root=tmp_path / "none", val_samples=10).train) == 30
+
+
+def test_missing_files_are_told_with_the_places_looked_at_and_ways_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(fashion, "DEBIAN", tmp_path / "debian")
+    with pytest.raises(DataError) as caught:
+        load_fashion_mnist(root=tmp_path, download=False)
+    assert str(tmp_path / "FashionMNIST" / "raw") in str(caught.value)
+    for words in (
+        "dataset.download=true",
+        "dataset.root=",
+        "dataset-fashion-mnist",
+        "dataset=digits needs no download",
+    ):
+        assert words in caught.value.hint
+
+
+def test_a_failed_download_is_a_data_error(tmp_path, monkeypatch):
+    from torchvision import datasets
+
+    def refuse(root, download):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(fashion, "DEBIAN", tmp_path / "debian")
+    monkeypatch.setattr(datasets, "FashionMNIST", refuse)
+    with pytest.raises(DataError, match="Name or service not known") as caught:
+        load_fashion_mnist(root=tmp_path)
+    assert "dataset=digits needs no download" in caught.value.hint
+
+
+def test_a_label_outside_the_ten_classes_is_named_by_its_place_in_the_file(tmp_path):
+    write_set(tmp_path / "bad", zipped=False, label=10)
+    with pytest.raises(DataError, match="fashion_mnist train sample 3: label 10 is outside the classes 0 to 9"):
+        load_fashion_mnist(root=tmp_path / "bad", val_samples=10)
+    data = load_fashion_mnist(root=tmp_path / "bad", val_samples=10, on_error="skip")
+    assert (len(data.train), data.train.skipped) == (29, 1)
+
+
+def damaged():
+    whole = idx(torch.arange(12, dtype=torch.uint8).view(3, 2, 2))
+    yield "cut.gz", gzip.compress(whole)[:-6], "cannot be read"
+    yield "cut", whole[:-1], "holds 11 values, but its header says 12"
+    yield "header", whole[:9], "cut short within its header"
+    yield "empty", b"", "not an IDX file"
+    yield "floats", b"\0\0\x0d\x01" + whole, "not an IDX file of unsigned bytes"
+
+
+@pytest.mark.parametrize(("name", "content", "says"), list(damaged()), ids=[case[0] for case in damaged()])
+def test_damaged_idx_files_are_named(tmp_path, name, content, says):
+    path = Path(tmp_path / name)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=says) as caught:
+        read_idx(path)
+    assert str(path) in str(caught.value)

@@ -1,0 +1,231 @@
+"""Every mode of a picture file becomes 8 bits by its own range, in every reader of pictures; what was converted is told."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from mptrain.errors import DataError
+from mptrain.workloads.base.faulty_samples import Faults, checking, describe
+from mptrain.workloads.base.loader import Loader
+from mptrain.workloads.detection.detection_images import Annotated, Listing, PictureSplit
+from mptrain.workloads.enhancement.photo_files import Photos
+from mptrain.workloads.images.datasets.class_folders import load_image_folder
+from mptrain.workloads.images.picture_files import picture_size, read_picture
+
+#: Values from the whole range of 16 bits, in an irregular order.
+DEEP = (np.arange(64, dtype=np.uint32) * 40503 % 65536).astype(np.uint16).reshape(8, 8)
+HIGH = torch.from_numpy((DEEP >> 8).astype(np.uint8))
+
+
+def png(path, kind, values):
+    """A PNG of 16 bits a channel, which Pillow writes in grey only."""
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    head = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 16, kind, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    parts = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
+def twelve_bit_tiff(path):
+    """A grey TIFF of 12 bits a pixel: the highest of `DEEP`."""
+    values = (DEEP >> 4).astype(int).flatten().tolist()
+    packed = b"".join(
+        bytes((one >> 4, (one & 15) << 4 | other >> 8, other & 255))
+        for one, other in zip(*[iter(values)] * 2, strict=True)
+    )
+    tags = ((256, 8), (257, 8), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 8), (279, len(packed)))
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    path.write_bytes(
+        b"II*\0" + struct.pack("<I", 8 + len(packed)) + packed + struct.pack("<H", len(tags)) + entries + b"\0" * 4
+    )
+
+
+def grey(path):
+    if path.name == "twelve.tif":
+        twelve_bit_tiff(path)
+    elif path.name == "big.tif":
+        Image.fromarray(DEEP.astype(">u2")).save(path)
+    elif path.suffix == ".pgm":
+        path.write_bytes(b"P5 8 8 65535\n" + DEEP.astype(">u2").tobytes())
+    else:
+        Image.fromarray(DEEP).save(path)
+    return str(path)
+
+
+def pixels_of(path, channels=1):
+    picture = read_picture(str(path), channels, Faults())
+    return torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(*picture.size[::-1], channels)
+
+
+@pytest.mark.parametrize("name", ["deep.png", "little.tif", "big.tif", "twelve.tif", "deep.pgm"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sixteen_bits_become_their_high_byte(tmp_path, name, channels):
+    path = grey(tmp_path / name)
+    assert torch.equal(pixels_of(path, channels), HIGH[:, :, None].expand(-1, -1, channels))
+
+
+@pytest.mark.parametrize("name", ["deep.png", "big.tif"])
+def test_every_reader_of_pictures_reads_them_so(tmp_path, name):
+    (tmp_path / "train").mkdir()
+    path = grey(tmp_path / "train" / name)
+    Image.fromarray(HIGH.numpy()).save(tmp_path / "train" / "plain.png")
+    folder = load_image_folder(root=tmp_path, image_size=8, channels=1, augment=False).train
+    listing = Listing([Annotated(path, ((0, 0, 8, 8, 0, 0),), None)])
+    boxed = PictureSplit(
+        listing, torch.arange(1), image_size=8, channels=1, fit="stretch", augment=False, faults=Faults()
+    )
+    photos = Photos([path], 1, 8, "tile_size", 1, Faults())
+    deep, plain = folder.fetch([0, 1], 0, 0).inputs
+    assert torch.equal(deep, plain)
+    assert torch.equal(boxed.fetch([0], 0, 0).inputs[0, 0], HIGH)
+    assert torch.equal(photos.pixels(0)[0], HIGH)
+    for one in (folder, boxed, photos):
+        assert one.faults.remarks == {path: "16-bit (the high byte is used)"}
+
+
+@pytest.mark.parametrize("kind", [2, 6, 4])
+def test_channels_of_16_bits_agree_with_grey_of_16_bits(tmp_path, kind):
+    channels = {2: 3, 6: 4, 4: 2}[kind]
+    png(tmp_path / "a.png", kind, DEEP[:, :, None].repeat(channels, 2))
+    faults = Faults()
+    assert torch.equal(pixels_of(tmp_path / "a.png", 3), HIGH[:, :, None].expand(-1, -1, 3))
+    read_picture(str(tmp_path / "a.png"), 3, faults)
+    transparent = ", transparency (left out)" if kind != 2 else ""
+    assert list(faults.remarks.values()) == [f"16-bit (the high byte is used){transparent}"]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_values_without_a_known_range_are_refused_and_not_guessed(tmp_path, dtype):
+    (tmp_path / "train").mkdir()
+    path = tmp_path / "train" / "a.tif"
+    Image.fromarray(DEEP.astype(dtype)).save(path)
+    for read in (picture_size, pixels_of):
+        with pytest.raises(OSError, match="does not say which value is white; save it with 8 or 16 bits"):
+            read(str(path))
+    with pytest.raises(DataError, match=r"a.tif: cannot be decoded: its mode"):
+        load_image_folder(root=tmp_path, image_size=8).train.fetch([0], 0, 0)
+
+
+def colours(mode):
+    values = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+    if mode == "LAB":
+        return Image.merge("LAB", Image.fromarray(values).split())
+    return Image.fromarray(values).convert(mode)
+
+
+@pytest.mark.parametrize(
+    ("mode", "name", "remark"),
+    [
+        ("RGB", "a.png", ""),
+        ("L", "a.png", ""),
+        ("1", "a.png", ""),
+        ("RGB", "a.jpg", ""),
+        ("RGB", "a.bmp", ""),
+        ("RGB", "a.webp", ""),
+        ("RGB", "a.tif", ""),
+        ("RGB", "a.ppm", ""),
+        ("P", "a.png", "palette"),
+        ("RGBA", "a.png", "transparency (left out)"),
+        ("LA", "a.png", "transparency (left out)"),
+        ("CMYK", "a.jpg", "CMYK"),
+        ("LAB", "a.tif", "LAB"),
+        ("RGB", "a.gif", "palette"),
+    ],
+)
+def test_eight_bits_stay_what_pillow_makes_of_them_and_other_kinds_are_told(tmp_path, mode, name, remark):
+    path = tmp_path / name
+    colours(mode).save(path)
+    faults = Faults()
+    for channels, into in ((3, "RGB"), (1, "L")):
+        with Image.open(path) as file:
+            expected = file.convert("RGB").convert(into) if mode == "LAB" else file.convert(into)
+        assert read_picture(str(path), channels, faults).tobytes() == expected.tobytes()
+    assert faults.remarks == ({str(path): remark} if remark else {})
+
+
+def test_a_palette_with_transparency_keeps_its_colours_and_warns_of_nothing(tmp_path):
+    picture = colours("RGB").quantize(16)
+    picture.save(tmp_path / "a.png", transparency=bytes(range(0, 160, 10)))
+    faults = Faults()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = read_picture(str(tmp_path / "a.png"), 3, faults)
+    assert (caught, found.tobytes()) == ([], picture.convert("RGB").tobytes())
+    assert faults.remarks == {str(tmp_path / "a.png"): "palette, transparency (left out)"}
+
+
+def test_frames_single_pixels_and_wrong_names_are_told(tmp_path):
+    first, second = colours("RGB"), colours("RGB").rotate(90)
+    first.save(tmp_path / "a.tif", save_all=True, append_images=[second])
+    first.resize((1, 5)).save(tmp_path / "b.png")
+    first.save(tmp_path / "c.png", "JPEG")
+    faults = Faults()
+    found = [read_picture(str(tmp_path / name), 3, faults) for name in ("a.tif", "b.png", "c.png")]
+    assert found[0].tobytes() == first.tobytes()
+    assert list(faults.remarks.values()) == ["several frames (the first is used)", "1x5 pixels", "JPEG named .png"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_was_converted_is_counted_once_a_file_whoever_decodes_it(tmp_path, workers):
+    for name, number in itertools.product("ab", range(6)):
+        path = tmp_path / "train" / name / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        colours("RGBA" if number < 2 else "RGB").save(path)
+    (tmp_path / "train" / "a" / "bad.png").write_bytes(b"")
+    data = load_image_folder(root=tmp_path, image_size=8, on_error="skip")
+    loader = Loader(data.train, 3, 0, shuffle=True, workers=workers)
+    for epoch in range(2):
+        assert sum(batch.terms for batch in loader.batches(epoch)) == 12
+    loader.close()
+    faults = data.train.faults
+    assert set(faults.remarks.values()) == {"transparency (left out)"}
+    assert (len(faults.remarks), len(faults.found)) == (4, 1)
+    assert describe(faults.remarks).startswith("transparency (left out): 4 files, such as /")
+
+
+def test_checking_reads_pictures_with_boxes_and_goes_on_behind_a_bad_one(tmp_path):
+    paths = [tmp_path / name for name in ("cut.png", "wide.png", "good.png")]
+    for path in paths:
+        Image.effect_noise((20, 20), 60).save(path)
+    paths[0].write_bytes(paths[0].read_bytes()[:100])
+    boxes = [((0, 0, 8, 8, 0, 0),), ((30, 0, 40, 8, 0, 0),), ((0, 0, 8, 8, 0, 0),)]
+    listing = Listing(Annotated(str(path), own, None) for path, own in zip(paths, boxes, strict=True))
+    split = PictureSplit(
+        listing, torch.arange(3), image_size=8, channels=1, fit="stretch", augment=False, faults=Faults()
+    )
+    with checking() as check:
+        for number in range(split.files):
+            split.read(number)
+    assert {path: reason.partition(":")[0] for path, reason in check.stopping.items()} == {
+        str(path): "cannot be used" for path in paths[:2]
+    }
+
+
+def test_checking_stops_at_nothing_and_tells_what_training_would_stop_at():
+    with checking() as check:
+        Faults("stop").report({"a": "is bad"})
+        Faults("skip").report({"b": "is bad"})
+        Faults("skip").report({"c": "is bad"}, skippable=False)
+    assert (set(check.stopping), set(check.skipped)) == ({"a", "c"}, {"b"})
+    with pytest.raises(DataError, match="a: is bad"):
+        Faults("stop").report({"a": "is bad"})
+
+
+def test_a_picture_of_16_bits_that_uses_few_of_them_is_remarked_upon(tmp_path):
+    png(tmp_path / "a.png", 0, torch.full_like(torch.as_tensor(DEEP), 4095).numpy())
+    faults = Faults()
+    read_picture(str(tmp_path / "a.png"), 1, faults)
+    [remark] = faults.remarks.values()
+    assert (
+        remark == "16-bit (the high byte is used), dark (at most 16 of 256 grey levels are left; scale its values up)"
+    )

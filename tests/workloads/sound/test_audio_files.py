@@ -1,0 +1,162 @@
+"""Recordings of every kind become 16-bit samples of one channel at one rate, or an error of one line."""
+
+from __future__ import annotations
+
+import math
+import sys
+import wave
+
+import numpy as np
+import pytest
+import torch
+from scipy.io import wavfile
+
+from mptrain.errors import DataError, EnvironmentRefused
+from mptrain.workloads.sound.audio_files import RecordingError, read_recording, recording_seconds
+
+
+def tone(rate, seconds=0.5, frequency=200.0, amplitude=0.5):
+    return amplitude * np.sin(2 * math.pi * frequency * np.arange(int(rate * seconds)) / rate)
+
+
+def test_16_bits_of_one_channel_at_the_right_rate_are_not_changed(tmp_path):
+    samples = np.array([0, 1, -1, 32767, -32768, 1234], dtype=np.int16)
+    wavfile.write(tmp_path / "a.wav", 8000, samples)
+    assert read_recording(tmp_path / "a.wav", 8000).tolist() == samples.tolist()
+    assert read_recording(tmp_path / "a.wav").dtype == torch.int16
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float32, np.float64])
+def test_every_kind_of_sample_means_the_same_sound(tmp_path, dtype):
+    wanted = tone(8000)
+    if np.issubdtype(dtype, np.floating):
+        stored = wanted.astype(dtype)
+    elif dtype == np.uint8:
+        stored = np.round(wanted * 128 + 128).astype(dtype)
+    else:
+        stored = np.round(wanted * 2.0 ** (8 * np.dtype(dtype).itemsize - 1)).astype(dtype)
+    wavfile.write(tmp_path / "a.wav", 8000, stored)
+    heard = read_recording(tmp_path / "a.wav", 8000).double().numpy() / 32768
+    assert np.abs(heard - wanted).max() < (1 / 128 if dtype == np.uint8 else 2**-15)
+
+
+def test_24_bits_are_read(tmp_path):
+    with wave.open(str(tmp_path / "a.wav"), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(3)
+        file.setframerate(8000)
+        file.writeframes((0x400000).to_bytes(3, "little") + (-0x400000).to_bytes(3, "little", signed=True))
+    assert read_recording(tmp_path / "a.wav", 8000).tolist() == [16384, -16384]
+    assert recording_seconds(tmp_path / "a.wav") == 2 / 8000
+
+
+def test_channels_become_their_mean(tmp_path):
+    wavfile.write(tmp_path / "a.wav", 8000, np.array([[100, 300], [-200, 0]], dtype=np.int16))
+    assert read_recording(tmp_path / "a.wav", 8000).tolist() == [200, -100]
+
+
+@pytest.mark.parametrize("own", [4000, 11025, 16000, 44100])
+def test_another_rate_is_resampled_to_the_same_tone(tmp_path, own):
+    wavfile.write(tmp_path / "a.wav", own, tone(own).astype(np.float32))
+    heard = read_recording(tmp_path / "a.wav", 8000).double().numpy() / 32768
+    assert len(heard) == pytest.approx(4000, abs=1)
+    middle = slice(500, 3500)
+    assert np.abs(heard[: len(tone(8000))] - tone(8000)[: len(heard)])[middle].max() < 0.01
+
+
+def test_what_is_too_loud_is_clipped_and_does_not_wrap_around(tmp_path):
+    wavfile.write(tmp_path / "a.wav", 8000, np.array([2.0, -2.0], dtype=np.float32))
+    assert read_recording(tmp_path / "a.wav").tolist() == [32767, -32768]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", r"is not a WAV file that can be read \(.+\)$"),
+        (b"RIFF", r"is not a WAV file that can be read \(.+\)$"),
+        (b"this is no recording at all", r"is not a WAV file that can be read \(.+\)$"),
+        (None, "there is no such file"),
+    ],
+)
+def test_a_broken_or_missing_file_is_an_error_of_one_line(tmp_path, content, reason):
+    path = tmp_path / "a.wav"
+    if content is not None:
+        path.write_bytes(content)
+    for read in (read_recording, recording_seconds):
+        with pytest.raises(RecordingError, match=reason) as caught:
+            read(path)
+        assert isinstance(caught.value, DataError)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_ends_too_early_is_refused_as_a_whole(tmp_path):
+    path = tmp_path / "a.wav"
+    wavfile.write(path, 8000, np.zeros(1000, dtype=np.int16))
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(RecordingError, match=r"is cut short: its header promises more than there is \(.+\)$"):
+        read_recording(path)
+
+
+def test_chunks_that_are_not_sound_are_passed_over(tmp_path):
+    path = tmp_path / "a.wav"
+    wavfile.write(path, 8000, np.array([7, 8], dtype=np.int16))
+    path.write_bytes(path.read_bytes() + b"junk" + (4).to_bytes(4, "little") + b"abcd")
+    assert read_recording(path).tolist() == [7, 8]
+
+
+def test_a_recording_without_samples_and_one_with_nan_are_refused(tmp_path):
+    wavfile.write(tmp_path / "empty.wav", 8000, np.zeros(0, dtype=np.int16))
+    wavfile.write(tmp_path / "nan.wav", 8000, np.array([0.0, math.nan], dtype=np.float32))
+    with pytest.raises(RecordingError, match="holds no samples"):
+        read_recording(tmp_path / "empty.wav")
+    with pytest.raises(RecordingError, match="holds NaN or inf"):
+        read_recording(tmp_path / "nan.wav")
+
+
+def test_a_rate_that_no_recorder_has_is_taken_for_a_broken_header(tmp_path):
+    wavfile.write(tmp_path / "a.wav", 7, np.zeros(10, dtype=np.int16))
+    for read in (read_recording, recording_seconds):
+        with pytest.raises(RecordingError, match="7 samples a second"):
+            read(tmp_path / "a.wav")
+
+
+def test_flac_is_read_like_wav(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    samples = (tone(8000) * 32767).astype(np.int16)
+    soundfile.write(tmp_path / "a.flac", samples, 8000, subtype="PCM_16")
+    assert read_recording(tmp_path / "a.flac", 8000).tolist() == samples.tolist()
+    assert recording_seconds(tmp_path / "a.flac") == 0.5
+    (tmp_path / "a.flac").write_bytes(b"fLaC but not really")
+    for read in (read_recording, recording_seconds):
+        with pytest.raises(RecordingError, match="is not a FLAC file that can be read"):
+            read(tmp_path / "a.flac")
+
+
+def test_a_file_that_may_not_be_read_is_told_in_the_systems_words(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "a.wav").write_bytes(b"")
+    monkeypatch.setattr(wavfile, "read", refuse)
+    with pytest.raises(RecordingError, match=r"a.wav: cannot be read: Permission denied$"):
+        read_recording(tmp_path / "a.wav")
+
+
+def test_flac_without_its_library_says_how_to_get_it_and_wav_does_not_need_it(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "soundfile", raising=False)
+    monkeypatch.setitem(sys.modules, "soundfile", None)  # what importing finds is nothing
+    wavfile.write(tmp_path / "a.wav", 8000, np.zeros(10, dtype=np.int16))
+    assert len(read_recording(tmp_path / "a.wav", 8000)) == 10
+    (tmp_path / "a.flac").write_bytes(b"fLaC")
+    for read in (read_recording, recording_seconds):
+        with pytest.raises(EnvironmentRefused, match="soundfile") as caught:
+            read(tmp_path / "a.flac")
+        assert caught.value.hint == "pip install 'mptrain[speech]'"
+
+
+@pytest.mark.parametrize("name", ["nul\0.wav", "nul\0.flac", "half\ud800.wav", "x" * 300 + ".wav", "x" * 300 + ".flac"])
+def test_a_name_that_no_file_can_have_is_a_missing_file(tmp_path, name):
+    for read in (read_recording, recording_seconds):
+        with pytest.raises(RecordingError, match="there is no such file"):
+            read(tmp_path / name)
