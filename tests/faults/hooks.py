@@ -33,14 +33,14 @@ class Hooks:
 
     def install(self):
         from mptrain.cli import train
-        from mptrain.engine import loop
+        from mptrain.engine import loop, validation
         from mptrain.run import attempt
         from mptrain.runlog.checkpoints import CheckpointStore
         from mptrain.runlog.directory import RunDirectory
 
         for holder, name in (
             (attempt, "build"), (attempt, "create_run"), (attempt, "existing_run"), (attempt, "truncate_records"),
-            (attempt, "describe"), (attempt, "RecordWriter"), (attempt, "Loop"), (loop, "rehearse"), (train, "print_banner"),
+            (attempt, "describe"), (attempt, "RecordWriter"), (attempt, "Loop"), (loop, "rehearse_run"), (train, "print_banner"),
         ):  # fmt: skip
             self._wrap(holder, name, "start")
         for holder, name in (
@@ -49,7 +49,7 @@ class Hooks:
             self._wrap(holder, name, "end")
         self._wrap(CheckpointStore, "save", "saving")
         self._wrap_steps(loop.Loop)
-        self._wrap_evaluation(loop)
+        self._wrap_evaluation(validation)
         self._watch_files()
 
     def reach(self, place):
