@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
-    """What ``--launcher`` means, with as many jobs in the queue as ``--jobs`` says; None for this machine.
+    """Return what ``--launcher`` means, with as many jobs in the queue as ``--jobs`` says; None for this machine.
 
     Raises:
         ConfigError: With everything that is wrong with the file.

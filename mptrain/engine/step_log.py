@@ -135,7 +135,7 @@ class StepLog:
         self._digest(wait=True)
 
     def close_to(self, limit: int) -> bool:
-        """Whether the next step could be the last of ``limit`` overflowed ones in a row, for all that is known."""
+        """Return whether the next step could be the last of ``limit`` overflowed ones in a row, for all that is known."""
         return self._possibly_in_a_row() + 1 >= limit
 
     def hopeless(self, limit: int) -> LearnerLog | None:

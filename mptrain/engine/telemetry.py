@@ -1,4 +1,4 @@
-"""What a run tells while it trains: records, warnings, progress on a display, and signs of life for the watchdog.
+"""Telemetry of a run: records, warnings, progress on a display, and signs of life for the watchdog.
 
 It decides nothing about training. Rows of the device become records in `mptrain.engine.step_log`.
 """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class GradientState(NamedTuple):
-    """Where the gradients of a step are.
+    """Places of the gradients of a step.
 
     Attributes:
         grads: The P gradients of the parameters themselves, or None.

@@ -1,4 +1,4 @@
-"""What the optimizer moves in place of half-precision parameters: FP32 copies of them.
+"""Master weights, which the optimizer moves in place of half-precision parameters: FP32 copies of them.
 
 FP32 parameter                      the parameter itself
 half parameter, master weights      an FP32 copy that lives on (Micikevicius et al. 2018, section 3.1)

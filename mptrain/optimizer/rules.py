@@ -53,7 +53,7 @@ class Group:
 
     @functools.cached_property
     def fused(self) -> bool:
-        """Whether torch has fused kernels for their device."""
+        """True where torch has fused kernels for their device."""
         return capabilities(self.weights[0].device).fused
 
 

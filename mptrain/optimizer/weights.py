@@ -85,7 +85,7 @@ class Weights:
 
     @property
     def one_pass(self) -> bool:
-        """Whether norms and update are kernels over all tensors at once."""
+        """True where norms and update are kernels over all tensors at once."""
         return self.updater.one_pass
 
     def judge(

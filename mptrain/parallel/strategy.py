@@ -1,4 +1,4 @@
-"""How the gradients of a step come about where a run has several ranks.
+"""Strategies that make the gradients of a step those of all ranks.
 
 Every rank trains on its part of the batch, and its loss counts with its share of the whole batch's loss terms. So the sum over
 ranks is the gradient of the whole batch's mean loss, whatever the parts are, and one learning rate, one scale and one
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class ParallelStrategy(Protocol):
-    """What a training step asks of the way in which its run is divided among processes.
+    """A way of dividing a run among processes, as a training step uses it.
 
     Attributes:
         comm: The processes.
@@ -107,7 +107,7 @@ class SingleProcessStrategy:
 
 
 class _DistributedStrategy(ABC):
-    """What both ways of dividing a run among several ranks have in common.
+    """Base of both ways of dividing a run among several ranks.
 
     Args:
         comm: The processes.

@@ -1,4 +1,4 @@
-"""What all workloads share: batches, data set and task protocols, loader, preparation, random streams, faulty samples."""
+"""Parts that all workloads share: batches, data set and task protocols, loader, preparation, random streams, faulty samples."""
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.exhibits import Exhibit, Pictures, Sounds, Texts

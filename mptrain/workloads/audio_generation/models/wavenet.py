@@ -271,7 +271,7 @@ def drawn(model: WaveNet, given: Tensor, count: int, source: torch.Generator, co
 
 
 def _added(layer: GatedLayer, condition: Tensor | None) -> Tensor | None:
-    """What a condition adds to a layer's gates, for all samples at once."""
+    """Return what a condition adds to a layer's gates, for all samples at once."""
     if layer.condition is None or condition is None:
         return None
     added: Tensor = layer.condition(condition)
