@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor
+from torch import Tensor
 
 #: What accelerators are called by those who make or sell them.
 NAMES = {"cuda": "CUDA", "xpu": "XPU", "mps": "MPS"}

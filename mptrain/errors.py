@@ -21,14 +21,12 @@ from __future__ import annotations
 import difflib
 import errno
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from pathlib import Path
+from typing import ClassVar
 
 from mptrain import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
 EXIT_OK = 0
 EXIT_BUG = 1

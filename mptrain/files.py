@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from mptrain.errors import StorageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _KINDS = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 

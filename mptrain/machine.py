@@ -17,11 +17,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>

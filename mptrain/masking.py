@@ -11,10 +11,8 @@ import io
 import json
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import Any, Final
 
 #: Letters that a value needs to count: shorter ones stand in many texts by chance.
 SHORTEST: Final = 8

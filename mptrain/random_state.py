@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 
 from mptrain import device as devices
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 
 def seed_everything(seed: int) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 from mptrain import __version__
 from mptrain.cli import wording
 from mptrain.cli.rows import print_rows
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.storage import readable_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 @dataclass(frozen=True)

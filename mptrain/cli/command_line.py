@@ -6,13 +6,10 @@ Nothing heavy is imported here, since usage errors answer at once.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
 from mptrain.config.synonyms import translate_command
 from mptrain.errors import ConfigError, Problem, UsageError, either, near_names
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 #: Flags that may stand before a command: True for those that a value follows.
 _BEFORE = {

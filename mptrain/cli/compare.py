@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,17 +21,14 @@ from mptrain.config.compose import Composer
 from mptrain.config.launcher import is_elsewhere
 from mptrain.config.schema import RunOptions
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError, did_you_mean
-from mptrain.runlog.sweeps import SweepPaths, read_sweep
+from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
 from mptrain.sweep.comparisons import Question, beside, claimed_by, judge, judge_runs, name_arms, reference_of
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import plan_sweep, sweep_folder
 from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mptrain.comparison.results import Comparison
-    from mptrain.runlog.sweeps import Sweep
 
 _WITH_VALUE = ("--reference", "--margin", "--metric", "--by")
 

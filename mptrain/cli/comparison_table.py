@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import textwrap
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -16,8 +17,6 @@ from mptrain.cli.rows import width_of
 from mptrain.runlog import readable_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mptrain.comparison.results import ArmResult, Comparison, Interval
 
 #: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.

@@ -6,13 +6,12 @@ nothing here, and nothing it imports, imports torch or Hydra.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mptrain.errors import EXIT_OK, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mptrain.cli.completion_overrides import Candidate
 
 _BASH = r"""_mptrain_completion() {

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mptrain.cli.completion_overrides import Candidate, Overrides, paths
 from mptrain.cli.help import DESCRIPTIONS, OPTIONS, USAGE
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Option
 from mptrain.errors import MptrainError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 #: Flags that take the next word, and what may stand there.
 _TAKE = {

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mptrain.cli.completion_choices import choices_in_section, choices_of_target
-from mptrain.config.catalogue import RECHOSEN, Entry, Option, read_entries
+from mptrain.config.catalogue import RECHOSEN, Catalogue, Entry, Option, read_entries
 from mptrain.files import read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mptrain.config.catalogue import Catalogue
 
 
 class Candidate(NamedTuple):

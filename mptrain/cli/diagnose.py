@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from mptrain.report.diagnosis_page import FINITE, as_sentence, breaking, cells, 
 from mptrain.report.operators_part import by_cast, by_operator, summary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.report.page import Cell
     from mptrain.runlog.diagnosis import Examination, ModuleRow, Remedy
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import printable
 from mptrain.workloads.base.faulty_samples import by_remark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from mptrain.inspection.data_check import DataReport
 
 #: The most files of each kind that are named.

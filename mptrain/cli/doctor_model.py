@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mptrain.cli.doctor_data import data_lines
@@ -13,15 +14,12 @@ from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.inspection.data_check import check_data
 from mptrain.inspection.scale_check import ScalingReport, check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
-from mptrain.inspection.scale_check_ranges import LOST, Scales, scales_of
+from mptrain.inspection.scale_check_ranges import LOST, Finding, ModuleScaling, Scales, scales_of
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.config.schema import Config
-    from mptrain.inspection.scale_check_ranges import Finding, ModuleScaling
 
 #: Rows of the table at most: beyond, modules are shown by the module that holds them.
 ROWS = 32

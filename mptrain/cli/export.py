@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,6 @@ from mptrain.runlog.state import parse_object
 from mptrain.runlog.storage import readable_bytes, storing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.config.schema import Config
 
 _FLAGS = ("--best", "--raw", "--fp16", "--output PATH")

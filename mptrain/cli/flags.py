@@ -6,15 +6,12 @@ Hydra's own flags keep their names. Those that ask Hydra to show something are a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mptrain.cli.help import DESCRIPTIONS
 from mptrain.config.synonyms import guess_word
 from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Flags with a value that Hydra answers, and those without.
 _SHOWING = ("--cfg", "-c", "--package", "-p")

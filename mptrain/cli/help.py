@@ -8,19 +8,14 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from mptrain import __version__
 from mptrain.cli.messages import colourful
 from mptrain.config import location
-from mptrain.config.catalogue import Catalogue
+from mptrain.config.catalogue import Catalogue, Entry, Option
 from mptrain.config.synonyms import translate_command
 from mptrain.errors import EXIT_OK, ConfigError, Problem, near_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from mptrain.config.catalogue import Entry, Option
 
 #: How each command is written, and what it does; shell completion takes from here which words a command takes.
 USAGE = (

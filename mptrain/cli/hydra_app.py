@@ -10,20 +10,16 @@ import contextlib
 import io
 import logging
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 
-from mptrain.cli.flags import INFO, is_asked_of_info
+from mptrain.cli.flags import INFO, Flags, is_asked_of_info
 from mptrain.config.compose import COMPOSITION_ERRORS, Composer
 from mptrain.config.ranges import first_line
 from mptrain.errors import EXIT_OK, ConfigError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mptrain.cli.flags import Flags
 
 #: We alone make run directories and log files.
 _QUIET = (

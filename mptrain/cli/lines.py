@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from mptrain.cli import wording
 from mptrain.cli.progress import RunProgress
 from mptrain.cli.rows import KeyValues
-from mptrain.records import EpochRecord, EvalRecord, ProgressRecord
-
-if TYPE_CHECKING:
-    from mptrain.records import Record
+from mptrain.records import EpochRecord, EvalRecord, ProgressRecord, Record
 
 
 class PlainLines:

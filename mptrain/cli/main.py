@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from mptrain.cli.command_line import command_first, refuse_blanks, run_and_overrides, what_was_meant
@@ -26,8 +27,6 @@ from mptrain.errors import (
 from mptrain.parallel.torchrun import begun_by_torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     Command = Callable[[list[str]], int]
 
 

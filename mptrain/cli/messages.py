@@ -10,14 +10,13 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, Preempted, StorageError
 from mptrain.masking import masked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from rich.console import Console
 
 #: Seconds between two signs of life on a terminal.

@@ -6,18 +6,14 @@ No number is ever cut.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
 from mptrain.cli.messages import drawing_console
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
 
 #: A blank at which a title or a cell is broken where the terminal is narrow.
 BREAK = "\v"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -18,11 +18,8 @@ from rich.text import Text
 from mptrain.cli import wording
 from mptrain.cli.messages import printable
 from mptrain.cli.progress import LearnerProgress, RunProgress
-from mptrain.records import EpochRecord, EvalRecord, StepRecord
+from mptrain.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord
 from mptrain.runlog.storage import readable_bytes
-
-if TYPE_CHECKING:
-    from mptrain.records import ProgressRecord, Record
 
 #: Seconds between two drawings; a terminal shows no more to anybody, and drawing takes milliseconds.
 INTERVAL = 0.25

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, StepRecord
-
-if TYPE_CHECKING:
-    from mptrain.records import Record
+from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
 #: The most values that the histories of loss and loss scale keep; they span the whole run.
 HISTORY = 64

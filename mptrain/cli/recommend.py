@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,8 +22,6 @@ from mptrain.errors import EXIT_DATA, EXIT_OK, UsageError
 from mptrain.runlog.directory import last_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.report.page import Table
 
 #: Letters of a cell that are kept in one line.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from rich.markup import escape
 
@@ -14,12 +14,7 @@ from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK
 from mptrain.inspection.replay import replay_run
 from mptrain.report import write_replay
-from mptrain.report.replay_page import CAVEAT, COLUMNS, replay_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mptrain.report.replay_page import Replay
+from mptrain.report.replay_page import CAVEAT, COLUMNS, Replay, replay_rows
 
 
 def replay(run: str, overrides: Sequence[str]) -> int:

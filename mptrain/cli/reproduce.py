@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, di
 from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from mptrain.comparison.results import Comparison
     from mptrain.recipe.recipe import Recipe
     from mptrain.recipe.reproduction import Numbers, Reproduction, Verdict

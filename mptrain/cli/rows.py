@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
-from typing import IO, TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import IO
 
 from mptrain.cli.messages import colourful, harmless, writing
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 #: Characters of a line at most, and at least.
 WIDTH, NARROWEST = 110, 60

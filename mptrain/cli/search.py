@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.cli.job import PROGRAM
@@ -15,19 +17,14 @@ from mptrain.config.launcher import is_elsewhere
 from mptrain.config.overrides import read
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweep_csv import summary_of
-from mptrain.runlog.sweeps import is_sweep, read_sweep
+from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper, fixed_words, key_of
-from mptrain.sweep.points import NOT_SWEPT
+from mptrain.sweep.points import NOT_SWEPT, Point
 from mptrain.sweep.runner import plan_sweep, run_sweep, sweep_folder
 from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from mptrain.cli.flags import Flags
-    from mptrain.runlog.sweeps import Sweep
-    from mptrain.sweep.points import Point
 
 
 def search(flags: Flags) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,8 +21,6 @@ from mptrain.sweep.runner import missing_points, plan_sweep, require_free, sweep
 from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.cli.flags import Flags
 
 

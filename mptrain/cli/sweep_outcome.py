@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
@@ -14,8 +15,6 @@ from mptrain.comparison.ranking import sweep_lead
 from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from mptrain.runlog.sweeps import Sweep, SweepJob
 
 #: Status to its colour, wherever jobs are shown.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,18 +13,15 @@ from mptrain.cli.messages import harmless, warn
 from mptrain.config.trust import let_in, retyped
 from mptrain.errors import EXIT_OK
 from mptrain.parallel.torchrun import begun_alike
-from mptrain.records import EventRecord
+from mptrain.records import EventRecord, Record
 from mptrain.run.attempt import Opening, launch
 from mptrain.run.attempt import resume as resume_run
 from mptrain.run.evaluation import evaluate_run
 from mptrain.run.start_state import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.config.schema import Config
     from mptrain.engine.job import Parts
-    from mptrain.records import Record
     from mptrain.runlog.sink import Sink
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mptrain.comparison.results import (
     Aligned,
@@ -24,10 +26,6 @@ from mptrain.runlog.schema_checks import is_built_as
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing, write_atomically
 from mptrain.runlog.strict_json import restore_nonfinite
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 #: Version of the layout.
 SCHEMA = 2

@@ -7,6 +7,7 @@ found so far have nothing to do with targets.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.config.checks import HEADER, check_section, check_together, check_train, fields_of, warnings_about
 from mptrain.config.learners import LearnerChoices, read_learners
-from mptrain.config.overrides import check_key
+from mptrain.config.overrides import Words, check_key
 from mptrain.config.ranges import UNRESOLVED, first_line, show
 from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
 from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
@@ -23,10 +24,7 @@ from mptrain.errors import ConfigError, Problem
 from mptrain.masking import masked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from mptrain.config.catalogue import Catalogue
-    from mptrain.config.overrides import Words
 
 _GENERAL = tuple(field.name for field in fields_of(GeneralOptions))
 _FIELDS = tuple(f"{name}.{field.name}" for name, schema in SECTIONS.items() for field in fields_of(schema))

@@ -8,15 +8,12 @@ the files of ``configs/`` are written; what it does not understand it leaves out
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mptrain.files import read_text
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 #: Groups that a run may go on with another option of, and what choosing one chooses besides.
 RECHOSEN: dict[str, tuple[str, ...]] = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from mptrain.config import location
 from mptrain.config.assemble import assemble, wrong_words
-from mptrain.config.catalogue import RECHOSEN, Catalogue
+from mptrain.config.catalogue import RECHOSEN, Catalogue, Option
 from mptrain.config.files import find_endless, find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
 from mptrain.config.ranges import first_line, show
@@ -31,9 +32,6 @@ from mptrain.errors import ConfigError, Problem
 from mptrain.runlog.directory import refuse_older
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from mptrain.config.catalogue import Option
     from mptrain.config.schema import Config
 
 #: What a folder of one's own looks like.

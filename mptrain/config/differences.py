@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from mptrain.config.files import read_yaml
 from mptrain.config.ranges import show
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: Keys and sections that may differ between a run and its continuation.
 IGNORED = ("run", "log", "logger", "diagnostics", "checkpoint", "chosen")

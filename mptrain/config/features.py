@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from mptrain.config.compose import reload
 from mptrain.config.targets import DATA_FACTS
@@ -22,8 +23,6 @@ from mptrain.workloads.classification.small_classifier import train_classifier
 from mptrain.workloads.images.features import Features
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from mptrain.config.schema import Config
     from mptrain.workloads.base.source import Dataset
 

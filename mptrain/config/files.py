@@ -5,7 +5,9 @@ Hydra reads the files and stops at the first that is wrong, often without its na
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
 
 from omegaconf import OmegaConf
 from yaml import MarkedYAMLError, YAMLError, compose  # type: ignore[import-untyped]
@@ -14,10 +16,6 @@ from yaml.nodes import MappingNode, Node, ScalarNode  # type: ignore[import-unty
 from mptrain.config.ranges import show
 from mptrain.errors import ConfigError, Problem
 from mptrain.files import read_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 #: Values of a file once its aliases are followed.
 _MOST_VALUES: Final = 100_000

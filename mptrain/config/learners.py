@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptrain.config.ranges import UnfitError, fit, hint_for, show
 from mptrain.config.targets import Target
 from mptrain.engine.options import TrainOptions
 from mptrain.errors import ConfigError, Problem, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Groups of which a learner may have another choice.
 GROUPS = ("optimizer", "schedule", "scaler")

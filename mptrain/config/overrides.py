@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from mptrain.config.learners import known_keys
@@ -25,10 +27,6 @@ from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hydra.core.override_parser.types import Override
-
     from mptrain.config.catalogue import Catalogue
 
 #: Groups without which there is no run.

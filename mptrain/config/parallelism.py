@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from mptrain.device import count_of, use
 from mptrain.engine.evaluate import blank_of
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.parallel.sharding import shard
-from mptrain.parallel.strategy import LossModule, strategy_of
+from mptrain.parallel.strategy import LossModule, ParallelStrategy, strategy_of
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.support import resolve_device
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from mptrain.config.schema import Config
     from mptrain.parallel.communicator import Communicator
-    from mptrain.parallel.strategy import ParallelStrategy
 
 
 def device_of(name: str, comm: Communicator) -> torch.device:

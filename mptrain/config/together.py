@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.features import build_features
-from mptrain.config.targets import parameters
+from mptrain.config.targets import Target, parameters
 from mptrain.errors import ConfigError
 from mptrain.workloads.base.task import Task
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
-    from mptrain.config.targets import Target
     from mptrain.workloads.base.source import Dataset
 
 _GO_TOGETHER = "a model's own file chooses a task and a dataset that go with it, if the command line lets it"

@@ -5,20 +5,18 @@ Runs, sweeps and folders of YAML are copied from machine to machine, and nothing
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from mptrain.config.overrides import parse
+from mptrain.config.overrides import Words, parse
 from mptrain.config.ranges import show
 from mptrain.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from hydra.core.override_parser.types import Override
 
-    from mptrain.config.overrides import Words
     from mptrain.config.schema import Config
     from mptrain.runlog.sweeps import Sweep
 

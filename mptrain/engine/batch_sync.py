@@ -6,12 +6,11 @@ waiting. One exchange of a few numbers before each step does for all of it; the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from mptrain.engine.interrupt import Interrupts
     from mptrain.parallel.communicator import Communicator
     from mptrain.workloads.base.batch import Batch

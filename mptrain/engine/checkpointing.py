@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.carried import Carried
 from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mptrain.engine.job import Options, Parts, Progress
     from mptrain.engine.storage import NoStorage, Storage
     from mptrain.engine.telemetry import Telemetry

@@ -8,13 +8,11 @@ good (pytorch#190348), and the device's generator still expects a capture and re
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.torch_version import TorchVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: From this version on torch may give the pool of a failed capture back itself, and to do so twice would break its count.
 _RELEASES_POOLS = TorchVersion("2.13")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -12,9 +14,6 @@ from mptrain.errors import EXIT_PREEMPTED, NumericsError, Preempted
 from mptrain.parallel.communicator import RankLost
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from mptrain.engine.checkpointing import Checkpointing
     from mptrain.engine.job import Parts, Progress
     from mptrain.engine.step_log import LearnerLog

@@ -7,15 +7,13 @@ which Linux shows below ``/sys/class/powercap``, on most systems to root only.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from mptrain.device import properties_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _RAPL = Path("/sys/class/powercap")
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mptrain.records import StepRecord
+from mptrain.records import Record, StepRecord
 
 if TYPE_CHECKING:
     from mptrain.engine.job import Progress
-    from mptrain.records import Record
 
 
 class EpochTotals:

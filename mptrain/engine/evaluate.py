@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mptrain.engine.exhibit import on_host
 from mptrain.engine.fingerprints import sample_digests
@@ -19,10 +20,6 @@ from mptrain.random_state import other_random_numbers
 from mptrain.records import EvalRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from torch import Tensor
-
     from mptrain.engine.job import Parts
     from mptrain.workloads.base.exhibits import Exhibit
     from mptrain.workloads.base.loader import Loader

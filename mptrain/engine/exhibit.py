@@ -5,20 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from mptrain.runlog.layout import CAPTIONS
 from mptrain.runlog.storage import storing, write_atomically
 from mptrain.workloads.base.exhibits import Exhibit, Pictures, Sounds, Texts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import Tensor
 
 #: The loudest sample of a 16-bit recording.
 _FULL_SCALE = 32767

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,9 +23,6 @@ from mptrain.probe.overflow_attribution import offenders
 from mptrain.runlog.storage import storing, temporary, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from mptrain.engine.job import Parts, Progress
     from mptrain.engine.learner import Learner
     from mptrain.engine.step_log import LearnerLog

@@ -6,16 +6,14 @@ Computed on the host, from values that are there anyway; nothing here changes an
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from torch import Tensor, nn
-
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.loader import Loader
 

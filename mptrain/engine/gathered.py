@@ -7,18 +7,16 @@ between seeds is the business of comparisons.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from mptrain.engine.fingerprints import digest_of_samples
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
-
     from mptrain.parallel.communicator import Communicator
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.task import Task

@@ -7,17 +7,12 @@ skipped. So the buffers of every module are part of what a refused step must not
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.nn import functional as F
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor, nn
-
 
 #: Bytes at whose multiples a buffer begins, as in memory of its own: vectorised kernels and compilers count on 16.
 ALIGNMENT = 64

@@ -7,10 +7,13 @@ the verdict, the skip, the scale, the end of a run, the names on record.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mptrain.errors import ConfigError, did_you_mean
@@ -19,11 +22,6 @@ from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor, nn
-
     from mptrain.engine.learner import Learner
     from mptrain.engine.options import InjectOptions
     from mptrain.numerics.verdict import Verdict

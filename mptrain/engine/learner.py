@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from mptrain.errors import ConfigError
-from mptrain.parallel.strategy import SingleProcessStrategy
-from mptrain.scaler.base import measure_of, reads_norms
+from mptrain.parallel.strategy import ParallelStrategy, SingleProcessStrategy
+from mptrain.scaler.base import Scaler, ScalerState, measure_of, reads_norms
 from mptrain.scaler.static import NoScaler
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor, nn
-
     from mptrain.engine.guard import BufferGuard
     from mptrain.numerics.verdict import Verdict
     from mptrain.optimizer.average import WeightAverage
     from mptrain.optimizer.weights import Weights
-    from mptrain.parallel.strategy import ParallelStrategy
     from mptrain.precision.upcast import Products
-    from mptrain.scaler.base import Scaler, ScalerState
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.task import Objective
 

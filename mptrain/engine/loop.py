@@ -7,15 +7,16 @@ saved, in `mptrain.engine.checkpointing`; how it ends before its end, in `mptrai
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mptrain.engine.batch_sync import BatchSync, DistributedBatchSync
+from mptrain.engine.batch_sync import BatchSync, DistributedBatchSync, SyncedBatch
 from mptrain.engine.checkpointing import Checkpointing
 from mptrain.engine.endings import Endings
 from mptrain.engine.failure import require_success
 from mptrain.engine.fingerprints import data_order
 from mptrain.engine.interrupt import Interrupts
-from mptrain.engine.job import LearnerTotals, Progress
+from mptrain.engine.job import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.memory import forget_peak
 from mptrain.engine.rehearsal import rehearse_run
 from mptrain.engine.steps import StepRunner, capture_on
@@ -27,10 +28,6 @@ from mptrain.random_state import random_state
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from mptrain.engine.batch_sync import SyncedBatch
-    from mptrain.engine.job import Options, Parts
     from mptrain.engine.storage import NoStorage, Storage
     from mptrain.runlog.sink import Sink
     from mptrain.workloads.base.batch import Batch

@@ -6,6 +6,7 @@ Everything that the passes touch is put back, so a run that was rehearsed trains
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,6 @@ from mptrain.random_state import other_random_numbers
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from mptrain.engine.job import Options, Parts
     from mptrain.engine.telemetry import Telemetry
     from mptrain.workloads.base.batch import Batch

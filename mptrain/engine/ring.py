@@ -8,15 +8,13 @@ recorded; only a reader that cannot go on without the values waits for them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from mptrain.device import capabilities, event_now, widest
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _SCALARS = 5
 

@@ -6,12 +6,14 @@ checkpoint can be continued, or evaluated, in another mode.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from mptrain.engine.job import Progress
+from mptrain.engine.job import Parts, Progress
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
@@ -19,11 +21,6 @@ from mptrain.precision.apply import about_clamped, count_beyond, input_dtype
 from mptrain.random_state import random_state, set_random_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import nn
-
-    from mptrain.engine.job import Parts
     from mptrain.engine.step_log import StepLog
 
 SCHEMA = 3

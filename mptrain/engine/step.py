@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from torch import Tensor, nn
 from torch.autograd.graph import _engine_run_backward
 
-from mptrain.probe.probe import UNWATCHED
+from mptrain.probe.probe import UNWATCHED, Watch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from mptrain.engine.learner import Learner, Plan
     from mptrain.engine.ring import Recorder
-    from mptrain.probe.probe import Watch
     from mptrain.workloads.base.batch import Batch
 
 

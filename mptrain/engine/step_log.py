@@ -6,6 +6,7 @@ It knows which step each row belongs to, counts what was applied, and notices wh
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_k
 from mptrain.scaler.base import measure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mptrain.engine.learner import Learner
     from mptrain.engine.options import LogOptions
     from mptrain.engine.ring import Ring, Row

@@ -16,27 +16,23 @@ import pickle
 import random
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mptrain.device import capabilities
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
 from mptrain.engine.step import train_step
 from mptrain.engine.waits import host_waits
-from mptrain.probe.probe import UNWATCHED
+from mptrain.probe.probe import UNWATCHED, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor
-
     from mptrain.engine.job import Parts
     from mptrain.engine.ring import Recorder, Ring
     from mptrain.optimizer.gradients import GradientState
-    from mptrain.probe.probe import Watch
     from mptrain.workloads.base.batch import Batch
 
     #: Takes what a step does, and gives back what does it again.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +12,6 @@ from mptrain.engine.facts import facts
 from mptrain.engine.memory import memory_peak
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.engine.job import Options, Parts, Progress
     from mptrain.engine.step_log import LearnerLog
 

@@ -6,6 +6,7 @@ It decides nothing about training. Rows of the device become records in `mptrain
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.clock import Clock
@@ -14,17 +15,13 @@ from mptrain.engine.memory import memory_now
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.watchdog import Watchdog
-from mptrain.records import EventRecord, ProgressRecord
-from mptrain.runlog.sink import Fanout
+from mptrain.records import EventRecord, ProgressRecord, Record
+from mptrain.runlog.sink import Fanout, Sink
 from mptrain.workloads.base.faulty_samples import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.engine.job import Options, Parts, Progress
     from mptrain.engine.storage import NoStorage, Storage
-    from mptrain.records import Record
-    from mptrain.runlog.sink import Sink
 
 
 class Telemetry:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,8 +12,6 @@ from mptrain.device import capabilities, current_stream, event_now, new_stream, 
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mptrain.workloads.base.batch import Batch
 
 #: How many batches the host may be ahead of the device. Enough to bridge a slow one; each takes memory.

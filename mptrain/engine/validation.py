@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.engine.evaluate import evaluate
@@ -10,9 +12,6 @@ from mptrain.engine.exhibit import keep_exhibits
 from mptrain.records import EpochRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from mptrain.engine.job import Parts, Progress
     from mptrain.engine.telemetry import Telemetry
 

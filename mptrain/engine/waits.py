@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: How torch's warning of a wait begins, and its warning, once in a process, that it does not notice all.
 _WAIT, _PROTOTYPE = "called a synchronizing CUDA operation", "Synchronization debug mode"

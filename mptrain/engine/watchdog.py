@@ -13,15 +13,12 @@ import sys
 import threading
 import time
 from datetime import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import TracebackType
 
 from mptrain.errors import StorageError
 from mptrain.files import open_in_place
 from mptrain.runlog.storage import storing
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
 
 #: Looks during the time after which a run counts as standing still.
 LOOKS = 10

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mptrain.errors import CheckpointError
 from mptrain.numerics.rounding import saturated
 from mptrain.runlog.state_validation import NotPlain, load_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
 
 #: Where programs keep the weights inside of larger files, and what wrappers put before every name.
 _HOLDERS = ("state_dict", "model_state_dict", "model")

@@ -5,6 +5,7 @@ Of the run directory nothing is changed but what is written into its folder ``di
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,25 +16,21 @@ from mptrain.config.trust import fetches, is_trust, retyped
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.inspection.examine_step import OnRecord, Place, examine
-from mptrain.inspection.failure_folder import read_ending
+from mptrain.inspection.failure_folder import Ending, read_ending
 from mptrain.inspection.step_replay import SavedStep, moment_at, stand_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.run.start_state import least_micro_batches
-from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.checkpoints import CheckpointStore, Loaded
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.reader import read_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from mptrain.config.schema import Config
     from mptrain.engine.job import Options, Parts
-    from mptrain.inspection.failure_folder import Ending
     from mptrain.records import StepRecord
     from mptrain.runlog import RunDirectory
-    from mptrain.runlog.checkpoints import Loaded
     from mptrain.runlog.diagnosis import Examination
 
 

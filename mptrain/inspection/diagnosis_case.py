@@ -14,10 +14,10 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.trust import fetches
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.findings import causes_of, compared, inexact, none
+from mptrain.inspection.findings import Cause, causes_of, compared, inexact, none
 from mptrain.inspection.observations import NEVER_ZERO, underflows
 from mptrain.inspection.step_accuracy_passes import measure_accuracy
-from mptrain.inspection.step_replay import look, stand_at
+from mptrain.inspection.step_replay import SavedStep, look, stand_at
 from mptrain.precision.apply import set_products
 from mptrain.scaler import NoScaler, StaticScaler
 
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from mptrain.config.schema import Config
     from mptrain.engine.job import Parts
     from mptrain.engine.learner import Learner
-    from mptrain.inspection.findings import Cause
     from mptrain.inspection.step_accuracy import StepAccuracy
-    from mptrain.inspection.step_replay import SavedStep
     from mptrain.probe.observer import Operation
     from mptrain.probe.step_observation import Observation
 

@@ -6,6 +6,7 @@ How the step is come by is the business of `mptrain.inspection.diagnosis`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,6 @@ from mptrain.inspection.step_replay import SavedStep, look, stand_at
 from mptrain.runlog.diagnosis import Examination, Found, Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mptrain.config.schema import Config
     from mptrain.engine.job import Parts
     from mptrain.probe.step_observation import Observation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +13,6 @@ from mptrain.runlog.strict_json import parse_strict
 from mptrain.workloads.base.batch import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mptrain.runlog import RunDirectory
 
 

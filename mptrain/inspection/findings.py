@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,6 @@ from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from mptrain.inspection.scale_check_ranges import ModuleScaling
     from mptrain.inspection.step_accuracy import StepAccuracy
     from mptrain.probe.observer import Operation

@@ -7,18 +7,15 @@ in proportion and what goes out below is not, there is the fault.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mptrain.device import beside_fp64
 from mptrain.probe.module_trail import LOSS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from torch import Tensor, nn
 
 
 class _Place(NamedTuple):

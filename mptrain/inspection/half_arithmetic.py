@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -15,9 +16,6 @@ from mptrain.numerics.formats import FORMATS
 from mptrain.precision.census import Observed, cast_of, current_pass, dtype_name, floating_in
 from mptrain.precision.upcast import EagerMode, Products
 from mptrain.probe.module_trail import Trail
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 #: Operators of which a number is an operand that the tensor's format has to hold.
 _WITH_CONSTANT = frozenset(

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from mptrain.device import beside_fp64
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor, nn
 
 #: The floating-point tensors that each module said, by its name, in the order in which it said them.
 Outputs = dict[str, list["Tensor"]]

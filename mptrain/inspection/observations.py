@@ -6,9 +6,10 @@ Pure: reads an observation only. Also makes the rows of the table of modules.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from mptrain.inspection.findings import causes_of, named, numbered, place
+from mptrain.inspection.findings import Cause, Key, causes_of, named, numbered, place
 from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
 from mptrain.numerics.formats import FLOAT16, scale_in_words
 from mptrain.precision.policy import NORMS
@@ -16,9 +17,6 @@ from mptrain.probe.module_trail import LOSS
 from mptrain.runlog.diagnosis import ModuleRow, Reach
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from mptrain.inspection.findings import Cause, Key
     from mptrain.probe.observer import CustomFunction, Operation
     from mptrain.probe.step_observation import Observation
     from mptrain.records import ExponentCounts

@@ -22,7 +22,7 @@ import torch
 
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.diagnosis_case import DiagnosisCase, of_learner
-from mptrain.inspection.findings import cause_of, first_break, named, place
+from mptrain.inspection.findings import Cause, cause_of, first_break, named, place
 from mptrain.inspection.keep_fp32 import Kept
 from mptrain.inspection.observations import small_gradients
 from mptrain.inspection.scale_remedies import higher_scale, lower_scale, raised_scale
@@ -33,7 +33,6 @@ from mptrain.probe.module_trail import LOSS
 from mptrain.runlog.diagnosis import Remedy
 
 if TYPE_CHECKING:
-    from mptrain.inspection.findings import Cause
     from mptrain.probe.step_observation import Observation
     from mptrain.records import ExponentCounts
     from mptrain.workloads.base.batch import Batch

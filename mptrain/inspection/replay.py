@@ -11,6 +11,8 @@ import math
 import re
 import shlex
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,17 +27,13 @@ from mptrain.report.run_parts import unfinished
 from mptrain.report.wording import ONE_BECOMES_ALL, counted
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.reader import Run, read_run
-from mptrain.scaler.base import measure_of
+from mptrain.scaler.base import Scaler, measure_of
 from mptrain.scaler.static import StaticScaler
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from mptrain.config.schema import Config
     from mptrain.numerics.measures import Measure
     from mptrain.records import StepRecord
-    from mptrain.scaler.base import Scaler
 
 #: The words that a replay takes.
 _SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")

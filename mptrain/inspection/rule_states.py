@@ -8,18 +8,16 @@ that followed it, and the rule itself is asked only about what did not happen be
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch import Tensor
 
 from mptrain.numerics.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
     from mptrain.scaler.base import Scaler, ScalerState
 
 _CPU = torch.device("cpu")

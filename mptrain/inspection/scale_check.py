@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,17 +23,14 @@ from mptrain.inspection.scale_check_gradients import (
 )
 from mptrain.inspection.scale_check_observation import Inspection, inspect_step
 from mptrain.inspection.scale_check_ranges import Break, Finding, ModuleScaling, ScalingEvidence, by_module
-from mptrain.numerics.formats import FORMATS
+from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.policy import Policy
 from mptrain.precision.support import require_support, resolve_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mptrain.config.schema import Config
     from mptrain.engine.job import Parts
     from mptrain.inspection.module_outputs import Outputs
-    from mptrain.numerics.formats import Format
     from mptrain.probe.observer import Operation
     from mptrain.workloads.base.batch import Batch
 

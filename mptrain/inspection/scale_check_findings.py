@@ -7,17 +7,21 @@ or nowhere finite because of it. What is wrong with other modules is.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from mptrain.inspection.scale_check_ranges import EPSILONS, ILL_CONDITIONED_OUTPUT, Finding, ModuleScaling, scales_of
+from mptrain.inspection.scale_check_ranges import (
+    EPSILONS,
+    ILL_CONDITIONED_OUTPUT,
+    Break,
+    Finding,
+    ModuleScaling,
+    OutputErrors,
+    ScalingEvidence,
+    scales_of,
+)
 from mptrain.numerics.formats import FORMATS, scale_in_words
 from mptrain.probe.module_trail import LOSS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from mptrain.inspection.scale_check_ranges import Break, OutputErrors, ScalingEvidence
 
 _LINEAR = "its backward must be linear in what it is given: look there for a clamp, a constant, a threshold or a cast"
 

@@ -11,10 +11,12 @@ is left is the backward pass alone. What the forward pass says is compared by it
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from mptrain.device import beside_fp64, capabilities
 from mptrain.engine.guard import BufferGuard
@@ -27,19 +29,14 @@ from mptrain.inspection.scale_check_ranges import EPSILONS, LOST, Distances, Out
 from mptrain.numerics.rounding import saturated
 from mptrain.precision.apply import DTYPES
 from mptrain.probe.module_trail import Trail
-from mptrain.probe.observer import Observer
+from mptrain.probe.observer import Observer, Operation
 from mptrain.random_state import other_random_numbers
 from mptrain.scaler.static import StaticScaler
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from torch import Tensor, nn
-
     from mptrain.engine.job import Parts
     from mptrain.engine.learner import Learner
     from mptrain.numerics.formats import Format
-    from mptrain.probe.observer import Operation
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.task import Objective
 

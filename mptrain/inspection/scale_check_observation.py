@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torch import nn
+from torch import Tensor, nn
 
 from mptrain.device import beside_fp64
 from mptrain.engine.rehearsal import rehearse
@@ -17,8 +17,6 @@ from mptrain.probe.module_trail import Trail
 from mptrain.scaler.static import NoScaler, StaticScaler
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mptrain.engine.job import Parts
     from mptrain.numerics.formats import Format
     from mptrain.workloads.base.batch import Batch

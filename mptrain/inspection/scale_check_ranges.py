@@ -26,12 +26,11 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from mptrain.numerics.formats import Format
 
 #: A relative error is right up to so many times the format's epsilon: 2^-7 for FP16.

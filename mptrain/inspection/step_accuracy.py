@@ -9,15 +9,13 @@ those outputs make of it; up to `ModuleScaling.may_lose` that is worth knowing a
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mptrain.inspection.scale_check_ranges import EPSILONS, ILL_CONDITIONED_OUTPUT
+from mptrain.inspection.scale_check_ranges import EPSILONS, ILL_CONDITIONED_OUTPUT, ModuleScaling, OutputErrors
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from mptrain.inspection.scale_check_ranges import ModuleScaling, OutputErrors
     from mptrain.numerics.formats import Format
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from mptrain.numerics.formats import FORMATS
 from mptrain.precision.apply import input_dtype, set_products
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mptrain.engine.job import Parts
     from mptrain.inspection.step_replay import SavedStep
 

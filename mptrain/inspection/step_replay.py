@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from mptrain.engine.job import LearnerTotals, Progress
+from mptrain.engine.job import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import untrained
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot
@@ -33,11 +35,6 @@ from mptrain.random_state import random_state, set_random_state
 from mptrain.runlog.sink import Fanout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import Tensor
-
-    from mptrain.engine.job import Options, Parts
     from mptrain.engine.learner import Learner
     from mptrain.workloads.base.batch import Batch
 

@@ -13,17 +13,15 @@ import pickle
 import signal
 import subprocess
 import time
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
 from mptrain.files import open_in_place
 from mptrain.interpreter import command
-from mptrain.records import EventRecord
+from mptrain.records import EventRecord, Record
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mptrain.logger.base import Logger, TrackedRun, Tracker
-    from mptrain.records import Record
 
 #: Seconds between two writes to the tracker.
 PAUSE: Final = 0.5

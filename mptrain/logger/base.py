@@ -6,16 +6,15 @@ A tracker is shown what the run writes down anyway. It may fail in any way: it n
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mptrain.errors import ConfigError
 from mptrain.files import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from mptrain.records import Record
 
 

@@ -8,20 +8,15 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptrain.fields import PositiveFloat, PositiveInt
-from mptrain.logger.base import kept_id, require_package
+from mptrain.logger.base import TrackedRun, kept_id, require_package
 from mptrain.logger.series import flat, numbers, points
-from mptrain.records import EventRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from mptrain.logger.base import TrackedRun
-    from mptrain.records import Record
+from mptrain.records import EventRecord, Record
 
 #: Seconds between two requests, while there is something to send.
 _EVERY_SECONDS = 2.0

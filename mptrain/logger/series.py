@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from mptrain.records import EpochRecord, EvalRecord, OverflowRecord, ProgressRecord, StepRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from mptrain.records import Record
+from mptrain.records import EpochRecord, EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
 #: The learner of a run that has only one; its curves are named without it.
 ONLY = "main"

@@ -10,17 +10,13 @@ import time
 import wave
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptrain.fields import PositiveFloat, PositiveInt
-from mptrain.logger.base import require_package
+from mptrain.logger.base import TrackedRun, require_package
 from mptrain.logger.series import flat, points
 from mptrain.logger.tables import markdown_table
-from mptrain.records import EventRecord, OverflowRecord
-
-if TYPE_CHECKING:
-    from mptrain.logger.base import TrackedRun
-    from mptrain.records import Record
+from mptrain.records import EventRecord, OverflowRecord, Record
 
 #: Seconds after which what was written can be seen in TensorBoard.
 _FLUSH = 5

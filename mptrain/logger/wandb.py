@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from mptrain.fields import PositiveFloat, PositiveInt
-from mptrain.logger.base import kept_id, require_package
+from mptrain.logger.base import TrackedRun, kept_id, require_package
 from mptrain.logger.series import numbers, points
 from mptrain.logger.tables import read_table
-from mptrain.records import EventRecord
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from mptrain.logger.base import TrackedRun
-    from mptrain.records import Record
+from mptrain.records import EventRecord, Record
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,12 @@ FP16 (IEEE 754 binary16): the smallest number above zero is 2^-24, and 2^-25 or 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from mptrain.numerics.formats import FLOAT16
 from mptrain.records import ExponentCounts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 #: Exponents of FP16's numbers: of the smallest above zero, of the smallest normal one, of the largest.
 TINIEST, NORMAL, HIGHEST = -24, -14, 15

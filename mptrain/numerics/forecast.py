@@ -36,8 +36,10 @@ steps overflow than foretold. Gradients of FP16 lack what they lost already (`Fo
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mptrain.numerics.confidence import FEWEST
 from mptrain.numerics.exponents import NORMAL, TINIEST, Tails, merged, nonzero, ties_below, total, unscaled
@@ -52,10 +54,6 @@ from mptrain.numerics.overflow_limits import (
     overflow_limits,
 )
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
-
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Iterable, Mapping
 
 #: The share of a module's gradient, by magnitude, that rounding to zero may take: what rounding to two bits after the
 #: leading one takes on average (a quarter of their distance, 2^-4, of 1.5). Networks train with gradients of so few bits as

@@ -7,15 +7,12 @@ here imports torch.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mptrain.numerics.exponents import TINIEST
 from mptrain.numerics.formats import FLOAT16
 from mptrain.records import ExponentCounts, HistogramRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,12 @@ import functools
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from mptrain.device import in_widest, widest
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Measure(Protocol):

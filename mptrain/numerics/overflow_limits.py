@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -17,8 +18,6 @@ from mptrain.numerics.exponents import INFINITE_FROM
 from mptrain.numerics.histogram_sample import HistogramSample, anchor, between
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
     from mptrain.records import StepRecord
 
 #: Exponents of the scales that are foretold: 1 to 2^24, apex's highest.

@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from mptrain.device import capabilities
 from mptrain.numerics.formats import FLOAT32
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 #: Elements whose squares `float32_norm` adds in one sum.
 _ROW = 4096

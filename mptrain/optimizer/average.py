@@ -11,18 +11,16 @@ is (but that -0 may become 0).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from mptrain.device import in_widest
 from mptrain.numerics.shards import as_part_of, part, part_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
     from mptrain.numerics.verdict import Verdict
     from mptrain.optimizer.weights import Weights
 

@@ -6,16 +6,12 @@ the host does not wait for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from mptrain.device import capabilities, is_capturing
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
 
 #: What a kernel reads for the dtype of a tensor; 0 is none.
 DTYPE_CODES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 3}

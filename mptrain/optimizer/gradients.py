@@ -6,17 +6,15 @@ itself is what the rule sees: there they are of its dtype, sum and all. Nothing 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from mptrain.numerics.shards import is_sharded, part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor, nn
-
     from mptrain.optimizer.master_weights import MasterWeights
 
 

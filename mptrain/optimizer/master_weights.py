@@ -9,19 +9,15 @@ half parameter, state in half too   the parameter itself
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor, nn
 
 from mptrain.errors import CheckpointError
 from mptrain.numerics.formats import FLOAT16
 from mptrain.numerics.shards import as_part_of, part, part_for
 from mptrain.numerics.verdict import memory_order
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor, nn
 
 
 class MasterWeights:

@@ -15,22 +15,18 @@ import importlib
 import importlib.util
 import math
 import os
+from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
+from torch import Tensor
 
 from mptrain.device import capabilities, on
 from mptrain.optimizer.gradient_table import DTYPE_CODES, AddressTable, GradientTable, same_order, upload
-from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Group, UpdateInputs
+from mptrain.optimizer.rules import SGD, Adagrad, Adam, AdamW, Group, Rule, UpdateInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from types import ModuleType
-
-    from torch import Tensor
-
-    from mptrain.optimizer.rules import Rule
-
     #: Rules that there are kernels for.
     Known = SGD | Adam | AdamW | Adagrad
 

@@ -15,21 +15,19 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Lt
+from torch import Tensor
 
 from mptrain.device import capabilities
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
     #: Makes a new weight and new state of a weight, its unscaled gradient, its state, its decay and the inputs of the update.
     Moved = Callable[[Tensor, Tensor, dict[str, Tensor], float, "UpdateInputs"], tuple[Tensor, dict[str, Tensor]]]
 

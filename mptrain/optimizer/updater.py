@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from mptrain.device import is_capturing
 from mptrain.numerics.shards import as_part_of, part_for
-from mptrain.numerics.verdict import memory_order
+from mptrain.numerics.verdict import Verdict, memory_order
 from mptrain.optimizer.gradient_table import upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
-from mptrain.optimizer.rules import Group, UpdateInputs
+from mptrain.optimizer.rules import Group, Rule, UpdateInputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from torch import Tensor, nn
-
-    from mptrain.numerics.verdict import Verdict
     from mptrain.optimizer.master_weights import MasterWeights
-    from mptrain.optimizer.rules import Rule
 
 
 class Updater:

@@ -6,9 +6,11 @@ full-precision weights and optimizer state, are parts that know of what. Nothing
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor, nn
 
 from mptrain.device import capabilities, widest
 from mptrain.errors import ConfigError
@@ -20,10 +22,6 @@ from mptrain.optimizer.master_weights import MasterWeights
 from mptrain.optimizer.updater import Updater
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import Tensor, nn
-
     from mptrain.numerics.measures import Measure
     from mptrain.optimizer.rules import Rule
 

@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import IO, TYPE_CHECKING
 
@@ -29,8 +30,6 @@ from mptrain.parallel.communicator import (
 from mptrain.parallel.torchrun import begun_by_torchrun, meet, restarts, store_of_torchrun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from torch._C._distributed_c10d import Store, TCPStore
 
     from mptrain.parallel.options import DistributedOptions

@@ -13,13 +13,12 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mptrain.errors import EXIT_PREEMPTED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch._C._distributed_c10d import Store
 
 #: Seconds between looks at forked ranks, and looks between those at the store.

@@ -8,16 +8,14 @@ rounded once, as a product over the whole batch would have been.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor, nn
-
     from mptrain.parallel.communicator import Communicator
 
 #: Bytes that are sent at once, as torch's DistributedDataParallel does.

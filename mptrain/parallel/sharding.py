@@ -6,16 +6,13 @@ whenever they are gathered, by torch, which makes inf of what `mptrain.optimizer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
 from mptrain.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 
 def shard(

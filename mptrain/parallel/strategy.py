@@ -14,22 +14,19 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mptrain.errors import ConfigError
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.parallel.reduce import data_parallel, sum_over_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from torch import Tensor
-
     from mptrain.numerics.measures import Measure
     from mptrain.optimizer.weights import AcrossMeasure, AcrossNorms, Weights
     from mptrain.workloads.base.batch import Batch

@@ -14,11 +14,9 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mptrain.parallel.communicator import Communicator
 
 

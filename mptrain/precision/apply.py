@@ -10,7 +10,9 @@ import contextlib
 import fnmatch
 import functools
 import warnings
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,13 +20,7 @@ from torch.utils._pytree import tree_map
 
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.numerics.rounding import limited
-from mptrain.precision.policy import NORMS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from mptrain.precision.policy import Dtype, Policy
+from mptrain.precision.policy import NORMS, Dtype, Policy
 
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32,

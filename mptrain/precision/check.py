@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from mptrain.errors import EnvironmentRefused
 from mptrain.precision.apply import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
-
     from mptrain.precision.census import OperatorCensus
     from mptrain.precision.policy import Policy
 

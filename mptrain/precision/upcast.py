@@ -17,6 +17,8 @@ And no CPU trains convolutions or LSTM layers in FP16: oneDNN has primitives for
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +26,6 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from contextlib import AbstractContextManager
-
     from mptrain.precision.policy import Policy
 
 aten = torch.ops.aten

@@ -9,26 +9,22 @@ eight bytes for each value of it for a moment; the host reads once a step.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from mptrain.fields import PositiveInt
 from mptrain.numerics.bits import add_counts, count_exponents, read_counts
 from mptrain.probe.probe import UNWATCHED, Watch
-from mptrain.records import HistogramRecord
+from mptrain.records import HistogramRecord, TensorKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from torch import Tensor
-
     from mptrain.numerics.verdict import Verdict
     from mptrain.optimizer.weights import Weights
-    from mptrain.records import TensorKind
 
 #: Modules whose output holds the very values of their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)

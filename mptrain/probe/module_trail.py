@@ -12,18 +12,15 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mptrain.precision.census import floating_in
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import nn
 
 #: Where no module is at work: the task's own arithmetic on what the model said, and the loss.
 LOSS = "(loss)"

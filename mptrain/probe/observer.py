@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
 from mptrain.numerics.bits import count_exponents, read_counts
-from mptrain.precision.census import Observed, cast_of, computes, current_pass, dtype_names, floating_in
+from mptrain.precision.census import Observed, Pass, cast_of, computes, current_pass, dtype_names, floating_in
 from mptrain.precision.upcast import EagerMode, Products
 from mptrain.probe.module_trail import Trail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import FrameType
-
-    from mptrain.precision.census import Pass
     from mptrain.records import ExponentCounts
 
 

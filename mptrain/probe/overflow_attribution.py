@@ -17,15 +17,11 @@ lasted as long, each overflow says that it has not come down far enough.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mptrain.records import MAX_TENSORS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from mptrain.records import Phase
+from mptrain.records import MAX_TENSORS, Phase
 
 #: Clean steps in a row after which a scale counts as settled, once it has grown.
 SETTLED = 50

@@ -6,13 +6,12 @@ A probe is asked before each step of each learner for a watch. Most steps are no
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import AbstractContextManager
-
     from torch import Tensor, nn
 
     from mptrain.numerics.verdict import Verdict

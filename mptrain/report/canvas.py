@@ -12,17 +12,15 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from mptrain.report.wording import MINUS
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it reports on its own cache
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
@@ -30,10 +32,6 @@ from mptrain.report.curves import Curve, together
 from mptrain.report.run_figures import NAME
 from mptrain.report.sweep_figures import MOST_NAMED, rows_named
 from mptrain.report.wording import elided
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Colour of each verdict; the word stands beside it.
 VERDICTS: Final = {"better": BLUE, "equivalent": GREEN, "worse": VERMILLION, "undecided": GREY}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from mptrain.numerics.confidence import CONFIDENCE, FEWEST, MOST
@@ -13,8 +14,6 @@ from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.wording import ONE_BECOMES_ALL, counted, elided, number, share
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mptrain.report.sweep_measurements import Measured, MeasuredRun
 
 #: Letters of a module's name.

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mptrain.report.canvas import BLUE, GREY, ORANGE, VERMILLION, drawn, legend_below, legend_height, steps_across
 from mptrain.report.curves import Curve
 from mptrain.report.scale_figures import exponents, powers_on
 from mptrain.report.wording import elided
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Scales over steps, and those of the steps that overflowed.
 Scales = tuple[Curve, Curve]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from mptrain.report.canvas import (
@@ -22,10 +24,6 @@ from mptrain.report.canvas import (
 from mptrain.report.curves import Curve
 from mptrain.report.history import History
 from mptrain.report.wording import elided
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: From so many points on a curve is drawn smoothed, over its raw extremes.
 LONG = 100

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter
 
@@ -28,10 +30,6 @@ from mptrain.report.canvas import (
 from mptrain.report.curves import Curve, Points
 from mptrain.report.history import LearnerHistory, Offender, Overflows
 from mptrain.report.wording import elided
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 #: Colour and shape of each phase: told apart without colour, too.
 MARKS: Final = {"calibrating": (ORANGE, "v"), "growth probe": (BLUE, "^"), "unexpected": (VERMILLION, "X")}

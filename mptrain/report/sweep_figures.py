@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -29,10 +31,6 @@ from mptrain.report.run_figures import LONG, NAME
 from mptrain.report.scale_figures import exponents, powers_on
 from mptrain.report.sweep_axes import Axis, Point, kinds
 from mptrain.report.wording import elided
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _FAILED: Final = "failed or diverged"
 

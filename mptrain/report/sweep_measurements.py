@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from mptrain.comparison.fairness import is_claimed
 from mptrain.comparison.ranking import SEED
@@ -16,9 +17,6 @@ from mptrain.report.settings import flat
 from mptrain.report.sweep_axes import Point, read_points
 from mptrain.report.sweep_page import BUCKETS, metric_name
 from mptrain.runlog.sweeps import read_sweep
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: The key that holds a static scale.
 SCALE: Final = "scaler.scale"

@@ -34,7 +34,7 @@ from mptrain.errors import (
 )
 from mptrain.parallel.launch import gathered
 from mptrain.parallel.torchrun import begun_alike, remember_run, run_before_restart
-from mptrain.precision.support import require_support
+from mptrain.precision.support import Support, require_support
 from mptrain.records import EventRecord
 from mptrain.run.data_fingerprint import other_training_data
 from mptrain.run.describe import describe
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from mptrain.config.schema import Config
     from mptrain.engine.job import Options, Parts
     from mptrain.parallel.communicator import Communicator
-    from mptrain.precision.support import Support
 
 
 @dataclass(frozen=True)

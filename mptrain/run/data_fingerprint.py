@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.fingerprints import data_order
 from mptrain.runlog.reader import read_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from mptrain.engine.job import Parts
     from mptrain.records import EvalRecord
 

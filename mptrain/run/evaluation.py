@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from mptrain.config.build import build
@@ -17,9 +19,6 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from mptrain.records import EvalRecord
 
 

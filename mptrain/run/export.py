@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -18,8 +19,6 @@ from mptrain.runlog.directory import find_run
 from mptrain.runlog.storage import storing, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.config.schema import Config
 
 

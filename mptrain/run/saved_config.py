@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mptrain.config.compose import compose, reload
@@ -11,14 +12,11 @@ from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.files import read_yaml
 from mptrain.config.ranges import show
 from mptrain.errors import ConfigError, MptrainError, StorageError
-from mptrain.runlog.manifest import manifests_in, read_manifest
+from mptrain.runlog.manifest import Manifest, manifests_in, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from mptrain.config.schema import Config
     from mptrain.runlog import RunDirectory, RunState
-    from mptrain.runlog.manifest import Manifest
 
 _RESTORE = "restore the file from a copy"
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import OmegaConf
 
 from mptrain.errors import ConfigError, MptrainError
 from mptrain.logger import Background, Logger, NoLogger, TrackedRun
-from mptrain.runlog.sink import Fanout
+from mptrain.runlog.sink import Fanout, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.config.schema import Config
     from mptrain.runlog import RunDirectory
-    from mptrain.runlog.sink import Sink
 
 
 def require_logger(config: Config) -> None:

@@ -11,26 +11,21 @@ import contextlib
 import hashlib
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, cast
+from typing import IO, Any, Literal, cast
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import CheckpointError, StorageError
 from mptrain.files import open_to_read
 from mptrain.runlog.hashed_file import HashedFile
 from mptrain.runlog.manifest import BEST, DATA, LAST, Manifest, manifest_name, manifests_in, read_manifest, step_of
-from mptrain.runlog.shards import FOLDER, with_parts, write_parts
+from mptrain.runlog.shards import FOLDER, Everyone, with_parts, write_parts
 from mptrain.runlog.state_validation import NotPlain, check_plain, load_plain
 from mptrain.runlog.storage import TEMPORARY, as_storage_error, storing, sync_folder, temporary, write_atomically
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
-    from mptrain.runlog.shards import Everyone
 
 _CHUNK = 1 << 20
 _AGAIN = "-again"

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from mptrain.errors import StorageError
 from mptrain.files import read_bytes
@@ -19,10 +21,6 @@ from mptrain.runlog.schema_checks import is_built_as
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing, write_atomically
 from mptrain.runlog.strict_json import restore_nonfinite
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SCHEMA = 2
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mptrain.errors import ConfigError, OlderLayout, StorageError, did_you_mean
 from mptrain.files import read_bytes
@@ -20,10 +21,6 @@ from mptrain.runlog.naming import check_run_name, fresh_name
 from mptrain.runlog.state import RunState, parse_state
 from mptrain.runlog.storage import TEMPORARY, remove_drafts, require_no_links, storing, sync_folder, write_atomically
 from mptrain.runlog.strict_json import parse_strict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import AbstractContextManager
 
 _TRIES = 100
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from queue import Queue
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from types import TracebackType
+from typing import Final
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-    from types import TracebackType
 
 #: Small pieces are collected up to this length before they are written, bytes.
 _SMALL: Final = 1 << 20

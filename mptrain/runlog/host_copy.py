@@ -6,18 +6,16 @@ Fresh memory costs more than the copying: the system has to find each page and c
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, UntypedStorage
 
 from mptrain.device import capabilities, event_now
 from mptrain.runlog.state_validation import check_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor, UntypedStorage
-
     _Key = tuple[int, int, bool]
 
 

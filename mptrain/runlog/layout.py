@@ -6,10 +6,7 @@ This module names things; it neither reads nor writes them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 RUN_JSON = "run.json"
 STEPS = "steps.jsonl"

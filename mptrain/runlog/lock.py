@@ -11,19 +11,16 @@ import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from mptrain.errors import StorageError
 from mptrain.files import open_in_place, open_to_read
 from mptrain.runlog.state import now
 from mptrain.runlog.storage import kept_in_place, storing, write_all
 from mptrain.runlog.strict_json import parse_strict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PATIENCE = 0.3  # seconds; a process that only looks (`holder_of`) keeps a writer out for microseconds
 

@@ -9,17 +9,13 @@ import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, field
-from pathlib import PurePath
-from typing import TYPE_CHECKING
+from pathlib import Path, PurePath
 
 from mptrain.errors import CheckpointError
 from mptrain.files import read_bytes
 from mptrain.runlog.schema_checks import Kind, is_count, is_number, is_text, mapping, misfit, optional
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SCHEMA = 2
 LAST = "last"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import OlderLayout, StorageError
@@ -22,9 +24,6 @@ from mptrain.runlog.summary import read_summary
 from mptrain.runlog.writer import EPOCHS_AFTER, EPOCHS_BEFORE, VAL_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
-
     from mptrain.runlog.layout import RunPaths
     from mptrain.runlog.state import RunState
 

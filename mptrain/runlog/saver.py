@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mptrain.runlog.host_copy import HostCopy
-from mptrain.runlog.shards import without_parts, write_parts
+from mptrain.runlog.shards import Everyone, without_parts, write_parts
 
 if TYPE_CHECKING:
-    from pathlib import Path
-    from types import TracebackType
-
     from mptrain.runlog.checkpoints import CheckpointStore
-    from mptrain.runlog.shards import Everyone
     from mptrain.runlog.writer import RecordWriter
 
 

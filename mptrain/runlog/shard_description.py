@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import math
 import pickle
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 from mptrain.errors import CheckpointError
 from mptrain.files import open_to_read
 from mptrain.runlog.state_validation import why_refused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
-
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 #: With which an archive of ``torch.save`` begins; torch would unpack some other kinds of file into a folder.
 _ARCHIVE = b"PK\x03\x04"

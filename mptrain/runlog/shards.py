@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 import shutil
 import warnings
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import CheckpointError, StorageError, out_of_memory
 from mptrain.files import open_to_read
@@ -20,12 +23,6 @@ from mptrain.numerics.shards import is_sharded
 from mptrain.runlog.shard_description import read_description
 from mptrain.runlog.state_validation import brief_refusals, why_refused
 from mptrain.runlog.storage import storing, sync_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from torch import Tensor
 
 Value = TypeVar("Value")
 

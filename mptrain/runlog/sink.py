@@ -5,11 +5,10 @@ A sink takes frozen records and shows or stores them. It must never change train
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from mptrain.records import Record
 
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from mptrain.errors import OlderLayout, StorageError
 from mptrain.runlog.schema_checks import Kind, each, is_count, is_text, is_whole, mapping, misfit, optional
 from mptrain.runlog.strict_json import parse_strict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SCHEMA = 2
 

@@ -11,18 +11,15 @@ import sys
 import tarfile
 import warnings
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import out_of_memory
 from mptrain.files import open_to_read
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from torch import Tensor
 
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str, int})

@@ -11,16 +11,13 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mptrain.errors import StorageError
 from mptrain.machine import path_of_descriptor
 from mptrain.masking import masked
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 TEMPORARY = ".tmp"
 _DRAFT = re.compile(r".+\.[0-9a-f]{8}\.tmp")

@@ -6,7 +6,9 @@ Which numbers those are is the business of the engine; this module only keeps th
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from mptrain.errors import StorageError
 from mptrain.files import read_bytes
@@ -27,10 +29,6 @@ from mptrain.runlog.schema_checks import (
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing, write_atomically
 from mptrain.runlog.strict_json import restore_nonfinite
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 SCHEMA = 2
 

@@ -9,20 +9,16 @@ from __future__ import annotations
 import csv
 import functools
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from mptrain.errors import StorageError
 from mptrain.masking import masked
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.storage import write_atomically
 from mptrain.runlog.summary import read_summary
-from mptrain.runlog.sweeps import write_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from mptrain.runlog.sweeps import Sweep, SweepJob
+from mptrain.runlog.sweeps import Sweep, SweepJob, write_state
 
 #: Numbers of a whole run, under the names they have in its summary.
 _OF_RUN = ("metric", "metric_low", "metric_high", "metric_name", "metric_split")

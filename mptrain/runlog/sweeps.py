@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from mptrain.errors import EXIT_NUMERICS, StorageError
 from mptrain.files import read_bytes
@@ -16,9 +17,6 @@ from mptrain.runlog.naming import objection
 from mptrain.runlog.schema_checks import each, is_count, is_mapping, is_number, is_text, is_whole, misfit, optional
 from mptrain.runlog.state import check_schema, now, parse_object
 from mptrain.runlog.storage import require_no_links, storing, write_atomically
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Version of the layout of ``sweep.json``, and of ``verdict.json`` beside it.
 SCHEMA = 2

@@ -12,8 +12,10 @@ import csv
 import hashlib
 import io
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from mptrain.errors import StorageError
 from mptrain.files import open_in_place, open_to_read
@@ -31,14 +33,8 @@ from mptrain.records import (
     as_json,
     step_json,
 )
-from mptrain.runlog.layout import EPOCHS, EVENTS, HISTOGRAMS, STEPS
+from mptrain.runlog.layout import EPOCHS, EVENTS, HISTOGRAMS, STEPS, RunPaths
 from mptrain.runlog.storage import storing, sync_folder, write_all
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from mptrain.runlog.layout import RunPaths
 
 BUFFER_BYTES: Final = 1 << 16
 _PIECE: Final = 1 << 20

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    import torch
-
     from mptrain.numerics.measures import Measure
     from mptrain.numerics.verdict import Verdict
 

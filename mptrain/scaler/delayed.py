@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from mptrain.fields import AboveOne, BelowOne, PositiveFloat, PositiveInt
-from mptrain.scaler.base import OnOverflow
+from mptrain.scaler.base import OnOverflow, ScalerState
 from mptrain.scaler.dynamic import DynamicScaler
 from mptrain.scaler.restart import take_up
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
 
     from mptrain.numerics.verdict import Verdict
-    from mptrain.scaler.base import ScalerState
 
 
 @dataclass(frozen=True)

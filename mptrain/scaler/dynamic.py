@@ -30,19 +30,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 from mptrain.device import capabilities, in_widest
 from mptrain.errors import ConfigError, Problem
 from mptrain.fields import AboveOne, BelowOne, NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT32, scale_in_words
-from mptrain.scaler.base import OnOverflow
+from mptrain.scaler.base import OnOverflow, ScalerState
 from mptrain.scaler.restart import take_up
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mptrain.numerics.verdict import Verdict
-    from mptrain.scaler.base import ScalerState
 
 HysteresisReset = Literal["growth", "clean", "backoff"]
 

@@ -33,12 +33,11 @@ from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveFloat
 from mptrain.numerics.formats import FLOAT32, scale_in_words
 from mptrain.numerics.measures import LargestMagnitude
-from mptrain.scaler.base import OnOverflow
+from mptrain.scaler.base import OnOverflow, ScalerState
 from mptrain.scaler.restart import take_up
 
 if TYPE_CHECKING:
     from mptrain.numerics.verdict import Verdict
-    from mptrain.scaler.base import ScalerState
 
 
 @dataclass(frozen=True)

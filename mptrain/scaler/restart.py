@@ -5,11 +5,10 @@ Not a rule: what a state means is known to the rules alone. This reads values on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
     from mptrain.scaler.base import ScalerState

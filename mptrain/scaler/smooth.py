@@ -22,12 +22,11 @@ from mptrain.device import widest
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveFloat, PositiveInt
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
-from mptrain.scaler.base import OnOverflow
+from mptrain.scaler.base import OnOverflow, ScalerState
 from mptrain.scaler.restart import take_up
 
 if TYPE_CHECKING:
     from mptrain.numerics.verdict import Verdict
-    from mptrain.scaler.base import ScalerState
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ import torch
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveFloat
 from mptrain.numerics.formats import FLOAT32, scale_in_words
-from mptrain.scaler.base import OnOverflow
+from mptrain.scaler.base import OnOverflow, ScalerState
 
 if TYPE_CHECKING:
     from mptrain.numerics.verdict import Verdict
-    from mptrain.scaler.base import ScalerState
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mptrain.comparison.arms import group as group_runs
 from mptrain.comparison.arms import precision_of
 from mptrain.comparison.comparison import MARGIN, compare
 from mptrain.comparison.measures import measure
-from mptrain.comparison.results import Objection
+from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures
 from mptrain.comparison.serialization import write_comparisons
 from mptrain.comparison.settings import differing, settings
 from mptrain.config.overrides import parse
@@ -28,7 +28,6 @@ from mptrain.runlog.layout import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 
 if TYPE_CHECKING:
-    from mptrain.comparison.results import Arm, Comparison, RunMeasures
     from mptrain.sweep.points import Point
 
 #: Groups whose options arms may differ in without naming any key (see `mptrain.comparison.fairness`).

@@ -7,6 +7,7 @@ run and shown is not known here. Nothing is imported from here where no sweeper 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.config_store import ConfigStore
@@ -15,8 +16,8 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.launcher import Launcher
-from hydra.types import RunMode
-from omegaconf import OmegaConf
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.config.overrides import parse, quoted
@@ -28,11 +29,6 @@ from mptrain.sweep.points import Point
 from mptrain.sweep.worker import one_line
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hydra.types import HydraContext
-    from omegaconf import DictConfig
-
     from mptrain.config.compose import Composer
     from mptrain.runlog.sweeps import Sweep, SweepJob
 

@@ -6,10 +6,11 @@ Every point is composed and checked before the first one starts.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hydra.core.override_parser.types import Glob
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 
 from mptrain.config.overrides import parse
@@ -17,10 +18,6 @@ from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.run.tracking import require_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from hydra.core.override_parser.types import Override
-
     from mptrain.config.catalogue import Catalogue
     from mptrain.config.compose import Composer
     from mptrain.config.schema import Config

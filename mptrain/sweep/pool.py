@@ -12,21 +12,18 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mptrain.engine.interrupt import Interrupts
 from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_PREEMPTED
 from mptrain.machine import usable_cores
-from mptrain.sweep.processes import cause, forked, is_alive, send, send_to, spawned, start, warm_up
+from mptrain.sweep.processes import Process, cause, forked, is_alive, send, send_to, spawned, start, warm_up
 from mptrain.sweep.worker import Assignment, Ended, Program, Progress, one_line, work
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-    from pathlib import Path
-
     from mptrain.config.schema import Config
-    from mptrain.sweep.processes import Process
 
 #: Seconds between two looks at signals and clocks.
 _TICK = 0.25

@@ -14,17 +14,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver, resource_tracker
-from typing import TYPE_CHECKING, Any, TypeVar
+from multiprocessing.context import ForkServerProcess, SpawnProcess
+from typing import Any, TypeVar
 
 from mptrain.errors import EnvironmentRefused
 from mptrain.interpreter import guard_multiprocessing
 from mptrain.machine import is_running
 from mptrain.sweep.worker import ENDING_SIGNALS, OF_THE_SERVER, Program, answer
 
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerProcess, SpawnProcess
-
-    Process = ForkServerProcess | SpawnProcess
+#: A process that runs points.
+Process = ForkServerProcess | SpawnProcess
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
 from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.layout import RUN_JSON, RunPaths
-from mptrain.runlog.lock import hold, holder_of
+from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import fresh_name
 from mptrain.runlog.storage import TEMPORARY, storing
 from mptrain.runlog.sweep_csv import write_sweep
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from mptrain.config.compose import Composer
     from mptrain.config.launcher import Launcher
     from mptrain.config.schema import RunOptions
-    from mptrain.runlog.lock import Holder
     from mptrain.runlog.state import RunState
     from mptrain.sweep.worker import Ended, Program, Progress
 

@@ -9,8 +9,10 @@ import contextlib
 import json
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from mptrain.errors import EXIT_OK, EXIT_PREEMPTED, StorageError
@@ -23,9 +25,6 @@ from mptrain.runlog.sweeps import JobStatus
 from mptrain.sweep.worker import Ended, Program, ended_by, one_line, print_to, print_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
     from mptrain.records import Record
 
 #: What comes some time before the end of a job's time. Ranks of NCCL and data loaders are used to it.

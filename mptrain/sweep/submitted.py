@@ -15,8 +15,10 @@ import shlex
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +32,6 @@ from mptrain.sweep.scheduler_job import TIME_IS_UP, JobResult, JobSpec, do, read
 from mptrain.sweep.worker import Ended, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
     from mptrain.config.launcher import Launcher
     from mptrain.sweep.pool import Listener
 

@@ -7,21 +7,18 @@ nor what loading it did to the process, and what has to be downloaded is there b
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mptrain.config.targets import parameters
 from mptrain.errors import CheckpointError, ConfigError, DataError, MptrainError, Problem
-from mptrain.sweep.points import named, require_devices, validate
+from mptrain.sweep.points import Point, named, require_devices, validate
 from mptrain.sweep.processes import ask, warm_up
-from mptrain.sweep.worker import one_line
+from mptrain.sweep.worker import Program, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mptrain.config.compose import Composer
     from mptrain.config.schema import Config
-    from mptrain.sweep.points import Point
-    from mptrain.sweep.worker import Program
     from mptrain.workloads.base.source import Dataset
 
 

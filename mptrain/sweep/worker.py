@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,14 +25,11 @@ from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, Pr
 from mptrain.files import open_in_place
 from mptrain.machine import ends_with_parent
 from mptrain.masking import MaskedText
-from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, StepRecord
+from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 from mptrain.runlog.storage import kept_in_place, storing
 
 if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
     from mptrain.config.schema import Config
-    from mptrain.records import Record
     from mptrain.runlog.sink import Sink
 
 #: What a sweep passes on to its jobs (see `mptrain.engine.interrupt`).

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import ConfigError
 from mptrain.workloads.audio_generation import mu_law
@@ -13,11 +15,6 @@ from mptrain.workloads.audio_generation.audio_windows import Clip, SoundSplit
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.partition import first_samples, stratified_order
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
 
 #: A target that is none: context, or behind the end. torch's own number for it.
 IGNORED = -100

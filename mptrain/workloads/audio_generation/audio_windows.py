@@ -5,23 +5,17 @@ Every sample of a recording is a target exactly once. Reading files is left to w
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch, padded
-from mptrain.workloads.base.faulty_samples import none_usable
+from mptrain.workloads.base.faulty_samples import Faults, none_usable
 from mptrain.workloads.base.independent import IndependentSamples
 from mptrain.workloads.sound.audio_files import RecordingError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import Tensor
-
-    from mptrain.workloads.base.faulty_samples import Faults
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,9 @@ ITU-T G.711's curve with a µ of one less than the number of levels, rounded to 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
 
 def encode(samples: Tensor, levels: int) -> Tensor:

@@ -6,11 +6,13 @@ Logits become FP32 before the softmax, in training and where sounds are drawn.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mptrain.device import widest
 from mptrain.fields import NonNegativeFloat, PositiveInt
@@ -20,10 +22,6 @@ from mptrain.workloads.base.perplexity import perplexity
 from mptrain.workloads.base.task import Objective, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor, nn
-
     from mptrain.workloads.base.batch import Batch
 
 #: How many sounds the model draws, each beside the recording it was told of.

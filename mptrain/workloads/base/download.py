@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from http.client import HTTPException
+from pathlib import Path
 from pickle import UnpicklingError
 from tarfile import TarError
-from typing import TYPE_CHECKING
 
 from mptrain.errors import DataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NO_DOWNLOAD = "dataset=digits needs no download"
 

@@ -10,10 +10,13 @@ import os
 import signal
 import threading
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from mptrain.errors import DataError
 from mptrain.machine import usable_cores
@@ -21,11 +24,6 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-    from torch.utils.data import DataLoader
-
     from mptrain.workloads.base.source import Split
 
 _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

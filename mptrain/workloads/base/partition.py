@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from mptrain.errors import ConfigError
 from mptrain.workloads.base.random_streams import permutation
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _FIXED = 20180430  # names the one permutation in use; changing it changes every split
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from mptrain.workloads.base.batch import Batch
 
 # ITU-R BT.601: what "grey" means to JPEG, PIL and torchvision.

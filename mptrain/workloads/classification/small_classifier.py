@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from mptrain.random_state import other_random_numbers
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.classification.models.convnet import cnn
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from mptrain.workloads.base.source import Dataset
 
 #: Passes over at most so many of the training samples, at a rate that falls to zero in a straight line.

@@ -6,21 +6,19 @@ images are mixed in FP32 before they are rounded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mptrain.device import in_widest, widest
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat, PositiveInt
 from mptrain.workloads.base.task import Objective, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor, nn
-
     from mptrain.workloads.base.batch import Batch
 
 

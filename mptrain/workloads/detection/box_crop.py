@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 
-from mptrain.workloads.detection.detection_batch import OBJECT
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from mptrain.workloads.detection.detection_batch import Boxes
+from mptrain.workloads.detection.detection_batch import OBJECT, Boxes
 
 #: ``stretch`` makes every picture a square by stretching it, as SSD does; ``letterbox`` keeps its shape in the upper
 #: left corner and leaves the rest black, as Faster R-CNN's batches do.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mptrain.errors import DataError
@@ -14,9 +15,6 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.independent import IndependentSamples
 from mptrain.workloads.images.image_dataset import ImageDataset
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: What a box stands for: an object to be found; one that may be found or not (Pascal VOC's *difficult*); a region with
 #: any number of objects, each of which may be found or not (COCO's *crowd*). Nothing is trained on the last two.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mptrain.errors import DataError
-from mptrain.workloads.base.faulty_samples import none_usable
+from mptrain.workloads.base.faulty_samples import Faults, none_usable
 from mptrain.workloads.base.independent import IndependentSamples
 from mptrain.workloads.base.partition import first_samples
 from mptrain.workloads.base.preparation import Preparation
@@ -23,10 +24,7 @@ from mptrain.workloads.images.image_dataset import Channels
 from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mptrain.workloads.base.batch import Batch
-    from mptrain.workloads.base.faulty_samples import Faults
 
 _FIXED = 20151208  # names the one order of which a few training pictures are the first
 _DRAWS = 1 + CROP_DRAWS  # mirroring, and a crop

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mptrain.device import in_widest
@@ -23,10 +24,6 @@ from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.detection.detection_batch import CROWD, NOTHING, OBJECT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor, nn
-
     from mptrain.workloads.base.batch import Batch
 
 #: How many pictures to show, and the side in pixels that smaller ones are enlarged to.

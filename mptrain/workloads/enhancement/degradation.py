@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from torch import Tensor
 from torch.nn import functional as F
 
 from mptrain.workloads.base.random_streams import normals
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Kind = Literal["downsample", "noise"]
 

@@ -5,9 +5,11 @@ Batches hold good pictures in 8 bits, and a word for each from which its noise i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import none_usable
@@ -16,10 +18,6 @@ from mptrain.workloads.base.random_streams import keys, uniforms
 from mptrain.workloads.images.picture_files import UNDECODABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
     from mptrain.workloads.enhancement.photo_files import Photos
 
 #: Tells the draws of noise from those of places; and what evaluations draw from, whatever the run's seed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,6 @@ from mptrain.workloads.enhancement.patches import PatchSplit, TileSplit
 from mptrain.workloads.enhancement.photo_files import Photos
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import torch
 
     from mptrain.workloads.images.image_dataset import Channels

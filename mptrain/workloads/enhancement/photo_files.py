@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import DataError
 from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, picture_size, read_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
     from mptrain.workloads.base.faulty_samples import Faults
     from mptrain.workloads.images.image_dataset import Channels
 

@@ -6,11 +6,13 @@ be told from one that is 0.0002 darker, and squares of errors below 0.0002 would
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mptrain.device import in_widest
 from mptrain.errors import ConfigError
@@ -21,10 +23,6 @@ from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.enhancement.image_similarity import EXTRA, WINDOW, in_8_bits, luminance, psnr, ssim
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor, nn
-
     from mptrain.workloads.base.batch import Batch
 
 #: How many pictures to show.

@@ -6,14 +6,14 @@ is -inf. Noise is drawn in FP32 and then rounded, so that a seed draws the same 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from mptrain.device import in_widest
 from mptrain.errors import ConfigError
@@ -24,10 +24,6 @@ from mptrain.workloads.gan.frechet import frechet_distance
 from mptrain.workloads.images.features import Features
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor
-
     from mptrain.workloads.base.batch import Batch
 
 #: How many pictures to show of each kind.

@@ -7,14 +7,13 @@ random numbers, so only their tables are used here.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from mptrain.workloads.images.crop import CROP_DRAWS, erased_box
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
 #: False for none, True for crop and mirroring, else these and a policy.

@@ -7,28 +7,25 @@ is what torchvision's ``resized_crop`` asks of it, but for boxes that begin betw
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.download import NO_DOWNLOAD
-from mptrain.workloads.base.faulty_samples import none_usable
+from mptrain.workloads.base.faulty_samples import Faults, none_usable
 from mptrain.workloads.base.independent import IndependentSamples
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.images.crop import CROP_DRAWS, centre_box, random_box
 from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, read_part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from mptrain.workloads.base.faulty_samples import Faults
     from mptrain.workloads.images.augmentation_policies import Variation
     from mptrain.workloads.images.image_dataset import Channels
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mptrain.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.preparation import LUMINANCE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
-
-    from mptrain.workloads.base.preparation import Preparation
+from mptrain.workloads.base.preparation import LUMINANCE, Preparation
 
 
 class Features:

@@ -10,16 +10,12 @@ import gzip
 import math
 import struct
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import DataError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
 
 _UNSIGNED_BYTE = 8
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
@@ -12,10 +14,6 @@ from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.independent import IndependentSamples
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
-
     from mptrain.workloads.images.augment import Augmentation
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import struct
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,6 @@ from mptrain.workloads.language.text_windows import TextSplit
 from mptrain.workloads.text.tokens import Tokens, Vocabulary, learn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
 
     from mptrain.workloads.base.batch import Batch

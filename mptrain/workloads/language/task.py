@@ -7,12 +7,13 @@ A model may compute its losses by itself, where logits of a whole vocabulary wou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mptrain.device import widest
 from mptrain.errors import ConfigError
@@ -22,10 +23,6 @@ from mptrain.workloads.base.perplexity import perplexity
 from mptrain.workloads.base.task import Objective, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor, nn
-
     from mptrain.workloads.base.batch import Batch
 
 #: How many windows are written on by the model, how many tokens of each it is shown, and how many it writes.

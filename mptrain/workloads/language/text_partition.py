@@ -6,13 +6,10 @@ The parts are contiguous, and cut between documents where that comes near to the
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from mptrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 #: Where to cut a document, best first: after an empty line, after a line.
 _SEAMS = (re.compile(r"\n[^\S\n]*\n"), re.compile(r"\n"))

@@ -6,19 +6,15 @@ Windows either stand for themselves or continue one another: then the batches of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import ConfigError, Problem
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 #: The shortest window, in tokens, that a hint proposes for a text that is too short.
 _SHORTEST = 8

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mptrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: English in small letters: with the blank these are the 29 outputs of Deep Speech 2.
 ENGLISH = "abcdefghijklmnopqrstuvwxyz' "

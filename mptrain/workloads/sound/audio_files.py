@@ -12,15 +12,13 @@ import struct
 import warnings
 import wave
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import DataError
 from mptrain.extras import load_extra
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Names of recordings end so.
 SUFFIXES = (".wav", ".flac", ".ogg", ".opus", ".mp3")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import DataError
@@ -12,8 +13,6 @@ from mptrain.workloads.sound.audio_files import SUFFIXES
 from mptrain.workloads.text.reading import read_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mptrain.workloads.base.faulty_samples import Faults
 
 #: Names of LibriSpeech's lists of transcripts end so (Panayotov et al. 2015).

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch, padded
-from mptrain.workloads.base.faulty_samples import none_usable
+from mptrain.workloads.base.faulty_samples import Faults, none_usable
 from mptrain.workloads.sound.alphabet import Alphabet
 from mptrain.workloads.sound.audio_files import RecordingError
 from mptrain.workloads.text.buckets import bucketed_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from torch import Tensor
-
-    from mptrain.workloads.base.faulty_samples import Faults
     from mptrain.workloads.speech.features import Features
 
 #: What stays together where utterances are held out; empty where none are.

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.partition import first_samples, stratified_order
 from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.speech.speech_dataset import Division, Format, SpeechDataset, SpeechSplit, Utterance, usable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from torch import Tensor
 
 _FIXED = 20151208  # names the one permutation in use; changing it changes every split
 _FEW = 10  # transcripts of a part held out that are too few to tell how well others would be understood

@@ -6,12 +6,13 @@ probability below 6e-8 is 0 in FP16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mptrain.device import in_widest
 from mptrain.extras import load_extra, require_extra
@@ -21,10 +22,6 @@ from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.speech.ctc_search import beam_search
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor, nn
-
     from mptrain.workloads.base.batch import Batch
 
 #: How many transcripts to show.

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from mptrain.workloads.base.random_streams import mix, permutation
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Batches whose samples are sorted together: more leave less padding, fewer leave more of the order to chance.
 POOL = 50

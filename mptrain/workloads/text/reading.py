@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mptrain.errors import DataError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mptrain.workloads.base.faulty_samples import Faults
 
 

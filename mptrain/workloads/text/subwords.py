@@ -10,14 +10,12 @@ import base64
 import functools
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.extras import load_extra
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: ``bpe``: byte pair encoding (Sennrich et al. 2016); ``unigram``: the most likely pieces (Kudo 2018); ``char``:
 #: characters; ``word``: what stands between spaces.

@@ -9,14 +9,12 @@ import re
 from array import array
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from mptrain.errors import DataError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Tokens = Literal["word", "char", "space"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,6 @@ from mptrain.workloads.text.subwords import Pieces, Subwords, learn
 from mptrain.workloads.translation.pair_split import PairSplit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import torch
 
     from mptrain.workloads.base.batch import Batch

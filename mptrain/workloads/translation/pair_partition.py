@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from mptrain.errors import ConfigError
 from mptrain.workloads.base.random_streams import permutation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 _FIXED = 20180430  # names the one permutation in use; changing it changes every split
 

@@ -9,12 +9,13 @@ split are counted together. The text compared is detokenised, with white space o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
 from mptrain.device import widest
 from mptrain.extras import load_extra, require_extra
@@ -26,10 +27,6 @@ from mptrain.workloads.text.subwords import BEGIN, PAD
 from mptrain.workloads.translation.search import beam_search, greedy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import Tensor, nn
-
     from mptrain.workloads.base.batch import Batch
 
 _SHOWN = 8

@@ -6,20 +6,16 @@ What a network learns here says little of how well it would speak.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation.audio_dataset import SoundDataset
 from mptrain.workloads.audio_generation.audio_windows import Clip, SoundSplit
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix, uniforms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
 
 #: Samples a second, in hertz.
 RATE = 8000

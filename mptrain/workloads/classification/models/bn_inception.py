@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mptrain.fields import PositiveFloat
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Pool = Literal["avg", "max", "pass"]
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from torch import Tensor
 from torch.nn import functional as F
 from torchvision.models.inception import InceptionAux
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _PUBLISHED_SIDE = 17  # of the feature map that the head sees when images have 299 pixels
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from mptrain.errors import ConfigError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 def torchvision_classifier(

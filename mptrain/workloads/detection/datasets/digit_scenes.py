@@ -6,9 +6,8 @@ to train on. A canvas follows from its number alone: never from the run's seed, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from mptrain.errors import ConfigError
@@ -19,9 +18,6 @@ from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.detection.detection_batch import OBJECT, BoxedDataset, BoxedSplit, Boxes
 from mptrain.workloads.images.datasets.digits import TEST_SAMPLES, digits_path, read_digits
 from mptrain.workloads.images.image_dataset import Channels
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: Digits held out for canvases to validate on, as `load_digits` holds out by default.
 _VAL_DIGITS = 200

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 import torch
 
@@ -25,9 +25,6 @@ from mptrain.workloads.detection.detection_images import (
     wrong_boxes,
 )
 from mptrain.workloads.images.image_dataset import Channels
-
-if TYPE_CHECKING:
-    from xml.etree.ElementTree import Element
 
 #: The twenty classes of 2007 to 2012.
 CLASSES = (

@@ -8,16 +8,14 @@ BatchNorm only. Boxes are left, upper, right, lower in pixels of the images.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
+from torch import nn
 
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
-
-if TYPE_CHECKING:
-    from torch import nn
 
 #: Aspect ratios of SSD300's default boxes on each map, their sizes as shares of the side, and the maps' strides in
 #: pixels (Liu et al. 2016, section 3, and their program for COCO, as in torchvision).

@@ -7,16 +7,12 @@ device; `detections` waits for it, because how many there are is known only then
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torchvision.ops import batched_nms, box_iou
 
 from mptrain.device import beside_fp64
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 #: What offsets are multiplied by: centres, then sizes (the "variances" 0.1 and 0.2 of Liu et al.'s program).
 WEIGHTS = (10.0, 10.0, 5.0, 5.0)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.download import fetching, missing
 from mptrain.workloads.base.faulty_samples import OnError
 from mptrain.workloads.images.augment import Augmentation
 from mptrain.workloads.images.image_dataset import Channels, Choices, ImageDataset, Normalise, Stored, in_memory
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Mean and standard deviation of each channel over the 50,000 training images.
 _STATISTICS = {

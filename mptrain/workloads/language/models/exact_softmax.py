@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
 
 #: Scores that are held at a time: 256 MiB of them in FP32.
 SCORES_AT_A_TIME = 2**26

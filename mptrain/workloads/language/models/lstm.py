@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,6 @@ from mptrain.errors import ConfigError
 from mptrain.fields import AboveOne, BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.workloads.language.models.adaptive_softmax import AdaptiveSoftmax
 from mptrain.workloads.language.models.sampled_softmax import SampledSoftmax
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class LSTMLanguageModel(nn.Module):
