@@ -66,7 +66,7 @@ def main() -> None:
         if number == WARM_UP:
             sys.settrace(trace)
         try:
-            train_step(learner, parts.model, batch, parts.plan, ring)
+            ring.record(train_step(learner, parts.model, batch, parts.plan))
         finally:
             sys.settrace(None)
     for file, lines in sorted(trace.lines.items(), key=lambda one: -len(one[1])):

@@ -31,7 +31,6 @@ from mptrain.engine.steps import StepRunner
 from mptrain.optimizer import multi_tensor, updater
 from mptrain.precision import apply
 from mptrain.precision.upcast import EagerMode, products
-from mptrain.probe.probe import UNWATCHED
 
 META = torch.device("meta")
 AUTOCAST = torch.autocast
@@ -280,7 +279,7 @@ def look_at(parts: Parts, batch: Any, steps: int = 2) -> Seen:
         with watch, Made(watch):
             for step in range(steps):
                 watch.first = step == 0
-                taken.run(parts.prepare(batch), [UNWATCHED] * len(rings))
+                taken.run(parts.prepare(batch), [None] * len(rings))
             blocks = [_packed(ring._kept) for ring in rings]
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         return Seen([*watch.found, first_line(error)], watch.operators)

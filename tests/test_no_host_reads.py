@@ -16,12 +16,12 @@ PACKAGE = Path(__file__).parents[1] / "mptrain"
 READING_METHODS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique", "is_nonzero"})
 READING_CALLS = frozenset({"bool", "float", "int", "print", "repr", "str", "max", "min", "sum", "any", "all", "sorted"})
 SOURCES = [
-    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "learner", "guard", "ring")),
+    *(PACKAGE / "engine" / f"{name}.py" for name in ("step", "guard", "ring")),
     *sorted(set((PACKAGE / "numerics").glob("*.py")) - {PACKAGE / "numerics" / "demonstrations.py"}),  # of no step
     *sorted((PACKAGE / "scaler").glob("*.py")),
     *(
         PACKAGE / "optimizer" / f"{name}.py"
-        for name in ("weights", "gradients", "master_weights", "updater", "rules", "multi_tensor", "gradient_table")
+        for name in ("weights", "updater", "rules", "multi_tensor", "gradient_table")
     ),
     PACKAGE / "schedule" / "table.py",
     PACKAGE / "parallel" / "strategy.py",
@@ -30,7 +30,6 @@ SOURCES = [
 #: Functions that may read, and why: by file and name.
 READING_FUNCTIONS = {
     ("ring.py", "_rows"): "its block is in host memory already, or the device lets nobody copy beside it",
-    ("strategy.py", "single_microbatch"): "counts samples, which shapes say",
     ("strategy.py", "reduce_measure"): "counts elements, which shapes say",
     ("ring.py", "arrived"): "asks whether a list is empty",
     ("restart.py", "take_up"): "once, after a restart",

@@ -27,9 +27,9 @@ from mptrain.engine.fingerprints import Origin, digest_of_weights
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.inject import Injection
 from mptrain.engine.job import Options, Parts
-from mptrain.engine.learner import Learner, Plan
 from mptrain.engine.memory import keep_freed_memory, memory_in_use
 from mptrain.engine.snapshot import require_same_schema
+from mptrain.engine.step import Learner, Plan
 from mptrain.engine.weights_io import has_averages, plain_weights, read_weights, take_over
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, out_of_memory
 from mptrain.optimizer.average import WeightAverage
@@ -360,7 +360,7 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
         trial = cast("Any", copy.deepcopy(complete(parts))).train(name == "train")
         sample = parts.prepare(split.fetch([0], 0, config.seed))
         try:
-            with torch.no_grad(), parts.plan.products(), parts.plan.autocast:
+            with torch.no_grad(), parts.plan.products.context, parts.plan.autocast:
                 for learner in parts.learners if name == "train" else ():
                     learner.objective.loss(trial, sample)
                 if name != "train":

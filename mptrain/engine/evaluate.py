@@ -71,12 +71,12 @@ def evaluate(
     """
     wide = parts.policy.eval == "fp32" and parts.policy.half
     prepare = parts.prepare_float32 if wide else parts.prepare
-    inert = contextlib.nullcontext
-    products, autocast = (inert, inert()) if wide else (parts.plan.products, parts.plan.autocast)
+    inert = contextlib.nullcontext()
+    products, autocast = (inert, inert) if wide else (parts.plan.products.context, parts.plan.autocast)
     model = _model_to_measure(parts, wide=wide, average=average)
     gathered, comm = Gathered(), parts.comm
     exhibits: dict[str, Exhibit] = {}
-    with _in_evaluation_mode(parts, model), products():
+    with _in_evaluation_mode(parts, model), products:
         for batch in loader.batches(epoch=0):
             if stop():
                 return None

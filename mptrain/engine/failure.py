@@ -24,7 +24,7 @@ from mptrain.runlog.storage import storing, temporary, write_atomically
 
 if TYPE_CHECKING:
     from mptrain.engine.job import Parts, Progress
-    from mptrain.engine.learner import Learner
+    from mptrain.engine.step import Learner
     from mptrain.engine.step_log import LearnerLog
     from mptrain.records import StepRecord
     from mptrain.scaler.base import Scaler

@@ -29,6 +29,7 @@ class BufferGuard:
 
     Attributes:
         count: How many buffers are guarded.
+        lasting: The memory of all buffers that are part of the weights, such as BatchNorm's running statistics; one tensor a dtype.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -47,7 +48,7 @@ class BufferGuard:
         self._buffers = [buffer for buffers in by_kind.values() for buffer in buffers]
         self.count = len(self._buffers)
         self._flat: list[tuple[Tensor, Tensor]] = []
-        self._lasting: list[Tensor] = []
+        self.lasting: list[Tensor] = []
         for (dtype, lasting), buffers in by_kind.items():
             unit = ALIGNMENT // dtype.itemsize
             rooms = [F.pad(own.detach().reshape(-1), (0, -own.numel() % unit)) for own in buffers]
@@ -56,16 +57,12 @@ class BufferGuard:
                 own.data = room[: own.numel()].view(own.shape)
             self._flat.append((flat, flat.clone()))
             if lasting:
-                self._lasting.append(flat)
+                self.lasting.append(flat)
 
     def snapshot(self) -> None:
         """Remember all buffers."""
         for flat, saved in self._flat:
             saved.copy_(flat)
-
-    def lasting(self) -> list[Tensor]:
-        """The memory of all buffers that are part of the weights, such as BatchNorm's running statistics; one tensor a dtype."""
-        return self._lasting
 
     def restore(self, skip: Tensor) -> None:
         """Put all buffers back where a step was refused.

@@ -22,8 +22,8 @@ from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.learner import Learner
     from mptrain.engine.options import InjectOptions
+    from mptrain.engine.step import Learner
     from mptrain.numerics.verdict import Verdict
     from mptrain.workloads.base.batch import Batch
 

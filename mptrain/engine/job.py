@@ -19,8 +19,8 @@ from mptrain.precision.apply import input_dtype
 if TYPE_CHECKING:
     from mptrain.engine.fingerprints import Origin
     from mptrain.engine.inject import Injection
-    from mptrain.engine.learner import Learner, Plan
     from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
+    from mptrain.engine.step import Learner, Plan
     from mptrain.precision.policy import Policy
     from mptrain.probe.probe import Probe
     from mptrain.workloads.base.batch import Batch

@@ -212,7 +212,7 @@ class Loop:
         with parts.fault.at(step, batch) as given:
             self._runner.run(given, watches, as_usual=not parts.fault.is_at(step))
         telemetry.record_expected()
-        for watch in watches:
+        for watch in filter(None, watches):
             for seen in watch.records():
                 telemetry.sink.take(seen)
         self._within_step = False

@@ -8,13 +8,16 @@ recorded; only a reader that cannot go on without the values waits for them.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mptrain.device import capabilities, event_now, widest
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
+
+if TYPE_CHECKING:
+    from mptrain.engine.step import StepValues
 
 _SCALARS = 5
 
@@ -41,15 +44,6 @@ class Row(NamedTuple):
     norms: list[float]
 
 
-class Recorder(Protocol):
-    """What takes the record of a step."""
-
-    def record(
-        self, loss: Tensor, scale: Tensor, grad_norm: Tensor, norms: Tensor, lr: Tensor, next_scale: Tensor
-    ) -> None:
-        """See `Ring.record`."""
-
-
 class Ring:
     """The rows of one learner.
 
@@ -67,7 +61,7 @@ class Ring:
         self._comm = comm
         size, has = capacity * (_SCALARS + parameters), capabilities(device)
         self._host = torch.zeros(size, dtype=widest(device), pin_memory=True) if has.pinned and has.streams else None
-        self._kept: list[tuple[Tensor, ...]] = []
+        self._kept: list[StepValues] = []
         self._in_flight: tuple[int, int, torch.Event] | None = None
         self._read: list[Row] = []
 
@@ -86,24 +80,11 @@ class Ring:
         """Whether the next record needs another block."""
         return len(self._kept) == self._capacity
 
-    def record(
-        self, loss: Tensor, scale: Tensor, grad_norm: Tensor, norms: Tensor, lr: Tensor, next_scale: Tensor
-    ) -> None:
-        """Keep a row; nothing is launched or waited for. A full ring is sent by itself.
-
-        Args:
-            loss: float32 scalar: the unscaled loss.
-            scale: float32, shape (1,): the scale in force.
-            grad_norm: as the verdict has it, shape (1,): of the unscaled gradients.
-            norms: as the verdict has them, shape (P,): of each parameter's gradient (`Verdict.norms`).
-            lr: float32, shape (1,): the learning rate.
-            next_scale: float32, shape (1,): the scale of the next step.
-
-        None of these tensors may be changed in place afterwards.
-        """
+    def record(self, values: StepValues) -> None:
+        """Keep a row; nothing is launched or waited for. A full ring is sent by itself."""
         if len(self._kept) == self._capacity:
             self.send()
-        self._kept.append((loss, scale, grad_norm, norms, lr, next_scale))
+        self._kept.append(values)
 
     def send(self) -> None:
         """Start copying what was recorded to the host, and record into a new block from now on.
@@ -150,7 +131,7 @@ class Ring:
         self._in_flight = None
 
 
-def _packed(kept: list[tuple[Tensor, ...]]) -> Tensor:
+def _packed(kept: list[StepValues]) -> Tensor:
     """N recorded steps as one device tensor of the norms' dtype: N losses, scales, rates, next scales, norms, and N times P norms."""
     losses, scales, totals, norms, rates, next_scales = zip(*kept, strict=True)
     singles = torch.cat([torch.stack(losses), *scales, *rates, *next_scales])  # all of one dtype: one kernel

@@ -15,9 +15,9 @@ from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_k
 from mptrain.scaler.base import measure_of
 
 if TYPE_CHECKING:
-    from mptrain.engine.learner import Learner
     from mptrain.engine.options import LogOptions
     from mptrain.engine.ring import Ring, Row
+    from mptrain.engine.step import Learner
     from mptrain.runlog.sink import Sink
 
 

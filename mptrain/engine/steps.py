@@ -25,14 +25,14 @@ from torch import Tensor, nn
 
 from mptrain.device import capabilities
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
-from mptrain.engine.step import train_step
+from mptrain.engine.step import StepValues, train_step
 from mptrain.engine.waits import host_waits
-from mptrain.probe.probe import UNWATCHED, Watch
 
 if TYPE_CHECKING:
     from mptrain.engine.job import Parts
-    from mptrain.engine.ring import Recorder, Ring
-    from mptrain.optimizer.gradients import GradientState
+    from mptrain.engine.ring import Ring
+    from mptrain.optimizer.weights import GradientState
+    from mptrain.probe.probe import Watch
     from mptrain.workloads.base.batch import Batch
 
     #: Takes what a step does, and gives back what does it again.
@@ -76,43 +76,43 @@ class StepRunner:
         if capture is not None and (why := _outside_of_graphs(parts.model)):
             self._give_up(why)
 
-    def run(self, batch: Batch, watches: Sequence[Watch], *, as_usual: bool = True) -> None:
+    def run(self, batch: Batch, watches: Sequence[Watch | None], *, as_usual: bool = True) -> None:
         """One step of every learner.
 
         Args:
             batch: Prepared.
-            watches: What looks at each learner's step.
+            watches: What looks at each learner's step, if anything does.
             as_usual: Nothing but the step is to happen; no fault was put in.
         """
         if self._capture is None:
-            self._eagerly(batch, watches, self._rings)
+            self._record(self._eagerly(batch, watches))
             return
-        kind = _kind_of(batch) if as_usual and all(watch is UNWATCHED for watch in watches) else None
+        kind = _kind_of(batch) if as_usual and not any(watches) else None
         graph = None if kind is None else self._graph_for(kind, batch)
         if graph is None:
-            records = [
-                GraphRecord() for _ in self._rings
-            ]  # of copies, since what the rings keep may not change any more
             last = kind not in self._refused and self._seen[kind] == WARM_UP  # the next one is captured
             looking: AbstractContextManager[list[str]] = (
                 host_waits(self._parts.device) if last else contextlib.nullcontext([])
             )
             with looking as waits:
-                self._eagerly(batch, watches, records)
+                values = self._eagerly(batch, watches)
             if waits:  # no capture survives that
                 self._refuse(kind, f"the host waits for the device, in {waits[0]}")
-            for record, ring in zip(records, self._rings, strict=True):
-                record.hand_on(ring)
+            self._record([_copy_of(one) for one in values])  # what follows writes into the tensors of some of them
             self._newest = None
             self._hold()
             return
-        graph.run(batch, self._rings, again=graph is self._newest)
+        self._record(graph.run(batch, again=graph is self._newest))
         self._newest = graph
 
-    def _eagerly(self, batch: Batch, watches: Sequence[Watch], recorders: Sequence[Recorder]) -> None:
-        parts = self._parts
-        for learner, recorder, watch in zip(parts.learners, recorders, watches, strict=True):
-            train_step(learner, parts.model, batch, parts.plan, recorder, watch)
+    def _eagerly(self, batch: Batch, watches: Sequence[Watch | None]) -> list[StepValues]:
+        model, plan = self._parts.model, self._parts.plan
+        pairs = zip(self._parts.learners, watches, strict=True)
+        return [train_step(learner, model, batch, plan, watch) for learner, watch in pairs]
+
+    def _record(self, values: Sequence[StepValues]) -> None:
+        for ring, one in zip(self._rings, values, strict=True):
+            ring.record(one)
 
     def _hold(self) -> None:
         """Have what moved in an eager step in the fixed tensors that graphs read."""
@@ -189,51 +189,44 @@ class _Graph:
     def __init__(self, parts: Parts, batch: Batch) -> None:
         self._parts = parts
         self._batch = batch.clone()
-        self._records: list[GraphRecord] = []
+        self._packed: list[tuple[Tensor, Tensor]] = []
         self._gathered: list[GradientState] = []
         self.replay: Callable[[], None]
 
     def body(self, fixed: Sequence[dict[str, Tensor]]) -> None:
         """What is captured."""
-        parts, self._records = self._parts, []
-        for learner, values in zip(parts.learners, fixed, strict=True):
-            kept = GraphRecord()
-            train_step(learner, parts.model, self._batch, parts.plan, kept)
-            learner.move_into(values)
-            self._records.append(kept)
+        parts, self._packed = self._parts, []
+        for learner, moving in zip(parts.learners, fixed, strict=True):
+            self._packed.append(_packed(train_step(learner, parts.model, self._batch, parts.plan)))
+            learner.move_into(moving)
 
     def keep_gradients(self) -> None:
         """Remember where the graph leaves the gradients, for whoever looks at them after a step."""
         self._gathered = [learner.weights.gradients.state() for learner in self._parts.learners]
 
-    def run(self, batch: Batch, rings: Sequence[Ring], *, again: bool) -> None:
-        """The step on a batch, and its records into the rings."""
+    def run(self, batch: Batch, *, again: bool) -> list[StepValues]:
+        """Do the step on a batch; return copies of its values, since the next run writes into the same tensors."""
         self._batch.copy_(batch)
         self.replay()
         if not again:
             for learner, gathered in zip(self._parts.learners, self._gathered, strict=True):
                 learner.weights.gradients.restore(gathered)
-        for kept, ring in zip(self._records, rings, strict=True):
-            kept.hand_on(ring)
+        return [_unpacked(singles.clone(), norms.clone()) for singles, norms in self._packed]
 
 
-class GraphRecord:
-    """Takes a record inside a graph: its values, one behind the other, in tensors that every run of the graph writes."""
+def _packed(values: StepValues) -> tuple[Tensor, Tensor]:
+    """Return the values of a step in two tensors, so that copies of them are two kernels."""
+    singles = torch.cat([values.loss.view(1), values.scale, values.lr, values.next_scale])
+    return singles, torch.cat([values.grad_norm, values.norms])
 
-    _singles: Tensor
-    _norms: Tensor
 
-    def record(
-        self, loss: Tensor, scale: Tensor, grad_norm: Tensor, norms: Tensor, lr: Tensor, next_scale: Tensor
-    ) -> None:
-        """See `mptrain.engine.ring.Ring.record`."""
-        self._singles = torch.cat([loss.view(1), scale, lr, next_scale])
-        self._norms = torch.cat([grad_norm, norms])
+def _unpacked(singles: Tensor, norms: Tensor) -> StepValues:
+    """Return the values that `_packed` has put into tensors, as views of them."""
+    return StepValues(singles[0], singles[1:2], norms[:1], norms[1:], singles[2:3], singles[3:4])
 
-    def hand_on(self, ring: Ring) -> None:
-        """Record copies: the next run of the graph writes into the same tensors."""
-        singles, norms = self._singles.clone(), self._norms.clone()
-        ring.record(singles[0], singles[1:2], norms[:1], norms[1:], singles[2:3], singles[3:4])
+
+def _copy_of(values: StepValues) -> StepValues:
+    return _unpacked(*_packed(values))
 
 
 def _kind_of(batch: Batch) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from mptrain.scaler import NoScaler, StaticScaler
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
     from mptrain.engine.job import Parts
-    from mptrain.engine.learner import Learner
+    from mptrain.engine.step import Learner
     from mptrain.inspection.step_accuracy import StepAccuracy
     from mptrain.probe.observer import Operation
     from mptrain.probe.step_observation import Observation

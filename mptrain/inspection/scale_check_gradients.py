@@ -35,7 +35,7 @@ from mptrain.scaler.static import StaticScaler
 
 if TYPE_CHECKING:
     from mptrain.engine.job import Parts
-    from mptrain.engine.learner import Learner
+    from mptrain.engine.step import Learner
     from mptrain.numerics.formats import Format
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.base.task import Objective

@@ -35,7 +35,7 @@ from mptrain.random_state import random_state, set_random_state
 from mptrain.runlog.sink import Fanout
 
 if TYPE_CHECKING:
-    from mptrain.engine.learner import Learner
+    from mptrain.engine.step import Learner
     from mptrain.workloads.base.batch import Batch
 
 
@@ -95,7 +95,7 @@ def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, s
         progress.step += 1
         with parts.fault.at(progress.step, parts.prepare(host_batch)) as batch:
             for learner, ring in zip(parts.learners, rings, strict=True):
-                train_step(learner, parts.model, batch, parts.plan, ring)
+                ring.record(train_step(learner, parts.model, batch, parts.plan))
         step_log.note(progress.step, progress.epoch)
     return None
 
@@ -132,8 +132,7 @@ def look(parts: Parts, moment: SavedStep, scales: Mapping[str, float] | None = N
             seen.append(_look(parts, learner, moment, batch, chosen))
             if learner is not parts.learners[-1] and seen[-1].refusal is None and not moment.done:
                 set_random_state(random, parts.device)
-                ring = Ring(1, len(learner.weights.names), parts.device)
-                train_step(learner, parts.model, batch, parts.plan, ring)  # the next learner's step comes behind it
+                train_step(learner, parts.model, batch, parts.plan)  # the next learner's step comes behind it
     return tuple(seen)
 
 

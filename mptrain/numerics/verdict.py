@@ -94,7 +94,7 @@ class HostJudge:
         self._exact = exact
         size = _PIECE * torch.get_num_threads()
         self._room = torch.zeros(size, dtype=torch.float64)  # for all: new memory would cost more than the sum
-        self._large = [index for index, weight in enumerate(weights) if weight.numel() > size]
+        self._large = {index: memory_order(w) for index, w in enumerate(weights) if w.numel() > size}
         self._groups: list[_Group] = []
         members: list[int] = []
         for index, weight in enumerate(weights):
@@ -113,7 +113,7 @@ class HostJudge:
     def __call__(self, grads: Sequence[Tensor], scale: Tensor) -> Verdict | None:
         """Return the verdict on P gradients that are finite, without their norms; None where one is not, or the scale is 0."""
         squares = [group.square(grads) for group in self._groups]
-        large = [_flat(grads[index]) for index in self._large]
+        large = [_flat(grads[index], order) for index, order in self._large.items()]
         if self._exact or any(grad.dtype != torch.float32 for grad in large):
             squares += self._squares(large)
         else:
@@ -172,7 +172,7 @@ def _pieces(grad: Tensor) -> Sequence[Tensor]:
     """
     if not capabilities(grad.device).host or grad.dtype == torch.float64 or grad.numel() <= _PIECE:
         return ()
-    pieces: Sequence[Tensor] = _flat(grad).split(_PIECE * torch.get_num_threads())
+    pieces: Sequence[Tensor] = _flat(grad, memory_order(grad)).split(_PIECE * torch.get_num_threads())
     return pieces
 
 
@@ -185,9 +185,8 @@ def memory_order(tensor: Tensor) -> tuple[int, ...] | None:
     return order if tensor.permute(order).is_contiguous() else None
 
 
-def _flat(grad: Tensor) -> Tensor:
-    """Return the elements of a tensor in the order of memory, in one dimension; a copy only where they have gaps."""
-    order = memory_order(grad)
+def _flat(grad: Tensor, order: tuple[int, ...] | None) -> Tensor:
+    """Return the elements of a tensor in an order of its dimensions; a copy where memory has another order, or gaps."""
     return (grad if order is None else grad.permute(order)).reshape(-1)
 
 

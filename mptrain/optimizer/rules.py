@@ -17,7 +17,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from annotated_types import Ge, Gt, Lt
@@ -30,6 +30,9 @@ from mptrain.fields import BelowOneOrZero, NonNegativeFloat
 if TYPE_CHECKING:
     #: Makes a new weight and new state of a weight, its unscaled gradient, its state, its decay and the inputs of the update.
     Moved = Callable[[Tensor, Tensor, dict[str, Tensor], float, "UpdateInputs"], tuple[Tensor, dict[str, Tensor]]]
+
+#: A kernel of torch that updates a list of weights.
+FusedKernel = Callable[..., None]
 
 Epsilon = Annotated[float, Gt(0), Lt(1)]
 Beta = Annotated[float, Ge(0), Lt(1)]
@@ -122,23 +125,20 @@ class SGD:
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
         """One fused call where torch has the kernel."""
-        if not group.fused:
-            return _tensor_by_tensor(self._moved, group, grads, inputs)
-        torch._fused_sgd_(
-            group.weights,
-            grads,
-            group.state.get("momentum_buffer", []),
-            weight_decay=group.weight_decay,
-            momentum=self.momentum,
-            lr=inputs.lr,
-            dampening=0.0,
-            nesterov=self.nesterov,
-            maximize=False,
-            is_first_step=False,
-            grad_scale=inputs.grad_scale,
-            found_inf=inputs.skip,
-        )
-        return None
+        if group.fused:
+            _fused(
+                torch._fused_sgd_,
+                group,
+                grads,
+                inputs,
+                group.state.get("momentum_buffer", []),
+                momentum=self.momentum,
+                nesterov=self.nesterov,
+                dampening=0.0,
+                is_first_step=False,
+            )
+        else:
+            _tensor_by_tensor(self._moved, group, grads, inputs)
 
     def _moved(
         self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
@@ -169,9 +169,29 @@ class _AdamConstants:
     weight_decay: NonNegativeFloat = 0.0
     decay_norms_and_biases: bool = False
 
+    _kernel: ClassVar[FusedKernel]
+
     def state(self, weight: Tensor) -> dict[str, Tensor]:
         """Zeroed first and second moments."""
         return {"exp_avg": torch.zeros_like(weight), "exp_avg_sq": torch.zeros_like(weight)}
+
+    def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
+        """One fused call where torch has the kernel."""
+        if group.fused:
+            state = [group.state["exp_avg"], group.state["exp_avg_sq"], [], [inputs.step] * len(grads)]
+            _fused(
+                self._kernel,
+                group,
+                grads,
+                inputs,
+                *state,
+                beta1=self.betas[0],
+                beta2=self.betas[1],
+                eps=self.eps,
+                amsgrad=False,
+            )
+        else:
+            _tensor_by_tensor(self._moved, group, grads, inputs)
 
     def _moved(
         self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
@@ -185,35 +205,11 @@ class _AdamConstants:
         return weight - inputs.lr / seen1 * mean / denominator, {"exp_avg": mean, "exp_avg_sq": square}
 
 
-def _adam_call(rule: _AdamConstants, kernel: object, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-    kernel(  # type: ignore[operator]
-        group.weights,
-        grads,
-        group.state["exp_avg"],
-        group.state["exp_avg_sq"],
-        [],
-        [inputs.step] * len(group.weights),
-        lr=inputs.lr,
-        beta1=rule.betas[0],
-        beta2=rule.betas[1],
-        weight_decay=group.weight_decay,
-        eps=rule.eps,
-        amsgrad=False,
-        maximize=False,
-        grad_scale=inputs.grad_scale,
-        found_inf=inputs.skip,
-    )
-
-
 @dataclass(frozen=True)
 class Adam(_AdamConstants):
     """Adam (Kingma and Ba 2015; `torch.optim.Adam`); weight decay is added to the gradient."""
 
-    def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """One fused call where torch has the kernel."""
-        if not group.fused:
-            return _tensor_by_tensor(self._moved, group, grads, inputs)
-        return _adam_call(self, torch._fused_adam_, group, grads, inputs)
+    _kernel: ClassVar[FusedKernel] = staticmethod(torch._fused_adam_)
 
     def _moved(
         self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
@@ -227,11 +223,7 @@ class AdamW(_AdamConstants):
 
     weight_decay: NonNegativeFloat = 0.01
 
-    def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
-        """One fused call where torch has the kernel."""
-        if not group.fused:
-            return _tensor_by_tensor(self._moved, group, grads, inputs)
-        return _adam_call(self, torch._fused_adamw_, group, grads, inputs)
+    _kernel: ClassVar[FusedKernel] = staticmethod(torch._fused_adamw_)
 
     def _moved(
         self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
@@ -263,23 +255,11 @@ class Adagrad:
 
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
         """One fused call where torch has the kernel."""
-        device = group.weights[0].device
-        if not capabilities(device).fused or (device.type == "cuda" and not _CUDA_ADAGRAD):
-            return _tensor_by_tensor(self._moved, group, grads, inputs)
-        torch._fused_adagrad_(
-            group.weights,
-            grads,
-            group.state["sum"],
-            [inputs.step] * len(group.weights),
-            lr=inputs.lr,
-            lr_decay=0.0,
-            weight_decay=group.weight_decay,
-            eps=self.eps,
-            maximize=False,
-            grad_scale=inputs.grad_scale,
-            found_inf=inputs.skip,
-        )
-        return None
+        if group.fused and (_CUDA_ADAGRAD or group.weights[0].device.type != "cuda"):
+            steps = [inputs.step] * len(grads)
+            _fused(torch._fused_adagrad_, group, grads, inputs, group.state["sum"], steps, eps=self.eps, lr_decay=0.0)
+        else:
+            _tensor_by_tensor(self._moved, group, grads, inputs)
 
     def _moved(
         self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
@@ -287,6 +267,14 @@ class Adagrad:
         grad = grad + decay * weight
         total = state["sum"] + grad * grad
         return weight - inputs.lr * grad / (total.sqrt() + self.eps), {"sum": total}
+
+
+def _fused(
+    kernel: FusedKernel, group: Group, grads: list[Tensor], inputs: UpdateInputs, *state: list[Tensor], **constants: Any
+) -> None:
+    """Update a group by one of torch's fused kernels, which take the state of their rule behind the gradients."""
+    varying = {"lr": inputs.lr, "grad_scale": inputs.grad_scale, "found_inf": inputs.skip}
+    kernel(group.weights, grads, *state, **constants, **varying, weight_decay=group.weight_decay, maximize=False)
 
 
 def _tensor_by_tensor(moved: Moved, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:

@@ -17,7 +17,7 @@ from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, 
 from mptrain.optimizer.rules import Group, Rule, UpdateInputs
 
 if TYPE_CHECKING:
-    from mptrain.optimizer.master_weights import MasterWeights
+    from mptrain.optimizer.weights import MasterWeights
 
 
 class Updater:

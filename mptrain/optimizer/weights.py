@@ -6,19 +6,17 @@ full-precision weights and optimizer state, are parts that know of what. Nothing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from mptrain.device import capabilities, widest
-from mptrain.errors import ConfigError
-from mptrain.numerics.formats import FLOAT32
-from mptrain.numerics.shards import is_sharded
-from mptrain.numerics.verdict import HostJudge, Verdict, clip_coefficient, gradient_norms, judge
-from mptrain.optimizer.gradients import Gradients
-from mptrain.optimizer.master_weights import MasterWeights
+from mptrain.errors import CheckpointError, ConfigError
+from mptrain.numerics.formats import FLOAT16, FLOAT32
+from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
+from mptrain.numerics.verdict import HostJudge, Verdict, clip_coefficient, gradient_norms, judge, memory_order
 from mptrain.optimizer.updater import Updater
 
 if TYPE_CHECKING:
@@ -28,6 +26,10 @@ if TYPE_CHECKING:
     #: What becomes of norms, and of a measure of gradients, where there are several ranks.
     AcrossNorms = Callable[[Tensor], Tensor]
     AcrossMeasure = Callable[[Measure, list[Tensor]], Tensor]
+
+
+#: The largest finite number of FP16.
+FLOAT16_MAX = FLOAT16.max
 
 
 class Weights:
@@ -142,3 +144,242 @@ class Weights:
         elif scale is None and self.one_pass:
             scale = self._one
         self.updater(self.gradients.tensors(), verdict, lr, scale)
+
+
+class GradientState(NamedTuple):
+    """Places of the gradients of a step.
+
+    Attributes:
+        grads: The P gradients of the parameters themselves, or None.
+        sums: FP32 sums that stand in place of half gradients, by the index of their parameter.
+    """
+
+    grads: list[Tensor | None]
+    sums: dict[int, Tensor]
+
+
+class Gradients:
+    """The gradients of P parameters, and the FP32 sums of those that are half precision.
+
+    Gradients of half parameters are summed up in FP32 over the micro-batches of an update, except where the parameter
+    itself is what the rule sees: there they are of its dtype, sum and all.
+
+    Args:
+        names: Of the parameters.
+        params: The parameters.
+        masters: Their working tensors, which the rule moves.
+        read_half: The kernels of norms and update read half-precision gradients, so that a single micro-batch needs no sums.
+
+    Attributes:
+        read_half: As given.
+    """
+
+    def __init__(
+        self, names: Sequence[str], params: Sequence[nn.Parameter], masters: MasterWeights, *, read_half: bool
+    ) -> None:
+        self._names = tuple(names)
+        self._params = list(params)
+        self._work = masters.work
+        self.read_half = read_half
+        self._sharded = is_sharded(self._params[0])  # all are, or none
+        halves = masters.rounded_into()
+        self._summed = [index for index, half in enumerate(halves) if half is not None]
+        self._buffers: dict[int, Tensor] = {}  # for sums, made when they are needed
+        self._sums: dict[int, Tensor] = {}  # those of this step
+
+    def zero_grad(self) -> None:
+        """Forget all gradients. Called first in a step, so that those of a refused one can still be looked at."""
+        for parameter in self._params:
+            parameter.grad = None
+        self._sums = {}
+
+    def accumulate(self, *, single_microbatch: bool = False) -> None:
+        """Add the half gradients of a micro-batch to their FP32 sums; FP32 gradients have accumulated by themselves.
+
+        Args:
+            single_microbatch: The update has no other, so that kernels which read half gradients need no sums.
+        """
+        if single_microbatch and self.read_half:
+            return
+        grads = {
+            i: part(grad) if self._sharded else grad for i in self._summed if (grad := self._params[i].grad) is not None
+        }
+        later = [index for index in grads if index in self._sums]
+        first = [index for index in grads if index not in self._sums]
+        if later:
+            torch._foreach_add_([self._sums[i] for i in later], [grads[i] for i in later])
+        if first:
+            self._sums.update({index: self._buffer_of(index) for index in first})
+            torch._foreach_copy_([self._sums[i] for i in first], [grads[i] for i in first])
+        for index in grads:
+            self._params[index].grad = None
+
+    def tensors(self) -> list[Tensor | None]:
+        """Return the P gradients, or their FP32 sums; scaled, this rank's parts of them, None where there is none."""
+        grads = [self._sums.get(index, parameter.grad) for index, parameter in enumerate(self._params)]
+        return [None if grad is None else part(grad) for grad in grads] if self._sharded else grads
+
+    def in_place(self) -> dict[str, Tensor]:
+        """Return `tensors` by name, for changing them in place; absent ones are left out."""
+        return {name: grad for name, grad in zip(self._names, self.tensors(), strict=True) if grad is not None}
+
+    def by_name(self) -> dict[str, Tensor]:
+        """Return `tensors` by name, in the dtype of what the rule moves; absent ones are left out."""
+        found = zip(self._names, self.tensors(), self._work, strict=True)
+        return {name: grad.detach().to(work.dtype) for name, grad, work in found if grad is not None}
+
+    def missing(self) -> list[str]:
+        """Return the names of the parameters that have no gradient at present."""
+        return [name for name, grad in zip(self._names, self.tensors(), strict=True) if grad is None]
+
+    def fill(self, names: Sequence[str]) -> None:
+        """Give parameters that have no gradient one of zeros."""
+        for name in names:
+            index = self._names.index(name)
+            if index in self._summed:
+                self._sums[index] = self._buffer_of(index).zero_()
+            else:
+                self._params[index].grad = torch.zeros_like(self._params[index])
+
+    def take_sums(self, sums: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Take other FP32 sums of gradients than `accumulate` has found, where there are such sums at all.
+
+        Args:
+            sums: Parameters and their sums, float32, which belong to this step from here on; those of parameters that have no
+                gradient count nothing.
+        """
+        places = {id(self._params[index]): index for index in self._summed}
+        for parameter, total in sums:
+            index = places.get(id(parameter), -1)
+            if index >= 0 and (index in self._sums or parameter.grad is not None):
+                self._sums[index] = total
+                parameter.grad = None
+
+    def state(self) -> GradientState:
+        """Return where the gradients are now, for `restore`."""
+        return GradientState([parameter.grad for parameter in self._params], dict(self._sums))
+
+    def restore(self, state: GradientState) -> None:
+        """Take the tensors for the gradients that held them when `state` was called."""
+        for parameter, grad in zip(self._params, state.grads, strict=True):
+            parameter.grad = grad
+        self._sums = dict(state.sums)
+
+    def _buffer_of(self, index: int) -> Tensor:
+        """Return the memory for the FP32 sum of one parameter's half gradients, made when it is first asked for."""
+        if index not in self._buffers:
+            self._buffers[index] = torch.empty_like(self._work[index])
+        return self._buffers[index]
+
+
+class MasterWeights:
+    """The working tensors of P parameters, which the rule moves; where ranks hold parts of them, this rank's parts.
+
+    FP32 parameter                      the parameter itself
+    half parameter, master weights      an FP32 copy that lives on (Micikevicius et al. 2018, section 3.1)
+    half parameter, no master weights   an FP32 scratch copy, read from the parameter before each update: what the
+    rounding to half precision loses, is lost
+    half parameter, state in half too   the parameter itself
+
+    Args:
+        names: Of the parameters.
+        params: The parameters.
+        keep: The FP32 copies of half parameters live on.
+        state_in_half: Half parameters are their own working tensors.
+        initial: FP32 values that the parameters were cast from, by name; the copies start there, so that nothing of the
+            initial draw is lost.
+
+    Attributes:
+        parts: This rank's parts of the parameters: the parameters themselves where they are whole.
+        work: The working tensors, some of them ``parts``.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        params: Sequence[nn.Parameter],
+        *,
+        keep: bool,
+        state_in_half: bool,
+        initial: Mapping[str, Tensor],
+    ) -> None:
+        self._names, self._params = tuple(names), list(params)
+        self._keep = keep
+        self.parts = [part(p) for p in params]
+        # What has gaps in memory gets a working copy without them: torch's fused kernels would write past its elements.
+        in_place = [
+            (own.dtype == torch.float32 or state_in_half) and (own.is_contiguous() or memory_order(own) is not None)
+            for own in self.parts
+        ]
+        self.work = [
+            own if same else _wide_copy(own, part_for(initial.get(name, p), p))
+            for name, p, own, same in zip(names, params, self.parts, in_place, strict=True)
+        ]
+        # Fixed for good, since every step needs them: what is rounded to what, and what may not become infinite.
+        self._half = [own for own, same in zip(self.parts, in_place, strict=True) if not same]
+        self._wide = [work for work, same in zip(self.work, in_place, strict=True) if not same]
+        self._fp16 = [own for own in self.parts if own.dtype == torch.float16]  # those updated in place as well
+
+    def rounded_into(self) -> list[Tensor | None]:
+        """Return for each working tensor the parameter that gets its rounded value; None where it is the parameter."""
+        return [None if work is own else own for work, own in zip(self.work, self.parts, strict=True)]
+
+    def copy_from_params(self) -> None:
+        """Read the parameters, where no copies of them live on."""
+        if self._half and not self._keep:
+            torch._foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
+
+    def copy_to_params(self) -> None:
+        """Round the working copies to half precision; FP16 saturates at 65504 instead of becoming inf."""
+        with torch.no_grad():
+            if self._half:
+                torch._foreach_copy_(self._half, self._wide)
+            if self._fp16:
+                torch._foreach_clamp_max_(self._fp16, FLOAT16_MAX)
+                torch._foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
+
+    def full_precision(self) -> dict[str, Tensor]:
+        """Return the best copy of each parameter by name: the master where there is one, else the parameter."""
+        best = self.work if self._keep else self.parts
+        return {
+            name: as_part_of((work if work is own else kept).detach(), p)
+            for name, p, own, work, kept in zip(self._names, self._params, self.parts, self.work, best, strict=True)
+        }
+
+    def load_full_precision(self, values: Mapping[str, Tensor]) -> None:
+        """Set parameters and master copies from `full_precision`'s values, whatever their dtype.
+
+        Raises:
+            CheckpointError: A parameter is missing or has another shape.
+        """
+        wrong = [
+            f"{name} is {'missing' if name not in values else f'{tuple(values[name].shape)}, not {tuple(p.shape)}'}"
+            for name, p in zip(self._names, self._params, strict=True)
+            if name not in values or values[name].shape != p.shape
+        ]
+        if wrong:
+            raise CheckpointError(
+                f"the saved weights do not fit the model: {'; '.join(wrong[:5])}",
+                "resume with the model it was saved from",
+            )
+        with torch.no_grad():
+            for name, p, work in zip(self._names, self._params, self.work, strict=True):
+                work.copy_(part_for(values[name], p))
+        self.copy_to_params()
+
+    def working(self) -> dict[str, Tensor]:
+        """Return what the rule has moved last, by name: after an update the new weights before they were rounded."""
+        return {name: work.detach() for name, work in zip(self._names, self.work, strict=True)}
+
+    def in_place_half(self) -> list[str]:
+        """Return the names of the half-precision parameters that the rule moves as they are, in their own dtype."""
+        return [name for name, work in zip(self._names, self.work, strict=True) if work.dtype != torch.float32]
+
+
+def _wide_copy(parameter: Tensor, value: Tensor) -> Tensor:
+    """Return an FP32 copy of a value in the memory layout of the parameter it belongs to.
+
+    Gradients have the parameter's layout too, and torch's kernels for lists of tensors are fast, or on CUDA willing at
+    all, only where corresponding tensors have equal strides.
+    """
+    return torch.empty_like(parameter, dtype=torch.float32).copy_(value.detach())

@@ -83,10 +83,12 @@ class SingleProcessStrategy:
 
     def single_microbatch(self, batch: Batch, wanted: int) -> bool:
         """See `ParallelStrategy`."""
-        return min(wanted, batch.samples) <= 1
+        return wanted == 1 or batch.samples <= 1
 
     def micro_batches(self, batch: Batch, wanted: int, unchanged: Unchanged) -> Iterator[tuple[Batch, float]]:
         """See `ParallelStrategy`."""
+        if wanted == 1:
+            return iter([(batch, 1.0)])
         return ((micro, batch.share(micro)) for micro in batch.split(wanted))
 
     def loss_of(self, loss: LossOfModel, model: nn.Module, weights: Weights, *, single_microbatch: bool) -> Loss:

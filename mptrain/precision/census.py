@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -115,13 +116,20 @@ class Observed(Products):
 
     def __init__(self, mode: EagerMode, products: Products) -> None:
         super().__init__(products.operators)
-        self._mode, self._products = mode, products
+        self.context = _Nested(products.context, mode)
 
-    @contextlib.contextmanager
-    def __call__(self) -> Iterator[None]:
-        """See `Products`."""
-        with self._products(), self._mode:
-            yield
+
+class _Nested(contextlib.ExitStack):
+    """Contexts that are entered one within the other, again and again."""
+
+    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
+        super().__init__()
+        self._contexts = contexts
+
+    def __enter__(self) -> _Nested:
+        for context in self._contexts:
+            self.enter_context(context)
+        return self
 
 
 def current_pass() -> Pass:

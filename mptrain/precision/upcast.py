@@ -182,18 +182,19 @@ def upcasts(policy: Policy, device: torch.device) -> bool:
 
 
 class Products:
-    """The choice of kernels of a run's passes; called, it gives the context to enter around one.
+    """The choice of kernels of a run's passes.
 
     Args:
         operators: Those that run `Upcast`; where there are none, the context does nothing.
+
+    Attributes:
+        operators: As given, until `leave_out_idle` forgets them.
+        context: To be entered around each pass, again and again.
     """
 
     def __init__(self, operators: frozenset[Any] = frozenset()) -> None:
         self.operators = operators
-
-    def __call__(self) -> AbstractContextManager[Any]:
-        """The context of one pass."""
-        return Upcast(self.operators) if self.operators else contextlib.nullcontext()
+        self.context: AbstractContextManager[Any] = Upcast(operators) if operators else contextlib.nullcontext()
 
     def leave_out_idle(self, model: nn.Module, in_half: Collection[Any]) -> None:
         """Forget the operators where a network runs none of them: a dispatch mode costs each of all operators some microseconds.
@@ -212,7 +213,7 @@ class Products:
             for operator in operators
         }
         if not self.operators & (may | set(in_half)):
-            self.operators = frozenset()
+            self.operators, self.context = frozenset(), contextlib.nullcontext()
 
 
 def products(policy: Policy, device: torch.device, *, compiled: bool = False) -> Products:

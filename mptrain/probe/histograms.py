@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from mptrain.fields import PositiveInt
 from mptrain.numerics.bits import add_counts, count_exponents, read_counts
-from mptrain.probe.probe import UNWATCHED, Watch
+from mptrain.probe.probe import Watch
 from mptrain.records import HistogramRecord, TensorKind
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class Histograms:
         """It hooks the modules of the model."""
         return True
 
-    def watch(self, learner: str, step: int) -> Watch:
+    def watch(self, learner: str, step: int) -> Watch | None:
         """A `HistogramWatch` on the steps 1, ``every``, 2 ``every`` ..."""
-        return HistogramWatch(learner, step) if step == 1 or step % self.every == 0 else UNWATCHED
+        return HistogramWatch(learner, step) if step == 1 or step % self.every == 0 else None
 
 
 class HistogramWatch:

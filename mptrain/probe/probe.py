@@ -5,7 +5,6 @@ A probe is asked before each step of each learner for a watch. Most steps are no
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -52,33 +51,13 @@ class Probe(Protocol):
     def sees_modules(self) -> bool:
         """Whether its watches hook modules, so that these may not be compiled into one piece."""
 
-    def watch(self, learner: str, step: int) -> Watch:
-        """The watch for one step of one learner; `UNWATCHED` for those that are left alone.
+    def watch(self, learner: str, step: int) -> Watch | None:
+        """The watch for one step of one learner; None for those that are left alone.
 
         Args:
             learner: Its name.
             step: Attempts, this one included, from 1.
         """
-
-
-class _Unwatched:
-    """Sees nothing."""
-
-    def passes(self, model: nn.Module) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def judged(self, weights: Weights, verdict: Verdict, scale: Tensor) -> None:
-        """Nothing to do."""
-
-    def updated(self, weights: Weights) -> None:
-        """Nothing to do."""
-
-    def records(self) -> Sequence[Record]:
-        return ()
-
-
-#: The watch for a step that nobody looks at.
-UNWATCHED: Watch = _Unwatched()
 
 
 @dataclass(frozen=True)
@@ -90,6 +69,5 @@ class NoProbe:
         """It hooks nothing."""
         return False
 
-    def watch(self, learner: str, step: int) -> Watch:
+    def watch(self, learner: str, step: int) -> None:
         """Never one that looks."""
-        return UNWATCHED

@@ -28,7 +28,7 @@ def test_masters_gradients_and_state_have_the_memory_layout_of_their_parameters(
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
     layouts = []
     monkeypatch.setattr(type(learner.weights.rule), "apply", spy(layouts))
-    with parts.plan.products():
+    with parts.plan.products.context:
         learner.loss(parts.model, batch).backward()
         learner.weights.gradients.accumulate()
     learner.weights.update(learner.judge(), learner.rate(), learner.scale)
@@ -167,7 +167,7 @@ def test_transformer_layers_are_evaluated_as_they_are_trained():
     policy = compose(["precision=amp_dynamic"]).precision
     set_products(policy)
     try:
-        with torch.no_grad(), products(policy, torch.device("cpu"))(), autocast(policy, torch.device("cpu")):
+        with torch.no_grad(), products(policy, torch.device("cpu")).context, autocast(policy, torch.device("cpu")):
             assert layer.eval()(torch.randn(2, 5, 8)).isfinite().all()
     finally:
         set_products(compose(["precision=fp32"]).precision)

@@ -10,10 +10,9 @@ import torch
 from small_runs import parts_of
 
 from mptrain.engine.ring import Ring
-from mptrain.engine.step import train_step
+from mptrain.engine.step import StepValues, train_step
 from mptrain.probe.histograms import HistogramWatch
 from mptrain.probe.overflow_attribution import offenders
-from mptrain.probe.probe import UNWATCHED
 
 pytestmark = pytest.mark.slow
 
@@ -50,12 +49,11 @@ def test_naming_the_tensors_of_every_overflow_costs_less_than_3_per_cent_of_a_re
     ring = Ring(64, len(learner.weights.names), parts.device)
 
     def step():
-        train_step(learner, parts.model, batch, parts.plan, ring)
+        ring.record(train_step(learner, parts.model, batch, parts.plan))
 
     def name():
-        ring.record(
-            torch.zeros(()), learner.scale, infinite["grad_norm"], infinite["norms"], learner.rate(), learner.scale
-        )
+        values = torch.zeros(()), learner.scale, infinite["grad_norm"], infinite["norms"], learner.rate(), learner.scale
+        ring.record(StepValues(*values))
         (row,) = ring.take(wait=True)
         assert offenders(learner.weights.names, row.norms)[0]
 
@@ -84,11 +82,11 @@ def test_histograms_of_every_hundredth_step_cost_less_than_5_per_cent(precision,
 
     def looked_at():
         watch = HistogramWatch("main", 100)
-        train_step(learner, parts.model, batch, parts.plan, ring, watch)
+        ring.record(train_step(learner, parts.model, batch, parts.plan, watch))
         assert watch.records()
 
     plain, looked = medians(
-        lambda: train_step(learner, parts.model, batch, parts.plan, ring, UNWATCHED), looked_at, rounds=6
+        lambda: ring.record(train_step(learner, parts.model, batch, parts.plan)), looked_at, rounds=6
     )
     share = (looked - plain) / (100 * plain)
     with capsys.disabled():

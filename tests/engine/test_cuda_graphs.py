@@ -13,7 +13,6 @@ from mptrain.engine import cuda_graphs, steps, waits
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
 from mptrain.engine.ring import Ring
 from mptrain.engine.steps import WARM_UP, StepRunner
-from mptrain.probe.probe import UNWATCHED
 
 DEVICE = torch.device("cuda", 0)
 
@@ -159,7 +158,7 @@ def test_learners_and_random_numbers_are_as_they_were(device):
     device.at_end = RuntimeError("invalid capture")
     made, parts, batch = trained(CudaGraphs(DEVICE))
     for _ in range(WARM_UP):
-        made.run(batch, [UNWATCHED])
+        made.run(batch, [None])
     (learner,) = parts.learners
     before = {name: (value, value.clone()) for name, value in learner.moving().items()}
     drawn = torch.get_rng_state()
@@ -177,7 +176,7 @@ def test_where_a_failed_capture_spoils_the_graphs_before_it_all_is_launched(devi
     made._capture._captured = True
     device.at_end = RuntimeError("out of memory")
     for _ in range(WARM_UP + 1):
-        made.run(batch, [UNWATCHED])
+        made.run(batch, [None])
     (note,) = made.notes
     assert "out of memory" in note
     assert ("another shape" in note) == bool(made._graphs) == (device.version >= "2.14")
@@ -193,7 +192,7 @@ def test_a_step_that_waits_for_the_device_is_not_captured(monkeypatch):
     monkeypatch.setattr(steps, "host_waits", looking)
     made, parts, batch = trained(captured.append)
     for _ in range(WARM_UP + 2):
-        made.run(batch, [UNWATCHED])
+        made.run(batch, [None])
     (note,) = made.notes
     assert "the host waits for the device, in net.py:5" in note
     assert not captured

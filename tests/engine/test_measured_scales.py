@@ -34,7 +34,7 @@ def learner_with_gradients(*words):
     parts, _ = parts_of(*TINY, *words)
     learner, ring = parts.learners[0], Ring(4, len(parts.learners[0].weights.names), parts.device)
     batch = parts.prepare(next(iter(parts.loaders["train"].batches(0))))
-    train_step(learner, parts.model, batch, parts.plan, ring)
+    ring.record(train_step(learner, parts.model, batch, parts.plan))
     return learner
 
 

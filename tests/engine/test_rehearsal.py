@@ -162,7 +162,7 @@ def operators_kept(tmp_path, *words):
 def test_a_network_without_half_precision_sums_runs_without_a_dispatch_mode(tmp_path, native_half, precision):
     loop, operators = operators_kept(tmp_path, f"precision={precision}")
     assert operators == frozenset()
-    assert isinstance(loop.parts.plan.products(), contextlib.nullcontext)
+    assert isinstance(loop.parts.plan.products.context, contextlib.nullcontext)
 
 
 def test_it_trains_the_same_bits_as_within_one(tmp_path, native_half, monkeypatch):
@@ -192,12 +192,12 @@ def test_evaluation_keeps_kernels_that_training_has_no_use_for():
         return nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
 
     def evaluated():
-        with torch.no_grad(), products():
+        with torch.no_grad(), products.context:
             return attention(0.0)
 
     products, census = Products(PRODUCTS | SUMS), OperatorCensus()
     expected = evaluated()
-    with census.inside(products)():
+    with census.inside(products).context:
         attention(0.1).float().sum().backward()
     products.leave_out_idle(model, census.in_half)
     assert torch.equal(evaluated(), expected)

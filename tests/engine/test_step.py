@@ -11,9 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from mptrain.engine.guard import BufferGuard
-from mptrain.engine.learner import Learner
 from mptrain.engine.ring import Ring
-from mptrain.engine.step import train_step
+from mptrain.engine.step import Learner, train_step
 from mptrain.errors import ConfigError
 from mptrain.records import EventRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.scaler import NoScaler
@@ -59,12 +58,12 @@ def test_trap_23_24_25_a_refused_step_leaves_weights_state_counts_and_buffers_bi
     bad = dataclasses.replace(good, inputs=good.inputs.clone())
     bad.inputs[0] = poison
     parts.model.train()
-    train_step(parts.learners[0], parts.model, good, parts.plan, ring)
+    ring.record(train_step(parts.learners[0], parts.model, good, parts.plan))
     before = state_of(parts)
     for _ in range(3):
-        train_step(parts.learners[0], parts.model, bad, parts.plan, ring)
+        ring.record(train_step(parts.learners[0], parts.model, bad, parts.plan))
     assert_equal_states(before, state_of(parts))
-    train_step(parts.learners[0], parts.model, good, parts.plan, ring)
+    ring.record(train_step(parts.learners[0], parts.model, good, parts.plan))
     rows = ring.take(wait=True)
     assert [row.overflow for row in rows] == [False, True, True, True, False]
     assert not torch.equal(before["step"], state_of(parts)["step"])
@@ -103,7 +102,7 @@ def test_trap_22_the_learning_rate_does_not_move_on_a_refused_step():
     good, *_ = batches(parts, 1)
     bad = dataclasses.replace(good, inputs=torch.full_like(good.inputs, float("inf")))
     for batch in (good, bad, bad, good):
-        train_step(parts.learners[0], parts.model, batch, parts.plan, ring)
+        ring.record(train_step(parts.learners[0], parts.model, batch, parts.plan))
     rates = [row.lr for row in ring.take(wait=True)]
     assert rates[0] > rates[1] == rates[2] == rates[3]
 
@@ -113,7 +112,7 @@ def test_trap_02_the_scale_that_multiplied_the_loss_unscales_its_gradients_on_gr
         parts, _ = parts_of(*TINY, "precision=fp32", *extra)
         ring = ring_for(parts)
         for batch in batches(parts, 6):
-            train_step(parts.learners[0], parts.model, batch, parts.plan, ring)
+            ring.record(train_step(parts.learners[0], parts.model, batch, parts.plan))
         return ring.take(wait=True)
 
     plain = norms()
@@ -146,7 +145,7 @@ def test_trap_20_accumulation_over_uneven_micro_batches_equals_one_batch():
         )
         ring = ring_for(parts)
         for batch in batches(parts, 3, size=32):
-            train_step(parts.learners[0], parts.model, batch, parts.plan, ring)
+            ring.record(train_step(parts.learners[0], parts.model, batch, parts.plan))
         return parts.full_precision(), [row.loss for row in ring.take(wait=True)]
 
     whole, whole_losses = weights_after(1)
@@ -161,7 +160,7 @@ def test_trap_20_the_scale_is_constant_within_an_accumulation_window():
     parts, _ = parts_of(*TINY, "precision=amp_dynamic", "train.accumulate=4", "scaler.growth_interval=1")
     ring = ring_for(parts)
     for batch in batches(parts, 3):
-        train_step(parts.learners[0], parts.model, batch, parts.plan, ring)
+        ring.record(train_step(parts.learners[0], parts.model, batch, parts.plan))
     assert [row.loss_scale for row in ring.take(wait=True)] == [65536, 131072, 262144]
 
 
@@ -172,7 +171,7 @@ def test_trap_04_a_loss_that_is_not_a_float32_scalar_is_refused():
     for wrong in (lambda m, b: m(b.inputs).half().mean(), lambda m, b: m(b.inputs).mean().view(1)):
         learner.objective = Objective("main", ("",), wrong)
         with pytest.raises(ConfigError, match="not a float32 scalar"):
-            train_step(learner, parts.model, batch, parts.plan, ring_for(parts))
+            ring_for(parts).record(train_step(learner, parts.model, batch, parts.plan))
 
 
 def test_records_name_the_tensor_that_overflowed(tmp_path):
@@ -276,7 +275,7 @@ def fake_steps(objective=None, overrides=()):
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = Batch(torch.empty_like(batch.inputs), torch.empty_like(batch.targets))
         for _ in range(2):
-            train_step(learner, parts.model, fake, parts.plan, ring)
+            ring.record(train_step(learner, parts.model, fake, parts.plan))
     assert isinstance(learner.scale, torch._subclasses.FakeTensor) or learner.scaler.describe().startswith(
         ("none", "st")
     )
@@ -302,7 +301,7 @@ def test_a_rule_of_somebody_else_sees_every_norm_and_its_scale_is_divided_by():
     learner = theirs.learners[0]
     curious = Learner(learner.objective, learner.weights, _Curious(), learner.rates, theirs.device)
     for parts, one in ((ours, ours.learners[0]), (theirs, curious)):
-        train_step(one, parts.model, batches(parts, 1)[0], parts.plan, ring_for(parts))
+        ring_for(parts).record(train_step(one, parts.model, batches(parts, 1)[0], parts.plan))
     assert min(curious.scaler.seen) > 0
     after = theirs.full_precision()
     assert all(torch.equal(value, after[name]) for name, value in ours.full_precision().items())

@@ -12,7 +12,6 @@ from torch import nn
 
 from mptrain.engine.ring import Ring
 from mptrain.engine.steps import WARM_UP, StepRunner, capture_on
-from mptrain.probe.probe import UNWATCHED
 from mptrain.records import EventRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -112,16 +111,16 @@ def test_a_captured_step_waits_for_nothing_and_is_a_handful_of_launches(precisio
 
     _, steps, rings, batch = steps_with(f"precision={precision}", "model=resnet18")
     for _ in range(WARM_UP + 2):
-        steps.run(batch, [UNWATCHED])
+        steps.run(batch, [None])
     assert steps._graphs
     torch.cuda.synchronize()
     with no_waiting():
-        steps.run(batch, [UNWATCHED])
+        steps.run(batch, [None])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the profiler's own
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             for _ in range(10):
-                steps.run(batch, [UNWATCHED])
+                steps.run(batch, [None])
             torch.cuda.synchronize()
     calls = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaGraphLaunch")
     launched = sum(event.count for event in seen.key_averages() if event.key.startswith(calls)) / 10

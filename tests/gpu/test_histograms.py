@@ -32,11 +32,11 @@ def test_looking_waits_for_the_device_only_when_it_is_read(precision, no_waiting
     ring = Ring(4, len(learner.weights.names), parts.device)
     batch = parts.prepare(next(parts.loaders["train"].batches(0)))
     parts.model.train()
-    train_step(learner, parts.model, batch, parts.plan, ring)  # the first step may set libraries up
+    ring.record(train_step(learner, parts.model, batch, parts.plan))  # the first step may set libraries up
     torch.cuda.synchronize()
     watch = HistogramWatch("main", 2)
     with no_waiting():
-        train_step(learner, parts.model, batch, parts.plan, ring, watch)
+        ring.record(train_step(learner, parts.model, batch, parts.plan, watch))
     (record,) = watch.records()
     assert {"activations", "activation_gradients", "weight_gradients", "weights"} <= record.tensors.keys()
 

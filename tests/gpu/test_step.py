@@ -36,11 +36,11 @@ def test_no_step_waits_for_the_device(precision, optimizer, model, no_waiting):
     bad = dataclasses.replace(good, inputs=good.inputs.clone())
     bad.inputs[0] = float("inf")
     parts.model.train()
-    train_step(learner, parts.model, good, parts.plan, ring)  # the first step may set libraries up
+    ring.record(train_step(learner, parts.model, good, parts.plan))  # the first step may set libraries up
     torch.cuda.synchronize()
     with no_waiting():
         for batch in (bad, good, other):
-            train_step(learner, parts.model, batch, parts.plan, ring)
+            ring.record(train_step(learner, parts.model, batch, parts.plan))
     rows = ring.take(wait=True)
     assert len(rows) == 4
     assert rows[1].overflow
@@ -64,7 +64,7 @@ def test_no_step_of_another_shape_of_training_waits_for_the_device(precision, wo
     for count, batch in enumerate(batches(parts, 3)):
         with no_waiting() if count else contextlib.nullcontext():  # the first step may set libraries up
             for learner, ring in zip(parts.learners, rings, strict=True):
-                train_step(learner, parts.model, batch, parts.plan, ring)
+                ring.record(train_step(learner, parts.model, batch, parts.plan))
     assert all(len(ring.take(wait=True)) == 3 for ring in rings)
     assert all(value.isfinite().all() for value in parts.full_precision().values())
 
@@ -78,7 +78,7 @@ def test_no_step_under_a_rule_that_looks_at_more_than_overflows_waits_for_the_de
     parts.model.train()
     for count, batch in enumerate(batches(parts, 4)):
         with no_waiting() if count else contextlib.nullcontext():  # the first step may set libraries up
-            train_step(learner, parts.model, batch, parts.plan, ring)
+            ring.record(train_step(learner, parts.model, batch, parts.plan))
     rows = ring.take(wait=True)
     assert rows[0].loss_scale == 1.0
     assert rows[-1].next_scale > 1.0

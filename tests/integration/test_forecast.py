@@ -23,7 +23,7 @@ def first_step(*overrides):
     parts.model.train()
     batch = parts.prepare(next(parts.loaders["train"].batches(0, start=0)))
     watch = HistogramWatch("main", 1)
-    train_step(parts.learners[0], parts.model, batch, parts.plan, _NoRing(), watch)
+    _NoRing().record(train_step(parts.learners[0], parts.model, batch, parts.plan, watch))
     return watch.records()[0]
 
 

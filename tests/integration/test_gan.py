@@ -50,7 +50,7 @@ class Bench:
         self.parts.model.train()
 
     def step(self, name, batch=None):
-        train_step(self.learners[name], self.parts.model, batch or self.batch, self.parts.plan, self.rings[name])
+        self.rings[name].record(train_step(self.learners[name], self.parts.model, batch or self.batch, self.parts.plan))
         (row,) = self.rings[name].take(wait=True)
         return row
 

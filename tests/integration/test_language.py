@@ -38,7 +38,7 @@ def stepper(parts):
     """Steps of the only learner, one for each call with a prepared batch."""
     learner, ring = parts.learners[0], Ring(64, len(parts.learners[0].weights.names), parts.device)
     parts.model.train()
-    return ring, lambda batch: train_step(learner, parts.model, batch, parts.plan, ring)
+    return ring, lambda batch: ring.record(train_step(learner, parts.model, batch, parts.plan))
 
 
 def batches(parts, count):

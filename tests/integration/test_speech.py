@@ -73,7 +73,7 @@ def test_a_few_utterances_are_learned_by_heart(tmp_path, precision):
     parts = loop.parts
     (batch,) = [parts.prepare(batch) for batch in parts.loaders["train"].batches(0)]
     parts.model.train()  # four utterances have statistics of their own
-    with torch.no_grad(), parts.plan.products(), parts.plan.autocast:
+    with torch.no_grad(), parts.plan.products.context, parts.plan.autocast:
         shown = parts.task.exhibits(parts.model, batch)["transcripts"]
     assert isinstance(shown, Texts)
     assert all(reference == heard for reference, heard in shown.rows)
@@ -101,7 +101,7 @@ def test_a_refused_step_leaves_weights_and_running_statistics_bit_unchanged(prec
     batch = parts.prepare(next(iter(parts.loaders["train"].batches(0))))
     before = state_of(parts.model)
     parts.model.letters.weight.register_hook(lambda gradient: gradient * float("inf"))
-    train_step(learner, parts.model.train(), batch, parts.plan, ring)
+    ring.record(train_step(learner, parts.model.train(), batch, parts.plan))
     assert [row.overflow for row in ring.take(wait=True)] == [True]
     after = state_of(parts.model)
     assert all(torch.equal(before[name], after[name]) for name in before)

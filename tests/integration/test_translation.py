@@ -117,7 +117,7 @@ def test_trap_20_micro_batches_of_different_lengths_give_the_gradients_of_the_wh
         ring = Ring(8, len(learner.weights.names), parts.device)
         batch = next(iter(parts.loaders["train"].batches(0)))
         assert len(set(batch.counts)) > 1
-        train_step(learner, parts.model.train(), parts.prepare(batch), parts.plan, ring)
+        ring.record(train_step(learner, parts.model.train(), parts.prepare(batch), parts.plan))
         (row,) = ring.take(wait=True)
         norms.append((row.loss, row.grad_norm))
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
@@ -142,7 +142,7 @@ def test_a_few_pairs_can_be_learned_by_heart(kind, precision, rate):
     ring = Ring(steps, len(learner.weights.names), parts.device)
     batch = parts.prepare(next(iter(parts.loaders["train"].batches(0))))
     for _ in range(steps):
-        train_step(learner, parts.model.train(), batch, parts.plan, ring)
+        ring.record(train_step(learner, parts.model.train(), batch, parts.plan))
     measured = evaluate(parts, parts.loaders["train"], "val", 0, 0, stop=lambda: False).record.metrics
     assert measured["exact"] == 1.0
     assert measured["bleu"] == pytest.approx(100.0)
@@ -170,5 +170,5 @@ def test_no_step_reads_a_length_or_any_other_value_on_the_host(precision, kind):
     with FakeTensorMode(allow_non_fake_inputs=True):
         more = {name: torch.empty_like(tensor) for name, tensor in batch.more.items()}
         fake = Batch(torch.empty_like(batch.inputs), torch.empty_like(batch.targets), batch.counts, more)
-        train_step(learner, parts.model.train(), fake, parts.plan, ring)
+        ring.record(train_step(learner, parts.model.train(), fake, parts.plan))
     assert isinstance(learner.updates, torch._subclasses.FakeTensor)

@@ -49,20 +49,20 @@ FAULTS = (
     Fault(
         3,
         "engine/step.py",
-        "plan.guard.snapshot()",
-        "pass",
+        "    guard.snapshot()",
+        "    pass",
         "buffers are not remembered before a step, so that a refused one restores older ones",
     ),
     Fault(
         4,
         "engine/step.py",
-        "ring.record(total, scale,",
-        "ring.record(total, learner.scale,",
+        "StepValues(loss, scale,",
+        "StepValues(loss, learner.scale,",
         "the record of a step has the scale of the next one",
     ),
     Fault(
         5,
-        "engine/learner.py",
+        "engine/step.py",
         "self.updates + verdict.applied",
         "self.updates + 1",
         "a refused step counts as an update, and moves the learning rate schedule on",
@@ -70,7 +70,7 @@ FAULTS = (
     ),
     Fault(
         6,
-        "engine/learner.py",
+        "engine/step.py",
         'self.scaler.resume(saved["scaler"], device)',
         "self.scaler.resume(self.scale_state, device)",
         "a resumed run forgets the scale and its growth counter",
@@ -266,7 +266,7 @@ FAULTS = (
     ),
     Fault(
         32,
-        "optimizer/master_weights.py",
+        "optimizer/weights.py",
         "torch._foreach_clamp_max_(self._fp16, FLOAT16_MAX)",
         "pass",
         "FP16 weights do not saturate at the upper end",
@@ -280,9 +280,9 @@ FAULTS = (
     ),
     Fault(
         34,
-        "optimizer/gradients.py",
-        "self._sums[index] = torch.empty_like(self._work[index])",
-        "self._sums[index] = torch.empty_like(self._params[index])",
+        "optimizer/weights.py",
+        "self._buffers[index] = torch.empty_like(self._work[index])",
+        "self._buffers[index] = torch.empty_like(self._params[index])",
         "gradients of micro-batches are summed in half precision",
     ),
     Fault(
@@ -294,7 +294,7 @@ FAULTS = (
     ),
     Fault(
         36,
-        "optimizer/master_weights.py",
+        "optimizer/weights.py",
         "if self._half and not self._keep:",
         "if self._half and self._keep:",
         "master weights are read from the half parameters before each update",

@@ -90,7 +90,7 @@ def test_every_shipped_mode_runs_forward_and_backward_and_gives_gradients_the_pa
     seen = {}
     for index, module in enumerate(model):
         module.register_forward_hook(lambda _, __, output, index=index: seen.__setitem__(index, output.dtype))
-    with products(policy, CPU)():
+    with products(policy, CPU).context:
         with autocast(policy, CPU):
             loss = F.cross_entropy(model(images(input_dtype(policy))).float(), torch.tensor([0, 1, 2, 3]))
         (loss * 256).backward()
@@ -143,7 +143,7 @@ def test_a_kept_module_that_is_given_whole_numbers_answers_as_if_it_were_not_kep
     assert kept[0].weight.dtype == torch.float32
     assert kept[0](tokens).dtype == plain[0](tokens).dtype
     assert torch.equal(kept[0](tokens), kept[0].weight[tokens].to(plain[0].weight.dtype))
-    with products(mode(name), CPU)(), autocast(mode(name), CPU):
+    with products(mode(name), CPU).context, autocast(mode(name), CPU):
         assert kept(tokens).dtype == plain(tokens).dtype
 
 
@@ -159,7 +159,7 @@ def test_a_copy_cast_to_fp32_answers_in_fp32_where_the_model_answers_in_half_pre
 def test_a_kept_module_within_a_kept_module_answers_in_fp32():
     model = nn.Sequential(nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2)), nn.Linear(2, 2))
     cast_model(model, mode("fp16_dynamic", keep_fp32=["0", "Embedding"]))
-    with products(mode("fp16_dynamic"), CPU)():
+    with products(mode("fp16_dynamic"), CPU).context:
         assert model[0](torch.tensor([1, 2])).dtype == torch.float16
         assert model[0][0](torch.tensor([1, 2])).dtype == torch.float32
         assert model(torch.tensor([1, 2])).dtype == torch.float16
@@ -188,7 +188,7 @@ def test_an_lstm_is_cast_with_its_flat_weights_and_a_copy_of_it_has_its_own(name
     twin = copy.deepcopy(model)
 
     def answer(network):
-        with products(policy, CPU)(), autocast(policy, CPU):
+        with products(policy, CPU).context, autocast(policy, CPU):
             return network[0](given)[0]
 
     before = answer(model)
@@ -256,7 +256,7 @@ def test_a_kept_sequential_computes_its_children_in_fp32():
     cast_model(model, policy)
     dtypes = []
     model[1][2].register_forward_hook(lambda _, given, output: dtypes.append((given[0].dtype, output.dtype)))
-    with products(policy, CPU)():
+    with products(policy, CPU).context:
         assert model(torch.randn(3, 8).half()).dtype == torch.float16
     assert dtypes == [(torch.float32, torch.float32)]
 
@@ -295,13 +295,12 @@ def test_trap_34_a_weight_changed_between_two_regions_is_not_remembered_from_the
 
 
 def test_trap_34_no_update_happens_within_an_autocast_region():
-    import contextlib
 
     from mptrain.engine.guard import BufferGuard
-    from mptrain.engine.learner import Learner, Plan
     from mptrain.engine.ring import Ring
-    from mptrain.engine.step import train_step
+    from mptrain.engine.step import Learner, Plan, train_step
     from mptrain.optimizer import SGD, Weights
+    from mptrain.precision.upcast import Products
     from mptrain.scaler import DynamicScaler
     from mptrain.workloads.base.batch import Batch
     from mptrain.workloads.classification.task import Classify
@@ -317,9 +316,9 @@ def test_trap_34_no_update_happens_within_an_autocast_region():
     weights = Weights(dict(model.named_parameters()), Looking(), master_weights=False)
     (objective,) = Classify(num_classes=3).objectives()
     learner = Learner(objective, weights, DynamicScaler(), torch.full((5,), 0.1), CPU)
-    plan = Plan(2, contextlib.nullcontext, autocast(policy, CPU), BufferGuard(model))
+    plan = Plan(2, Products(), autocast(policy, CPU), BufferGuard(model))
     batch = Batch(torch.randn(8, 4), torch.zeros(8, dtype=torch.int64))
-    train_step(learner, model, batch, plan, Ring(4, 2, CPU))
+    Ring(4, 2, CPU).record(train_step(learner, model, batch, plan))
     assert seen
     assert not any(seen)
 

@@ -18,7 +18,7 @@ def test_operators_are_counted_by_dtypes_and_pass():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).half()
     given = torch.randn(3, 4).half()
     census = OperatorCensus()
-    with census.inside(Products(PRODUCTS | SUMS))():
+    with census.inside(Products(PRODUCTS | SUMS)).context:
         torch.softmax(model(given), 1).float().log().sum().backward()
     assert census.operators[Operator("forward", "addmm", "float16", "float16")] == 2
     assert census.operators[Operator("forward", "_softmax", "float16", "float16")] == 1

@@ -22,7 +22,7 @@ def one_step(policy, model, given=None):
     """A forward and backward pass under a census, as the engine's first step is."""
     kept, census = cast_model(model, policy), OperatorCensus()
     given = (images() if given is None else given).to(input_dtype(policy))
-    with census.inside(products(policy, CPU))():
+    with census.inside(products(policy, CPU)).context:
         with autocast(policy, CPU):
             loss = F.cross_entropy(model(given).float(), torch.tensor([0, 1, 2, 3]))
         loss.backward()
@@ -50,7 +50,7 @@ def language_step(policy, model):
     kept, census = cast_model(model, policy), OperatorCensus()
     tokens = torch.randint(11, (4, 6))
     more = {"lane": torch.arange(4), "fresh": torch.zeros(4, dtype=torch.bool)} if hasattr(model, "hidden") else {}
-    with census.inside(products(policy, CPU))():
+    with census.inside(products(policy, CPU)).context:
         with autocast(policy, CPU):
             loss = F.cross_entropy(model(tokens, **more).float().flatten(0, 1), tokens.flatten())
         loss.backward()

@@ -76,7 +76,7 @@ def measured(name, largest, scale):
     policy, model, (inputs, targets) = mode(name, cpu_kernels="upcast"), network().float(), samples()
     cast_model(model, policy)
     weights = Weights(dict(model.named_parameters()), SGD(), master_weights=policy.master_weights)
-    with products(policy, CPU)():
+    with products(policy, CPU).context:
         with autocast(policy, CPU):
             loss = F.cross_entropy(model(inputs.to(input_dtype(policy))).float(), targets) * exact(largest)[1]
         (loss * scale).backward()

@@ -321,7 +321,7 @@ def test_every_operator_exists_in_this_torch_and_sums_are_no_products():
 def test_an_lstm_trains_in_fp16_on_any_cpu(name, monkeypatch):
     monkeypatch.setattr("mptrain.precision.upcast.has_native_half", lambda dtype: True)
     lstm, given = nn.LSTM(8, 16), draw(5, 2, 8, dtype=torch.float32)
-    with products(mode(name), CPU)(), torch.autocast("cpu", torch.float16):
+    with products(mode(name), CPU).context, torch.autocast("cpu", torch.float16):
         lstm(given)[0].float().sum().backward()
     assert lstm.weight_hh_l0.grad.isfinite().all()
     assert lstm.weight_hh_l0.grad.any()
@@ -332,10 +332,10 @@ def test_the_gradients_of_a_convolution_in_fp16_are_those_of_fp32_rounded_on_any
     half, given = nn.Conv2d(4, 8, 3).half(), draw(2, 4, 9, 9, dtype=torch.float16)
     wide = nn.Conv2d(4, 8, 3)
     wide.load_state_dict({name: value.float() for name, value in half.state_dict().items()})
-    with products(mode("fp16_dynamic"), CPU)():
+    with products(mode("fp16_dynamic"), CPU).context:
         out = half(given)
     upstream = torch.randn(out.shape).half()
-    with products(mode("fp16_dynamic"), CPU)():
+    with products(mode("fp16_dynamic"), CPU).context:
         out.backward(upstream)
     wide(given.float()).backward(upstream.float())
     assert torch.equal(half.weight.grad, wide.weight.grad.half())
@@ -345,11 +345,11 @@ def test_the_gradients_of_a_convolution_in_fp16_are_those_of_fp32_rounded_on_any
 def test_where_products_are_native_sums_are_wide_all_the_same_unless_native_ones_were_asked_for(name, monkeypatch):
     monkeypatch.setattr("mptrain.precision.upcast.has_native_half", lambda dtype: True)
     alone = SUMS | NOT_TRAINED_IN_FP16 if mode(name).compute == "float16" else SUMS
-    assert products(mode(name), CPU)().operators == alone
-    assert products(mode(name, cpu_kernels="upcast"), CPU)().operators == PRODUCTS | SUMS
-    assert not isinstance(products(mode(name, cpu_kernels="native"), CPU)(), Upcast)
-    assert not isinstance(products(mode(name), CPU, compiled=True)(), Upcast)
-    assert not isinstance(products(mode(name), torch.device("cuda", 0))(), Upcast)
+    assert products(mode(name), CPU).context.operators == alone
+    assert products(mode(name, cpu_kernels="upcast"), CPU).context.operators == PRODUCTS | SUMS
+    assert not isinstance(products(mode(name, cpu_kernels="native"), CPU).context, Upcast)
+    assert not isinstance(products(mode(name), CPU, compiled=True).context, Upcast)
+    assert not isinstance(products(mode(name), torch.device("cuda", 0)).context, Upcast)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -361,7 +361,7 @@ def test_products_are_widened_where_a_cpu_lacks_the_arithmetic_and_as_asked(name
     assert upcasts(mode(name, cpu_kernels="upcast"), CPU) == half
     assert not upcasts(mode(name, cpu_kernels="native"), CPU)
     assert not upcasts(mode(name, cpu_kernels="upcast"), torch.device("cuda", 0))
-    assert isinstance(products(mode(name, cpu_kernels="upcast"), CPU)(), Upcast) == half
+    assert isinstance(products(mode(name, cpu_kernels="upcast"), CPU).context, Upcast) == half
 
 
 def test_the_probe_answers_for_each_half_format():

@@ -9,15 +9,15 @@ from mptrain.engine.step import train_step
 from mptrain.numerics.bits import read_counts
 from mptrain.numerics.exponents import nonzero, total
 from mptrain.probe.histograms import Histograms, HistogramWatch
-from mptrain.probe.probe import UNWATCHED, NoProbe
+from mptrain.probe.probe import NoProbe
 from mptrain.records import HistogramRecord
 from tests.small_runs import TINY, Kept, loop_of, parts_of
 
 
 def test_the_first_step_and_every_so_manieth_are_looked_at():
     probe = Histograms(every=10)
-    assert [step for step in range(1, 31) if probe.watch("main", step) is not UNWATCHED] == [1, 10, 20, 30]
-    assert NoProbe().watch("main", 1) is UNWATCHED
+    assert [step for step in range(1, 31) if probe.watch("main", step) is not None] == [1, 10, 20, 30]
+    assert NoProbe().watch("main", 1) is None
 
 
 def looked_at(*overrides, step=1):
@@ -38,7 +38,7 @@ def looked_at(*overrides, step=1):
     learner.judge = keep
     with torch.no_grad():
         activations = outputs_of(parts, batch)
-    train_step(learner, parts.model, batch, parts.plan, _NoRing(), watch)
+    _NoRing().record(train_step(learner, parts.model, batch, parts.plan, watch))
     (record,) = watch.records()
     return parts, record, before, gradients, activations
 
@@ -55,7 +55,7 @@ def outputs_of(parts, batch):
         for name, module in parts.model.named_modules()
         if not list(module.children())
     ]
-    with parts.plan.products(), parts.plan.autocast:
+    with parts.plan.products.context, parts.plan.autocast:
         parts.model(batch.inputs)
     for handle in handles:
         handle.remove()

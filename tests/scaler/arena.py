@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from mptrain.engine.guard import BufferGuard
-from mptrain.engine.learner import Learner, Plan
 from mptrain.engine.ring import Ring
-from mptrain.engine.step import train_step
+from mptrain.engine.step import Learner, Plan, train_step
 from mptrain.optimizer import Weights
+from mptrain.precision.upcast import Products
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Objective
 
@@ -110,12 +110,12 @@ def train_as_the_engine_does(course, make, *, accumulate=1, clip_norm=None):
         rates = torch.full((len(course) + 1,), rule.lr)
         learners.append(Learner(Objective(name, (name + ".",), loss), weights, scaler, rates, torch.device("cpu")))
         rings.append(Ring(16, len(weights.names), torch.device("cpu")))
-    plan = Plan(accumulate, contextlib.nullcontext, contextlib.nullcontext(), BufferGuard(model))
+    plan = Plan(accumulate, Products(), contextlib.nullcontext(), BufferGuard(model))
     history = []
     for attempt in course:
         now["attempt"] = attempt
         for learner, ring in zip(learners, rings, strict=True):
-            train_step(learner, model, attempt.batch(learner.name), plan, ring)
+            ring.record(train_step(learner, model, attempt.batch(learner.name), plan))
         history.append({key: value.detach().clone() for key, value in model.named_parameters()})
     rows = {learner.name: ring.take(wait=True) for learner, ring in zip(learners, rings, strict=True)}
     return Outcome(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.engine.learner import Learner
+from mptrain.engine.step import Learner
 from mptrain.numerics.verdict import gradient_norms, judge
 from mptrain.optimizer import SGD, Weights
 from mptrain.scaler import DynamicScaler, NoScaler
