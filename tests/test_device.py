@@ -226,8 +226,8 @@ def test_a_ring_holds_fp32_where_there_is_no_fp64():
     assert (row.loss, row.overflow, row.norms) == (torch.tensor(0.1).item(), True, [1.0, 1.0])
 
 
-#: Files about what CUDA alone has: captured graphs, and a mode that says where the host waits.
-CUDAS_OWN = {"engine/cuda_graphs.py", "engine/waits.py"}
+#: Files about what CUDA alone has: captured graphs, and the mode that says where the host waits.
+CUDAS_OWN = {"engine/cuda_graphs.py"}
 
 
 def test_only_one_module_calls_torch_cuda():

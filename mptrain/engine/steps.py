@@ -24,9 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.device import capabilities
-from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
+from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost, host_waits
 from mptrain.engine.step import StepValues, train_step
-from mptrain.engine.waits import host_waits
 
 if TYPE_CHECKING:
     from mptrain.engine.job import Parts

@@ -5,17 +5,17 @@ It decides nothing about training. Rows of the device become records in `mptrain
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.clock import Clock
-from mptrain.engine.epoch_totals import EpochTotals
 from mptrain.engine.memory import memory_now
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.engine.watchdog import Watchdog
-from mptrain.records import EventRecord, ProgressRecord, Record
+from mptrain.records import EventRecord, ProgressRecord, Record, StepRecord
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.workloads.base.faulty_samples import describe
 
@@ -157,3 +157,30 @@ class Telemetry:
                 name, reason = next(iter(news.items()))
                 more = f" and {len(news) - 1} more" if len(news) > 1 else ""
                 self.warn(f"left out of {split}: {name} ({reason}){more}")
+
+
+class EpochTotals:
+    """A sink that adds what it sees to a `Progress`.
+
+    Args:
+        progress: Changed in place.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def take(self, record: Record) -> None:
+        """Count a step; other records are of no interest."""
+        if not isinstance(record, StepRecord):
+            return
+        totals = self.progress.learners[record.learner]
+        if math.isfinite(record.loss):
+            totals.epoch_loss += record.loss
+            totals.epoch_losses += 1
+        totals.epoch_skipped += record.skipped
+        scale = record.loss_scale
+        first, low, high, _ = totals.scale_path or (scale, scale, scale, scale)
+        totals.scale_path = (first, min(low, scale), max(high, scale), scale)
+
+    def close(self) -> None:
+        """Nothing is held back."""

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mptrain.engine.clock import WARM_UP, Clock
-from mptrain.engine.energy import NoMeter, NvmlMeter, RaplMeter, energy_meter
+from mptrain.engine.clock import WARM_UP, Clock, NoMeter, NvmlMeter, RaplMeter, energy_meter
 from mptrain.engine.job import Progress
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small_runs import TINY, parts_of
 
-from mptrain.engine import cuda_graphs, steps, waits
+from mptrain.engine import cuda_graphs, steps
 from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
 from mptrain.engine.ring import Ring
 from mptrain.engine.steps import WARM_UP, StepRunner
@@ -204,13 +204,13 @@ def test_waits_are_found_by_their_places_and_other_warnings_go_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     with warnings.catch_warnings(record=True) as others:
         warnings.simplefilter("always")
-        with waits.host_waits(DEVICE) as found:
+        with cuda_graphs.host_waits(DEVICE) as found:
             assert torch.cuda.get_sync_debug_mode() == 1
             warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, "/some/net.py", 12)
             warnings.warn("old", DeprecationWarning, stacklevel=1)
     assert [str(one.message) for one in others] == ["old"]
     assert found == ["net.py:12"]
     assert torch.cuda.get_sync_debug_mode() == 0
-    with waits.host_waits(torch.device("cpu")) as found:
+    with cuda_graphs.host_waits(torch.device("cpu")) as found:
         assert torch.cuda.get_sync_debug_mode() == 0
     assert not found

@@ -9,7 +9,6 @@ from torch import nn
 
 from mptrain.config.build import build
 from mptrain.config.compose import compose
-from mptrain.engine.facts import unaligned_share
 from mptrain.engine.fingerprints import (
     VALUES,
     digest_of_batch,
@@ -18,6 +17,7 @@ from mptrain.engine.fingerprints import (
     digest_of_weights,
     sample_digests,
 )
+from mptrain.engine.summary import unaligned_share
 from mptrain.workloads.base.batch import Batch
 
 
