@@ -117,7 +117,7 @@ def _devices() -> list[tuple[str, str, torch.device]]:
     import torch
 
     from mptrain import device as devices
-    from mptrain.precision.upcast import has_native_half
+    from mptrain.torch_private import has_native_half
 
     halves = ", ".join(f"{name} {_has(has_native_half(dtype))}" for name, dtype in _HALVES)
     capability = torch.backends.cpu.get_cpu_capability()

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from mptrain.errors import ConfigError, did_you_mean
 from mptrain.numerics.shards import as_part_of, is_sharded, part
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.records import EventRecord
+from mptrain.torch_private import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from mptrain.engine.options import InjectOptions

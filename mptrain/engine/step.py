@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import _engine_run_backward
 
 from mptrain.errors import ConfigError
 from mptrain.parallel.strategy import SingleProcessStrategy
 from mptrain.scaler.base import measure_of, reads_norms
 from mptrain.scaler.static import NoScaler
+from mptrain.torch_private import run_backward
 
 if TYPE_CHECKING:
     from mptrain.engine.guard import BufferGuard
@@ -272,7 +272,7 @@ def backward(loss: Tensor, factor: Tensor) -> None:
     """
     # Not torch.autograd.backward: given a gradient to begin with, it compares shapes by means of torch's compiler, which it imports.
     # What follows is what it does then; `False` twice: no graph is kept, and none is made of the gradients.
-    _engine_run_backward((loss,), (factor,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+    run_backward((loss,), (factor,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan: Plan) -> Tensor:

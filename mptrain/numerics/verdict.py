@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mptrain.device import capabilities
 from mptrain.numerics.formats import FLOAT32
+from mptrain.torch_private import foreach_copy_, foreach_norm
 
 #: Elements whose squares `float32_norm` adds in one sum.
 _ROW = 4096
@@ -74,7 +75,7 @@ def gradient_norms(grads: list[Tensor]) -> Tensor:
         return torch.stack([float32_norm(grad) for grad in grads])
     large = {index: pieces for index, grad in enumerate(grads) if (pieces := _pieces(grad))}
     small = grads if not large else [grad for index, grad in enumerate(grads) if index not in large]
-    norms = iter(torch._foreach_norm(small, 2, dtype=torch.float64) if small else ())
+    norms = iter(foreach_norm(small, 2, dtype=torch.float64) if small else ())
     return torch.stack([_norm_of(large[at]) if at in large else next(norms) for at in range(len(grads))])
 
 
@@ -153,7 +154,7 @@ class _Group:
 
     def square(self, grads: Sequence[Tensor]) -> float:
         """Return the sum of the squares of all members; of FP32 numbers it fits FP64."""
-        torch._foreach_copy_(self._places, [grads[index] for index in self._members])
+        foreach_copy_(self._places, [grads[index] for index in self._members])
         return torch.dot(self._room, self._room).item()
 
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from mptrain.device import in_widest
 from mptrain.numerics.shards import as_part_of, part, part_for
+from mptrain.torch_private import foreach_add_, foreach_mul_, foreach_sub
 
 if TYPE_CHECKING:
     from mptrain.numerics.verdict import Verdict
@@ -50,9 +50,9 @@ class WeightAverage:
         weight = ((1.0 - kept) * verdict.applied).float()
         own = list(self._values.values())
         current = self._weights.masters.full_precision()
-        change = torch._foreach_sub([part(current[name]) for name in self._values], own)
-        torch._foreach_mul_(change, weight.squeeze(0))
-        torch._foreach_add_(own, change)
+        change = foreach_sub([part(current[name]) for name in self._values], own)
+        foreach_mul_(change, weight.squeeze(0))
+        foreach_add_(own, change)
 
     def values(self) -> dict[str, Tensor]:
         """The average of each trained parameter by name, float32."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from mptrain.device import capabilities
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat
+from mptrain.torch_private import fused_adagrad_, fused_adam_, fused_adamw_, fused_sgd_, has_kernel
 
 if TYPE_CHECKING:
     #: Makes a new weight and new state of a weight, its unscaled gradient, its state, its decay and the inputs of the update.
@@ -127,7 +128,7 @@ class SGD:
         """One fused call where torch has the kernel."""
         if group.fused:
             _fused(
-                torch._fused_sgd_,
+                fused_sgd_,
                 group,
                 grads,
                 inputs,
@@ -209,7 +210,7 @@ class _AdamConstants:
 class Adam(_AdamConstants):
     """Adam (Kingma and Ba 2015; `torch.optim.Adam`); weight decay is added to the gradient."""
 
-    _kernel: ClassVar[FusedKernel] = staticmethod(torch._fused_adam_)
+    _kernel: ClassVar[FusedKernel] = staticmethod(fused_adam_)
 
     def _moved(
         self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
@@ -223,7 +224,7 @@ class AdamW(_AdamConstants):
 
     weight_decay: NonNegativeFloat = 0.01
 
-    _kernel: ClassVar[FusedKernel] = staticmethod(torch._fused_adamw_)
+    _kernel: ClassVar[FusedKernel] = staticmethod(fused_adamw_)
 
     def _moved(
         self, weight: Tensor, grad: Tensor, state: dict[str, Tensor], decay: float, inputs: UpdateInputs
@@ -257,7 +258,7 @@ class Adagrad:
         """One fused call where torch has the kernel."""
         if group.fused and (_CUDA_ADAGRAD or group.weights[0].device.type != "cuda"):
             steps = [inputs.step] * len(grads)
-            _fused(torch._fused_adagrad_, group, grads, inputs, group.state["sum"], steps, eps=self.eps, lr_decay=0.0)
+            _fused(fused_adagrad_, group, grads, inputs, group.state["sum"], steps, eps=self.eps, lr_decay=0.0)
         else:
             _tensor_by_tensor(self._moved, group, grads, inputs)
 
@@ -293,4 +294,4 @@ def _tensor_by_tensor(moved: Moved, group: Group, grads: list[Tensor], inputs: U
             state[name].copy_(torch.where(refused, state[name], value))
 
 
-_CUDA_ADAGRAD = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_adagrad_", "CUDA")
+_CUDA_ADAGRAD = has_kernel("aten::_fused_adagrad_", "CUDA")

@@ -18,6 +18,7 @@ from mptrain.numerics.formats import FLOAT16, FLOAT32
 from mptrain.numerics.shards import as_part_of, is_sharded, part, part_for
 from mptrain.numerics.verdict import HostJudge, Verdict, clip_coefficient, gradient_norms, judge, memory_order
 from mptrain.optimizer.updater import Updater
+from mptrain.torch_private import foreach_add_, foreach_clamp_max_, foreach_clamp_min_, foreach_copy_
 
 if TYPE_CHECKING:
     from mptrain.numerics.measures import Measure
@@ -207,10 +208,10 @@ class Gradients:
         later = [index for index in grads if index in self._sums]
         first = [index for index in grads if index not in self._sums]
         if later:
-            torch._foreach_add_([self._sums[i] for i in later], [grads[i] for i in later])
+            foreach_add_([self._sums[i] for i in later], [grads[i] for i in later])
         if first:
             self._sums.update({index: self._buffer_of(index) for index in first})
-            torch._foreach_copy_([self._sums[i] for i in first], [grads[i] for i in first])
+            foreach_copy_([self._sums[i] for i in first], [grads[i] for i in first])
         for index in grads:
             self._params[index].grad = None
 
@@ -327,16 +328,16 @@ class MasterWeights:
     def copy_from_params(self) -> None:
         """Read the parameters, where no copies of them live on."""
         if self._half and not self._keep:
-            torch._foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
+            foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
 
     def copy_to_params(self) -> None:
         """Round the working copies to half precision; FP16 saturates at 65504 instead of becoming inf."""
         with torch.no_grad():
             if self._half:
-                torch._foreach_copy_(self._half, self._wide)
+                foreach_copy_(self._half, self._wide)
             if self._fp16:
-                torch._foreach_clamp_max_(self._fp16, FLOAT16_MAX)
-                torch._foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
+                foreach_clamp_max_(self._fp16, FLOAT16_MAX)
+                foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
 
     def full_precision(self) -> dict[str, Tensor]:
         """Return the best copy of each parameter by name: the master where there is one, else the parameter."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from mptrain.torch_private import flatten_dense_tensors, foreach_copy_, unflatten_dense_tensors
 
 if TYPE_CHECKING:
     from mptrain.parallel.communicator import Communicator
@@ -31,9 +32,9 @@ def sum_over_ranks(tensors: Sequence[Tensor], comm: Communicator, *, wide: bool)
         wide: Form the sums of half-precision tensors in FP32.
     """
     for bucket in _buckets(tensors):
-        flat = _flatten_dense_tensors(bucket)
+        flat = flatten_dense_tensors(bucket)
         sums = comm.all_reduce_(flat.float() if wide and flat.dtype.itemsize < 4 else flat)
-        torch._foreach_copy_(list(bucket), list(_unflatten_dense_tensors(sums.to(flat.dtype), bucket)))
+        foreach_copy_(list(bucket), list(unflatten_dense_tensors(sums.to(flat.dtype), bucket)))
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -16,11 +16,11 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.numerics.rounding import limited
 from mptrain.precision.policy import NORMS, Dtype, Policy
+from mptrain.torch_private import BatchNorm, tree_map
 
 DTYPES: dict[Dtype, torch.dtype] = {
     "float32": torch.float32,
@@ -30,7 +30,7 @@ DTYPES: dict[Dtype, torch.dtype] = {
 
 # torch's batch norm takes half-precision input with FP32 weights and statistics and returns half precision: no cast
 # is needed, and activations stay half (they dominate the memory of a step).
-_MIXED_KERNELS = nn.modules.batchnorm._BatchNorm
+_MIXED_KERNELS = BatchNorm
 
 
 def kept_modules(model: nn.Module, keep_fp32: tuple[str, ...]) -> dict[str, nn.Module]:

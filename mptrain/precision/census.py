@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from mptrain.precision.upcast import PRODUCTS, EagerMode, Products
+from mptrain.torch_private import current_autograd_node
 
 Pass = Literal["forward", "backward"]
 
@@ -134,7 +135,7 @@ class _Nested(contextlib.ExitStack):
 
 def current_pass() -> Pass:
     """In which pass this thread is now: backward while a node of autograd's graph is evaluated."""
-    return "forward" if torch._C._current_autograd_node() is None else "backward"
+    return "forward" if current_autograd_node() is None else "backward"
 
 
 def computes(func: Any) -> bool:

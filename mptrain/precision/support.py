@@ -25,7 +25,8 @@ from mptrain.device import (
     other_accelerator,
 )
 from mptrain.errors import EnvironmentRefused
-from mptrain.precision.upcast import has_native_half, upcasts
+from mptrain.precision.upcast import upcasts
+from mptrain.torch_private import has_native_half
 
 if TYPE_CHECKING:
     from mptrain.precision.policy import Policy

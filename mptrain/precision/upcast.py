@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from mptrain.torch_private import Convolution, TorchDispatchMode, has_native_half
 
 if TYPE_CHECKING:
     from mptrain.precision.policy import Policy
@@ -117,7 +118,7 @@ _RUN_BY: tuple[tuple[type[nn.Module], tuple[Any, ...]], ...] = (
     (nn.LayerNorm, (aten.native_layer_norm.default, aten.native_layer_norm_backward.default)),
     (nn.Embedding, (aten.embedding_dense_backward.default,)),
     (nn.EmbeddingBag, (aten._embedding_bag_backward.default,)),
-    (nn.modules.conv._ConvNd, (aten.convolution_backward.default,)),
+    (Convolution, (aten.convolution_backward.default,)),
     (nn.RNNBase, (aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default)),
 )
 
@@ -164,14 +165,6 @@ _HALF = (torch.float16, torch.bfloat16)
 
 #: Their results and gradients have the dtype of their weights, under autocast too.
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
-
-
-def has_native_half(dtype: str) -> bool:
-    """Whether this CPU computes in ``float16`` or ``bfloat16`` (as oneDNN sees it, ONEDNN_MAX_CPU_ISA included)."""
-    probe = (
-        torch.ops.mkldnn._is_mkldnn_fp16_supported if dtype == "float16" else torch.ops.mkldnn._is_mkldnn_bf16_supported
-    )
-    return torch.backends.mkldnn.is_available() and bool(probe())
 
 
 def upcasts(policy: Policy, device: torch.device) -> bool:

@@ -38,6 +38,7 @@ from mptrain.fields import AboveOne, BelowOne, NonNegativeInt, PositiveFloat, Po
 from mptrain.numerics.formats import FLOAT32, scale_in_words
 from mptrain.scaler.base import OnOverflow, ScalerState
 from mptrain.scaler.restart import take_up
+from mptrain.torch_private import amp_update_scale_
 
 if TYPE_CHECKING:
     from mptrain.numerics.verdict import Verdict
@@ -153,9 +154,7 @@ class DynamicScaler:
         """The same numbers by one kernel, which `torch.amp.GradScaler` uses too, instead of a dozen."""
         scale, growth_tracker = state["scale"].clone(), state["growth_tracker"].clone()
         found = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
-        torch._amp_update_scale_(
-            scale, growth_tracker, found, self.growth_factor, self.backoff_factor, self.growth_interval
-        )
+        amp_update_scale_(scale, growth_tracker, found, self.growth_factor, self.backoff_factor, self.growth_interval)
         return {
             "scale": scale.clamp_(self.min_scale, self.max_scale) if self._is_bounded else scale,
             "growth_tracker": growth_tracker,

@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.precision.apply import cast_model
 from mptrain.precision.census import OperatorCensus
-from mptrain.precision.upcast import NOT_TRAINED_IN_FP16, PRODUCTS, SUMS, Upcast, has_native_half, products, upcasts
+from mptrain.precision.upcast import NOT_TRAINED_IN_FP16, PRODUCTS, SUMS, Upcast, products, upcasts
+from mptrain.torch_private import has_native_half
 
 CPU = torch.device("cpu")
 HALF = [torch.float16, torch.bfloat16]

@@ -1,0 +1,80 @@
+"""Names of torch that its documentation does not promise, in one place: a new version of torch is checked against this file.
+
+Each is known in torch 2.11 to 2.15 with the meaning that stands beside it; `tests/test_torch_private.py` uses every one of them,
+and finds private names that stand anywhere else.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch._utils import _flatten_dense_tensors as flatten_dense_tensors
+from torch._utils import _unflatten_dense_tensors as unflatten_dense_tensors
+from torch.autograd.graph import _engine_run_backward as run_backward
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+__all__ = [
+    "BatchNorm",
+    "Convolution",
+    "TorchDispatchMode",
+    "amp_update_scale_",
+    "current_autograd_node",
+    "flatten_dense_tensors",
+    "foreach_add_",
+    "foreach_clamp_max_",
+    "foreach_clamp_min_",
+    "foreach_copy_",
+    "foreach_mul_",
+    "foreach_norm",
+    "foreach_sub",
+    "fused_adagrad_",
+    "fused_adam_",
+    "fused_adamw_",
+    "fused_sgd_",
+    "has_kernel",
+    "has_native_half",
+    "run_backward",
+    "tree_leaves",
+    "tree_map",
+    "unflatten_dense_tensors",
+]
+
+#: Kernels over lists of tensors, which torch.optim runs its updates on (``foreach=True``).
+foreach_add_ = torch._foreach_add_
+foreach_clamp_max_ = torch._foreach_clamp_max_
+foreach_clamp_min_ = torch._foreach_clamp_min_
+foreach_copy_ = torch._foreach_copy_
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+foreach_sub = torch._foreach_sub
+
+#: Kernels of torch.optim with ``fused=True``; they divide gradients by ``grad_scale`` and do nothing where ``found_inf`` is 1.
+fused_adagrad_ = torch._fused_adagrad_
+fused_adam_ = torch._fused_adam_
+fused_adamw_ = torch._fused_adamw_
+fused_sgd_ = torch._fused_sgd_
+
+#: The kernel by which `torch.amp.GradScaler` moves its scale.
+amp_update_scale_ = torch._amp_update_scale_
+
+#: The node of autograd's graph that this thread is evaluating; None outside a backward pass.
+current_autograd_node = torch._C._current_autograd_node
+
+#: Base classes of all batch normalisation and convolution layers.
+BatchNorm = nn.modules.batchnorm._BatchNorm
+Convolution = nn.modules.conv._ConvNd
+
+
+def has_kernel(operator: str, dispatch_key: str) -> bool:
+    """Return whether this build of torch has a kernel of an operator, as ``aten::NAME``, for a dispatch key, as ``CUDA``."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator, dispatch_key)
+
+
+def has_native_half(dtype: str) -> bool:
+    """Return whether oneDNN computes in ``float16`` or ``bfloat16`` on this CPU; the environment's ONEDNN_MAX_CPU_ISA counts."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    operators = torch.ops.mkldnn
+    supported = operators._is_mkldnn_fp16_supported if dtype == "float16" else operators._is_mkldnn_bf16_supported
+    return bool(supported())
