@@ -21,7 +21,7 @@ from mptrain.extras import load_extra, require_extra
 from mptrain.fields import Fraction, PositiveInt
 from mptrain.workloads.base.exhibits import Exhibit, Pictures
 from mptrain.workloads.base.task import Objective, Task
-from mptrain.workloads.detection.detection_batch import CROWD, NOTHING, OBJECT
+from mptrain.workloads.detection.boxes import CROWD, NOTHING, OBJECT
 
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
@@ -42,7 +42,7 @@ Matches = dict[int, dict[str, Any]]
 class Detect(Task):
     """Boxes with classes and scores.
 
-    The network has the interface of `mptrain.workloads.detection.models.detectors`. Batches are those of `mptrain.workloads.detection.detection_batch`. What need
+    The network has the interface of `mptrain.workloads.detection.models.detectors`. Batches are those of `mptrain.workloads.detection.boxes`. What need
     not be found (*difficult*, *crowd*) is no object in training, and neither right nor wrong where it is measured.
 
     Attributes:
@@ -143,7 +143,7 @@ def matches_of(
         found: ``boxes`` float ``[D, 4]``, ``labels`` from 0 ``[D]`` and ``scores`` ``[D]``.
         corners: True boxes, float32 ``[M, 4]``.
         labels: Their classes, ``[M]``, `NOTHING` in empty places.
-        kinds: See `mptrain.workloads.detection.detection_batch`, ``[M]``.
+        kinds: See `mptrain.workloads.detection.boxes`, ``[M]``.
         num_classes: How many classes there are.
     """
     judge = _judge(num_classes)

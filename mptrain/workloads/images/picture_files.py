@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
     from mptrain.workloads.base.faulty_samples import Faults
-    from mptrain.workloads.images.crop import Box
+    from mptrain.workloads.images.augmentation import Box
     from mptrain.workloads.images.image_dataset import Channels
 
 #: Endings of the files that are taken for pictures, and Pillow's names of the formats that go with them.
