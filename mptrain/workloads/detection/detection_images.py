@@ -41,7 +41,7 @@ HEADERS = 5000
 
 @dataclass(frozen=True)
 class Annotated:
-    """What an annotation says of one picture.
+    """The annotation of one picture.
 
     Attributes:
         path: Its file.
@@ -127,12 +127,12 @@ class Listing:
 
     @property
     def box_count(self) -> int:
-        """How many boxes there are in all pictures."""
+        """The count of boxes in all pictures."""
         return len(self._corners)
 
     @property
     def cut_boxes(self) -> int:
-        """How many boxes stick out of their pictures by more than a pixel, where the size is known.
+        """The count of boxes that stick out of their pictures by more than a pixel, where the size is known.
 
         They are cut off at the edge. A pixel or less is how annotations round, and no reason to speak of it.
         """
@@ -155,7 +155,7 @@ class Listing:
 
 
 def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
-    """What is wrong with boxes in a picture of this size: one without an area, or outside; None if nothing is.
+    """Return what is wrong with boxes in a picture of this size: one without an area, or outside; None if nothing is.
 
     Parts that stick out are no fault; they are cut off.
 
@@ -184,7 +184,7 @@ def _require_fit(boxes: Tensor, said: tuple[int, int] | None, size: tuple[int, i
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """What a user chooses about pictures with boxes; the YAML files explain each.
+    """The options of pictures with boxes; the YAML files explain each.
 
     Attributes:
         image_size: Side in pixels of the squares that the network sees.
@@ -203,6 +203,7 @@ class PictureOptions:
     workers: int
 
 
+@dataclass(eq=False)
 class PictureSplit(IndependentSamples):
     """Picture files with boxes, decoded on demand to squares of one size.
 
@@ -213,13 +214,12 @@ class PictureSplit(IndependentSamples):
         faults: What to do about files that cannot be used.
     """
 
-    in_memory = False
+    listing: Listing
+    indices: Tensor
+    options: PictureOptions
+    faults: Faults
 
-    def __init__(self, listing: Listing, indices: Tensor, options: PictureOptions, faults: Faults) -> None:
-        super().__init__(faults)
-        self.listing = listing
-        self.indices = indices
-        self.options = options
+    in_memory = False
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -95,16 +96,18 @@ class Photos:
         return values.view(picture.height, picture.width, self.channels).permute(2, 0, 1).contiguous()
 
 
+@dataclass(eq=False)
 class _PhotoSplit(IndependentSamples):
-    """What both kinds of splits have in common: photos, and batches of what was cut out of them.
+    """A split of photos, and batches of what was cut out of them.
 
     Args:
         photos: Where it is cut out.
     """
 
-    def __init__(self, photos: Photos) -> None:
-        super().__init__(photos.faults)
-        self.photos = photos
+    photos: Photos
+
+    def __post_init__(self) -> None:
+        super().__init__(self.photos.faults)
 
     @property
     def in_memory(self) -> bool:
@@ -145,6 +148,7 @@ class _PhotoSplit(IndependentSamples):
         return Batch(stacked, stacked, more={"words": words[used]})
 
 
+@dataclass(eq=False)
 class PatchSplit(_PhotoSplit):
     """Random patches, as many an epoch as asked for; each photo has the same share of them.
 
@@ -155,11 +159,10 @@ class PatchSplit(_PhotoSplit):
         augment: Turn patches over, by chance: the eight ways to lay down a square.
     """
 
-    def __init__(self, photos: Photos, patches: int, side: int, *, augment: bool) -> None:
-        super().__init__(photos)
-        self.patches = patches
-        self.side = side
-        self.augment = augment
+    photos: Photos
+    patches: int
+    side: int
+    augment: bool
 
     def __len__(self) -> int:
         return self.patches
@@ -177,6 +180,7 @@ class PatchSplit(_PhotoSplit):
         return self._batch(cuts, keys(seed ^ _NOISE, epoch, indices), flips)
 
 
+@dataclass(eq=False)
 class TileSplit(_PhotoSplit):
     """The squares of a grid over each photo, side by side around its centre; what is left at the edges is left out.
 
@@ -186,10 +190,15 @@ class TileSplit(_PhotoSplit):
         tiles_per_photo: Take so many of each photo, evenly spread; None takes all.
     """
 
-    def __init__(self, photos: Photos, side: int, tiles_per_photo: int | None) -> None:
-        super().__init__(photos)
+    photos: Photos
+    side: int
+    tiles_per_photo: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._cuts: list[tuple[int, int, int, int]] = []
-        for number, (height, width) in enumerate(photos.sizes):
+        for number, (height, width) in enumerate(self.photos.sizes):
+            side = self.side
             down, across = height // side, width // side
             top, left = (height - down * side) // 2, (width - across * side) // 2
             grid = [
@@ -197,7 +206,7 @@ class TileSplit(_PhotoSplit):
                 for row in range(down)
                 for column in range(across)
             ]
-            taken = min(tiles_per_photo or len(grid), len(grid))
+            taken = min(self.tiles_per_photo or len(grid), len(grid))
             self._cuts += [grid[(2 * place + 1) * len(grid) // (2 * taken)] for place in range(taken)]
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ _SMALLEST_TILE = 11
 
 @dataclass(frozen=True)
 class Degradation:
-    """What makes a good picture a bad one: on the device, in FP32, from what the host has drawn.
+    """Way to make a good picture a bad one: on the device, in FP32, from what the host has drawn.
 
     Attributes:
         kind: ``downsample`` or ``noise``.
@@ -42,7 +42,7 @@ class Degradation:
 
     @property
     def upscale(self) -> int:
-        """How many times larger the good picture is than the bad one."""
+        """The factor by which the good picture is larger than the bad one."""
         return self.factor if self.kind == "downsample" else 1
 
     def apply(self, pictures: Tensor, words: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class Degradation:
         return (small * 255).round().clamp(0, 255) / 255
 
     def card(self) -> dict[str, Any]:
-        """What is done, as JSON values."""
+        """The parameters, as JSON values."""
         if self.kind == "noise":
             return {"kind": "noise", "sigma": self.sigma, "range": 255}
         return {"kind": "downsample", "factor": self.factor, "mode": "bicubic", "antialias": True, "bits": 8}

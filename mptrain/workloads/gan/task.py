@@ -112,7 +112,7 @@ class Gan(Task):
         return {name: total / terms for name, total in sums.items()}
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Any]:
-        """What the classifier sees, sample by sample.
+        """Return the classifier's features, sample by sample.
 
         Of each: the features of its image and of a drawn one, float32 ``[D]``, and whether the classifier knows the
         image's class, or None where that cannot be told.

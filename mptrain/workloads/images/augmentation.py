@@ -32,7 +32,7 @@ _ERASED_RATIO = (0.3, 3.3)
 
 
 def random_box(width: int, height: int, draws: Sequence[float]) -> Box:
-    """A random part of a picture: 8 to 100 % of its area, aspect ratio 3:4 to 4:3.
+    """Return a random part of a picture: 8 to 100 % of its area, aspect ratio 3:4 to 4:3.
 
     "Inception-style" training crops (Szegedy et al., *Going deeper with convolutions*, CVPR 2015, section 6)
     with the numbers and the fallback of torchvision's ``RandomResizedCrop``: ten tries, else the largest part
@@ -56,7 +56,7 @@ def random_box(width: int, height: int, draws: Sequence[float]) -> Box:
 
 
 def erased_box(width: int, height: int, draws: Sequence[float]) -> Box | None:
-    """A random rectangle of 2 to 33 % of a picture's area, aspect ratio 0.3 to 3.3.
+    """Return a random rectangle of 2 to 33 % of a picture's area, aspect ratio 0.3 to 3.3.
 
     The numbers of torchvision's ``RandomErasing`` (Zhong et al., *Random erasing data augmentation*, AAAI 2020).
 
@@ -72,7 +72,7 @@ def erased_box(width: int, height: int, draws: Sequence[float]) -> Box | None:
 
 
 def centre_box(width: int, height: int) -> Box:
-    """The square at the centre, 224/256 of the shorter side: ImageNet's usual evaluation crop.
+    """Return the square at the centre, 224/256 of the shorter side: ImageNet's usual evaluation crop.
 
     Resizing this box to 224 pixels is resizing the shorter side to 256 and cutting 224 out of the centre.
     """
@@ -237,7 +237,7 @@ ERASING_DRAWS = 1 + CROP_DRAWS
 
 @dataclass(frozen=True)
 class Variation:
-    """What is done to a training image behind cropping and mirroring.
+    """Operations on a training image behind cropping and mirroring.
 
     Attributes:
         policy: Operations on its pixels; None for none.
@@ -251,11 +251,11 @@ class Variation:
 
     @property
     def draws(self) -> int:
-        """How many numbers an image takes."""
+        """The count of numbers that an image takes."""
         return (self.policy.draws if self.policy else 0) + (ERASING_DRAWS if self.erasing > 0 else 0)
 
     def apply(self, image: Tensor, draws: Sequence[float]) -> Tensor:
-        """A varied image.
+        """Return a varied image.
 
         Args:
             image: uint8 ``[C, H, W]``.
@@ -278,7 +278,7 @@ class Variation:
 
 
 def variation(augment: Augment, erasing: float, colour: tuple[int, ...]) -> Variation | None:
-    """What a user's choices mean; None where training images are left as they are."""
+    """Return what a user's options mean; None where training images are left as they are."""
     if augment is False:
         return None
     return Variation(POLICIES[augment] if isinstance(augment, str) else None, erasing, colour)

@@ -1,4 +1,4 @@
-"""What a trained classifier sees in pictures. It is no part of what is trained, and always computes in FP32."""
+"""Features that a trained classifier finds in pictures. It is no part of what is trained, and always computes in FP32."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Features:
         self._classifier: nn.Module | None = None
 
     def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What it sees in pictures.
+        """Return the features and the logits of pictures.
 
         Args:
             images: Floating-point ``[N, C, H, W]`` from -1 to 1, grey or RGB.

@@ -74,7 +74,7 @@ class ImageDataset:
 
     @property
     def lacks(self) -> dict[str, str]:
-        """What to do where `facts` does not say what it says of other images, by name."""
+        """Hints what to do where `facts` does not say what it says of other images, by name."""
         found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "in no class folders"
         hint = f"its images lie {found}: put those of each class into ROOT/train/CLASS; model=dcgan needs no classes"
         return {"num_classes": hint} if len(self.class_names) < 2 else {}

@@ -92,7 +92,7 @@ def load_coco(
 
 
 class Instances:
-    """What a file of instances says.
+    """The content of a file of instances.
 
     Attributes:
         path: The file.

@@ -128,7 +128,7 @@ def read_list(root: Path, written: str, classes: tuple[str, ...], faults: Faults
 
 
 def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:
-    """Where a folder is, after fetching it if that was asked for; nothing is fetched into a folder of the user's own lists."""
+    """Return the path of a folder, after fetching it if that was asked for; nothing is fetched into a folder of the user's own lists."""
     tried = [root / name, root / "VOCdevkit" / name]
     for folder in tried:
         if (folder / "ImageSets" / "Main" / f"{list_name}.txt").is_file():
@@ -172,7 +172,7 @@ def _overrides(own: Sequence[str]) -> str:
 
 
 def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Annotated:
-    """What an XML file says of its picture.
+    """Return the annotation of a picture out of its XML file.
 
     Args:
         path: The file.

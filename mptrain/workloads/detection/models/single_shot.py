@@ -194,7 +194,7 @@ def _centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def match(boxes: Tensor, present: Tensor, anchors: Tensor) -> Tensor:
-    """Which true box each default box stands for.
+    """Return which true box each default box stands for.
 
     A default box stands for the true one that it overlaps most, if by `MATCHED` or more; and whatever the overlap, the one
     default box that overlaps a true box most stands for it, for the last of several such.
@@ -271,7 +271,7 @@ def hardest(surprise: Tensor, objects: Tensor) -> Tensor:
 
 
 def detections(logits: Tensor, offsets: Tensor, anchors: Tensor, side: int) -> list[dict[str, Tensor]]:
-    """What the outputs say is in the images: the best boxes of each class, without those that overlap better ones.
+    """Return the detections of the outputs: the best boxes of each class, without those that overlap better ones.
 
     Args:
         logits: float32 ``[N, A, 1 + classes]``, the first of the background.

@@ -16,7 +16,7 @@ from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
 @dataclass(kw_only=True, eq=False)
 class Cifar(MemoryDataset):
-    """What CIFAR-10 and CIFAR-100 share; the files are downloaded where they are not found.
+    """CIFAR-10 or CIFAR-100; the files are downloaded where they are not found.
 
     The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to four pixels and mirrored.
 
@@ -44,10 +44,7 @@ class Cifar(MemoryDataset):
         with warnings.catch_warnings(), fetching(self.published, root):
             # The published files are pickles of an old NumPy, whose form NumPy 2.4 and later warn of.
             warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
-            parts = [
-                reader(root, train=True, download=self.download),
-                reader(root, train=False, download=False),
-            ]
+            parts = reader(root, train=True, download=self.download), reader(root, train=False, download=False)
         self.class_names = tuple(parts[0].classes)
         train, test = (
             (

@@ -269,7 +269,7 @@ def loose_images(folder: Path) -> list[str]:
 
 
 def has_images(folder: Path) -> bool:
-    """Whether there is an image file in a folder or below it; looks no further than the first."""
+    """Return whether there is an image file in a folder or below it; looks no further than the first."""
     return any(_images_among(parent, names) for parent, _, names in os.walk(folder))
 
 
@@ -285,6 +285,7 @@ def _images_among(parent: str, names: list[str]) -> list[str]:
     return [f"{parent}/{name}" for name in names if name[name.rfind(".") :].lower() in EXTENSIONS]
 
 
+@dataclass(eq=False)
 class FolderSplit(IndependentSamples):
     """Image files, decoded on demand to squares of one size.
 
@@ -297,23 +298,14 @@ class FolderSplit(IndependentSamples):
         decoding: ``draft`` decodes large JPEGs at a part of their size.
     """
 
-    in_memory = False
+    listing: Listing
+    image_size: int
+    channels: Channels
+    varied: Variation | None
+    faults: Faults
+    decoding: Decoding = "full"
 
-    def __init__(
-        self,
-        listing: Listing,
-        image_size: int,
-        channels: Channels,
-        varied: Variation | None,
-        faults: Faults,
-        decoding: Decoding = "full",
-    ) -> None:
-        super().__init__(faults)
-        self.listing = listing
-        self.image_size = image_size
-        self.channels = channels
-        self.varied = varied
-        self.decoding: Decoding = decoding
+    in_memory = False
 
     def __len__(self) -> int:
         return len(self.listing)

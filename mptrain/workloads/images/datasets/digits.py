@@ -55,7 +55,7 @@ load_digits = Digits
 
 
 def digits_path() -> Path:
-    """Where the installed scikit-learn keeps the file; the package is located, not imported.
+    """Return the path of the file in the installed scikit-learn; the package is located, not imported.
 
     Raises:
         DataError: scikit-learn is not installed or came without the file.
