@@ -147,7 +147,7 @@ def test_a_score_that_repeated_samples_bias_has_the_error_of_a_jackknife():
 
 
 def test_the_error_of_a_frechet_distance_is_that_of_other_samples():
-    from mptrain.workloads.gan.frechet import frechet_distance
+    from mptrain.workloads.gan.task import frechet_distance
 
     draws = np.random.default_rng(0)
     mixing = [draws.normal(size=(64, 64)) / 8 for _ in range(2)]

@@ -6,25 +6,30 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from mptrain.errors import DataError
+from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults, none_usable
 from mptrain.workloads.base.independent import IndependentSamples
 from mptrain.workloads.base.partition import first_samples
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import permutation, uniforms
-from mptrain.workloads.detection.box_crop import CROP_DRAWS, FitTo, mirrored, random_window, resized, through_window
-from mptrain.workloads.detection.detection_batch import BoxedDataset, Boxes, boxed_batch
-from mptrain.workloads.images.datasets.class_folders import GREY_MEAN, GREY_STD, MEAN, STD
-from mptrain.workloads.images.image_dataset import Channels
+from mptrain.workloads.detection.boxes import (
+    CROP_DRAWS,
+    BoxedDataset,
+    Boxes,
+    FitTo,
+    boxed_batch,
+    mirrored,
+    random_window,
+    resized,
+    through_window,
+)
+from mptrain.workloads.images.image_dataset import Channels, photo_statistics
 from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.batch import Batch
 
 _FIXED = 20151208  # names the one order of which a few training pictures are the first
 _DRAWS = 1 + CROP_DRAWS  # mirroring, and a crop
@@ -36,7 +41,7 @@ HEADERS = 5000
 
 @dataclass(frozen=True)
 class Annotated:
-    """What an annotation says of one picture.
+    """The annotation of one picture.
 
     Attributes:
         path: Its file.
@@ -122,12 +127,12 @@ class Listing:
 
     @property
     def box_count(self) -> int:
-        """How many boxes there are in all pictures."""
+        """The count of boxes in all pictures."""
         return len(self._corners)
 
     @property
     def cut_boxes(self) -> int:
-        """How many boxes stick out of their pictures by more than a pixel, where the size is known.
+        """The count of boxes that stick out of their pictures by more than a pixel, where the size is known.
 
         They are cut off at the edge. A pixel or less is how annotations round, and no reason to speak of it.
         """
@@ -150,7 +155,7 @@ class Listing:
 
 
 def wrong_boxes(boxes: Tensor, width: int, height: int) -> str | None:
-    """What is wrong with boxes in a picture of this size: one without an area, or outside; None if nothing is.
+    """Return what is wrong with boxes in a picture of this size: one without an area, or outside; None if nothing is.
 
     Parts that stick out are no fault; they are cut off.
 
@@ -177,42 +182,44 @@ def _require_fit(boxes: Tensor, said: tuple[int, int] | None, size: tuple[int, i
         raise ValueError(wrong)
 
 
+@dataclass(frozen=True)
+class PictureOptions:
+    """The options of pictures with boxes; the YAML files explain each.
+
+    Attributes:
+        image_size: Side in pixels of the squares that the network sees.
+        channels: 3 for RGB, 1 for grey.
+        fit: How a picture becomes a square.
+        augment: Crop and mirror training pictures at random.
+        train_samples: Train on so many only; None trains on all.
+        workers: Processes that decode, at most as many as there are cores to use.
+    """
+
+    image_size: int
+    channels: Channels
+    fit: FitTo
+    augment: bool
+    train_samples: int | None
+    workers: int
+
+
+@dataclass(eq=False)
 class PictureSplit(IndependentSamples):
     """Picture files with boxes, decoded on demand to squares of one size.
 
     Args:
         listing: Files and boxes.
         indices: Which of them belong to this split, int64.
-        image_size: Side of the squares in pixels.
-        channels: 3 for RGB, 1 for grey.
-        fit: How a picture becomes a square.
-        augment: Crop and mirror at random.
+        options: What squares are made of them, at random where ``augment`` says so.
         faults: What to do about files that cannot be used.
-
-    Raises:
-        DataError: There is no picture, or not one of the listing's has a box.
     """
 
-    in_memory = False
+    listing: Listing
+    indices: Tensor
+    options: PictureOptions
+    faults: Faults
 
-    def __init__(
-        self,
-        listing: Listing,
-        indices: Tensor,
-        *,
-        image_size: int,
-        channels: Channels,
-        fit: FitTo,
-        augment: bool,
-        faults: Faults,
-    ) -> None:
-        super().__init__(faults)
-        self.listing = listing
-        self.indices = indices
-        self.image_size = image_size
-        self.channels = channels
-        self.fit = fit
-        self.augment = augment
+    in_memory = False
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -222,7 +229,7 @@ class PictureSplit(IndependentSamples):
 
         A picture that cannot be used makes the batch smaller where ``on_error`` is ``skip``.
         """
-        draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.augment else [None] * len(indices)
+        draws = uniforms(seed, epoch, indices, _DRAWS).tolist() if self.options.augment else [None] * len(indices)
         images: list[Tensor] = []
         boxes: list[Boxes] = []
         for index, numbers in zip(indices, draws, strict=True):
@@ -247,15 +254,16 @@ class PictureSplit(IndependentSamples):
         """
         from PIL import Image
 
-        picture = read_picture(self.listing.paths[place], self.channels, self.faults)
+        side, channels = self.options.image_size, self.options.channels
+        picture = read_picture(self.listing.paths[place], channels, self.faults)
         boxes, said = self.listing.boxes(place), self.listing.size(place)
         _require_fit(boxes.corners, said, picture.size)
         window = (0, 0, *picture.size) if draws is None else random_window(*picture.size, boxes, draws[1:])
         width, height = window[2] - window[0], window[3] - window[1]
-        across = down = self.image_size
-        if self.fit == "letterbox":
+        across = down = side
+        if self.options.fit == "letterbox":
             longer = max(width, height)
-            across, down = (max(1, round(side * self.image_size / longer)) for side in (width, height))
+            across, down = (max(1, round(edge * side / longer)) for edge in (width, height))
         scale = (across / width, down / height)
         boxes = resized(boxes, width, height, scale) if draws is None else through_window(boxes, window, scale)
         # Resampling inside PIL averages over the area that shrinks into a pixel.
@@ -264,78 +272,49 @@ class PictureSplit(IndependentSamples):
             picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
             boxes = mirrored(boxes, across)
         values = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8)
-        square = torch.zeros(self.channels, self.image_size, self.image_size, dtype=torch.uint8)
-        square[:, :down, :across] = values.view(down, across, self.channels).permute(2, 0, 1)
+        square = torch.zeros(channels, side, side, dtype=torch.uint8)
+        square[:, :down, :across] = values.view(down, across, channels).permute(2, 0, 1)
         return square, boxes
 
 
-@dataclass(frozen=True)
-class PictureChoices:
-    """What a user chooses about pictures with boxes; the YAML files explain each."""
-
-    image_size: int
-    channels: Channels
-    fit: FitTo
-    augment: bool
-    train_samples: int | None
-    workers: int
-
-
-def boxed_dataset(
-    name: str,
-    class_names: tuple[str, ...],
-    parts: dict[str, tuple[Listing, Faults]],
-    choices: PictureChoices,
-    empty_boxes: int = 0,
-) -> BoxedDataset:
-    """A data set of the listings ``train`` and, where they are there, ``val`` and ``test``.
+class PictureDataset(BoxedDataset):
+    """Picture files with boxes, in the parts ``train`` and, where they are there, ``val`` and ``test``.
 
     Args:
         name: As in the configuration.
         class_names: One for each class index.
         parts: By name, with what was wrong with other pictures.
-        choices: The user's.
+        options: The user's.
         empty_boxes: How many boxes without an area were left out.
 
     Raises:
-        DataError: A part has no picture, or not one box.
+        DataError: There is no part to train on, or a part has no picture, or not one box.
         ConfigError: More samples are asked for than there are.
     """
 
-    def split(part: str) -> PictureSplit | None:
-        if part not in parts:
-            return None
-        listing, faults = parts[part]
-        if not listing.box_count:
-            raise DataError(
-                f"{name} {part}: none of {len(listing)} pictures has a box", "check the annotations of that part"
-            )
-        indices = torch.arange(len(listing))
-        if part == "train" and choices.train_samples is not None:
-            indices = first_samples(permutation(len(listing), _FIXED), choices.train_samples)
-        return PictureSplit(
-            listing,
-            indices,
-            image_size=choices.image_size,
-            channels=choices.channels,
-            fit=choices.fit,
-            augment=choices.augment and part == "train",
-            faults=faults,
-        )
-
-    train = split("train")
-    if train is None:
-        raise DataError(f"{name} has no pictures to train on", "name a part to train on in dataset.train")
-    mean, std = (MEAN, STD) if choices.channels == 3 else (GREY_MEAN, GREY_STD)
-    return BoxedDataset(
-        name=name,
-        class_names=class_names,
-        preparation=Preparation(mean, std, choices.image_size, choices.channels),
-        augment=choices.augment,
-        workers=choices.workers,
-        train=train,
-        val=split("val"),
-        test=split("test"),
-        empty_boxes=empty_boxes,
-        cut_boxes=sum(listing.cut_boxes for listing, _ in parts.values()),
-    )
+    def __init__(
+        self,
+        name: str,
+        class_names: tuple[str, ...],
+        parts: dict[str, tuple[Listing, Faults]],
+        options: PictureOptions,
+        empty_boxes: int = 0,
+    ) -> None:
+        if "train" not in parts:
+            raise DataError(f"{name} has no pictures to train on", "name a part to train on in dataset.train")
+        self.name, self.class_names, self.empty_boxes, self.workers = name, class_names, empty_boxes, options.workers
+        splits: dict[str, PictureSplit] = {}
+        for part, (listing, faults) in parts.items():
+            if not listing.box_count:
+                raise DataError(
+                    f"{name} {part}: none of {len(listing)} pictures has a box", "check the annotations of that part"
+                )
+            indices, own = torch.arange(len(listing)), options
+            if part != "train":
+                own = replace(options, augment=False)
+            elif options.train_samples is not None:
+                indices = first_samples(permutation(len(listing), _FIXED), options.train_samples)
+            splits[part] = PictureSplit(listing, indices, own, faults)
+            self.cut_boxes += listing.cut_boxes
+        self.train, self.val, self.test = splits["train"], splits.get("val"), splits.get("test")
+        self.preparation = Preparation(*photo_statistics(options.channels), options.image_size, options.channels)

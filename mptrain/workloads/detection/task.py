@@ -21,7 +21,7 @@ from mptrain.extras import load_extra, require_extra
 from mptrain.fields import Fraction, PositiveInt
 from mptrain.workloads.base.exhibits import Exhibit, Pictures
 from mptrain.workloads.base.task import Objective, Task
-from mptrain.workloads.detection.detection_batch import CROWD, NOTHING, OBJECT
+from mptrain.workloads.detection.boxes import CROWD, NOTHING, OBJECT
 
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
@@ -42,7 +42,7 @@ Matches = dict[int, dict[str, Any]]
 class Detect(Task):
     """Boxes with classes and scores.
 
-    The network has the interface of `mptrain.workloads.detection.models.detectors`. Batches are those of `mptrain.workloads.detection.detection_batch`. What need
+    The network has the interface of `mptrain.workloads.detection.models.detectors`. Batches are those of `mptrain.workloads.detection.boxes`. What need
     not be found (*difficult*, *crowd*) is no object in training, and neither right nor wrong where it is measured.
 
     Attributes:
@@ -89,8 +89,8 @@ class Detect(Task):
 
     def answers(self, model: nn.Module, batch: Batch) -> Sequence[Matches]:
         """For each image which detections hit what, by pycocotools."""
-        found = _on_host(_detections(model, batch))
-        corners, labels, kinds = (tensor.cpu() for tensor in (batch.targets, *_truth(batch)))
+        found = _on_host(model(batch.inputs))
+        corners, labels, kinds = (tensor.cpu() for tensor in (batch.targets, batch.more["labels"], batch.more["kinds"]))
         return [
             matches_of(one, corners[number], labels[number], kinds[number], self.num_classes)
             for number, one in enumerate(found)
@@ -113,8 +113,8 @@ class Detect(Task):
         """``boxes``: pictures with what is there in green (grey: need not be found), and what was found in red."""
         from torchvision.utils import draw_bounding_boxes
 
-        found = _on_host(_detections(model, batch))
-        labels, kinds = (tensor.cpu() for tensor in _truth(batch))
+        found = _on_host(model(batch.inputs))
+        labels, kinds = batch.more["labels"].cpu(), batch.more["kinds"].cpu()
         pictures = []
         for number, one in enumerate(found[:_SHOWN]):
             picture, factor = _picture(batch.inputs[number])
@@ -137,13 +137,13 @@ class Detect(Task):
 def matches_of(
     found: Mapping[str, Tensor], corners: Tensor, labels: Tensor, kinds: Tensor, num_classes: int
 ) -> Matches:
-    """What of the detections in one image is right, at overlaps of .5, .55, ... .95; all on the host.
+    """Return which detections in one image are right, at overlaps of .5, .55, ... .95; all on the host.
 
     Args:
         found: ``boxes`` float ``[D, 4]``, ``labels`` from 0 ``[D]`` and ``scores`` ``[D]``.
         corners: True boxes, float32 ``[M, 4]``.
         labels: Their classes, ``[M]``, `NOTHING` in empty places.
-        kinds: See `mptrain.workloads.detection.detection_batch`, ``[M]``.
+        kinds: See `mptrain.workloads.detection.boxes`, ``[M]``.
         num_classes: How many classes there are.
     """
     judge = _judge(num_classes)
@@ -180,29 +180,14 @@ def _judge(num_classes: int) -> Any:
 @functools.cache
 def _silently(function: types.FunctionType) -> types.FunctionType:
     """The same function with a ``print`` that says nothing; catching the standard output would swallow what other threads write."""
-    return types.FunctionType(
-        function.__code__, {**function.__globals__, "print": _nothing}, function.__name__, function.__defaults__
-    )
-
-
-def _nothing(*values: object) -> None:
-    return None
-
-
-def _truth(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Labels and kinds of a batch's boxes."""
-    return batch.more["labels"], batch.more["kinds"]
+    silent = {**function.__globals__, "print": lambda *values: None}
+    return types.FunctionType(function.__code__, silent, function.__name__, function.__defaults__)
 
 
 def _losses(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    labels, kinds = _truth(batch)
+    labels, kinds = batch.more["labels"], batch.more["kinds"]
     losses: dict[str, Tensor] = model(batch.inputs, batch.targets, torch.where(kinds == OBJECT, labels, NOTHING))
     return {name: values.float() for name, values in losses.items()}
-
-
-def _detections(model: nn.Module, batch: Batch) -> list[dict[str, Tensor]]:
-    found: list[dict[str, Tensor]] = model(batch.inputs)
-    return found
 
 
 def _on_host(found: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:

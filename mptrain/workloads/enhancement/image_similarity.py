@@ -1,4 +1,4 @@
-"""How much one picture is like another: PSNR and SSIM."""
+"""Measures of similarity of pictures: PSNR and SSIM."""
 
 from __future__ import annotations
 

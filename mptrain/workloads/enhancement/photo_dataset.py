@@ -2,52 +2,162 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from mptrain.errors import ConfigError, DataError
+from mptrain.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.enhancement.degradation import Degradation, Kind
-from mptrain.workloads.enhancement.patches import PatchSplit, TileSplit
-from mptrain.workloads.enhancement.photo_files import Photos
+from mptrain.workloads.base.random_streams import normals
+from mptrain.workloads.enhancement.patches import PatchSplit, Photos, TileSplit
+from mptrain.workloads.images.image_dataset import Channels
 
-if TYPE_CHECKING:
-    import torch
-
-    from mptrain.workloads.images.image_dataset import Channels
+Kind = Literal["downsample", "noise"]
 
 #: Pixels of a tile besides its border; the window of SSIM has 11.
 _SMALLEST_TILE = 11
 
 
-@dataclass
-class PhotoDataset:
+@dataclass(frozen=True)
+class Degradation:
+    """Way to make a good picture a bad one: on the device, in FP32, from what the host has drawn.
+
+    Attributes:
+        kind: ``downsample`` or ``noise``.
+        factor: How many times smaller a downsampled picture is.
+        sigma: Standard deviation of Gaussian noise, of 255.
+    """
+
+    kind: Kind
+    factor: int
+    sigma: float
+
+    @property
+    def upscale(self) -> int:
+        """The factor by which the good picture is larger than the bad one."""
+        return self.factor if self.kind == "downsample" else 1
+
+    def apply(self, pictures: Tensor, words: Tensor) -> Tensor:
+        """The bad pictures.
+
+        Downsampling is bicubic with antialiasing, as Pillow's and MATLAB's is, and rounds to 8 bits, as a
+        file would. Noise is neither rounded nor clipped, as in Zhang et al. 2017.
+
+        Args:
+            pictures: float32 ``[N, C, H, W]`` from 0 to 1, sides multiples of ``factor``.
+            words: What `mptrain.workloads.base.random_streams.keys` gave for each, int64 ``[N]``.
+
+        Returns:
+            float32, ``[N, C, H / upscale, W / upscale]``.
+        """
+        if self.kind == "noise":
+            drawn = normals(words, pictures[0].numel()).view(pictures.shape)
+            return pictures + drawn * (self.sigma / 255)
+        if self.factor == 1:
+            return pictures
+        size = (pictures.shape[-2] // self.factor, pictures.shape[-1] // self.factor)
+        small = F.interpolate(pictures, size=size, mode="bicubic", antialias=True)
+        return (small * 255).round().clamp(0, 255) / 255
+
+    def card(self) -> dict[str, Any]:
+        """The parameters, as JSON values."""
+        if self.kind == "noise":
+            return {"kind": "noise", "sigma": self.sigma, "range": 255}
+        return {"kind": "downsample", "factor": self.factor, "mode": "bicubic", "antialias": True, "bits": 8}
+
+
+@dataclass(kw_only=True, eq=False)
+class PhotoDataset(ABC):
     """Bad pictures and the good ones that they were made of; meets `mptrain.workloads.base.source.Dataset`.
 
     Attributes:
+        degradation: ``downsample`` or ``noise``.
+        factor: How many times smaller a downsampled picture is.
+        sigma: Standard deviation of the noise, of 255.
+        channels: 3 for RGB, 1 for grey; None makes 3.
+        patch_size: Side in pixels of the good patches that are trained on.
+        patches: How many patches an epoch has.
+        augment: Turn patches over, by chance.
+        tile_size: Side in pixels of the good tiles that are evaluated on.
+        tiles_per_photo: Evaluate on so many of each photo; None takes all.
+        workers: Processes that decode where not all photos can be kept, at most one a core.
+        on_error: What to do about files that cannot be decoded or are too small.
         name: As in the configuration.
-        degradation: What makes a picture bad.
-        channels: 3 for RGB, 1 for grey.
-        workers: Worker processes that decode where the photos cannot all be kept.
+        cache_mb: Megabytes of decoded photos to keep, in each process.
         train: Random patches.
         val: Tiles to validate on, or None.
         test: Tiles to test on, or None.
+
+    Raises:
+        DataError: A file cannot be used and ``on_error`` is ``stop``, or none is left.
+        ConfigError: Sizes do not go together.
     """
 
-    name: str
-    degradation: Degradation
-    channels: int
-    workers: int
-    train: PatchSplit
-    val: TileSplit | None
-    test: TileSplit | None
+    degradation: Kind = "downsample"
+    factor: PositiveInt = 2
+    sigma: NonNegativeFloat = 25.0
+    channels: Channels | None = None
+    patch_size: PositiveInt = 48
+    patches: PositiveInt = 1600
+    augment: bool = True
+    tile_size: PositiveInt = 96
+    tiles_per_photo: PositiveInt | None = None
+    workers: NonNegativeInt = 0
+    on_error: OnError = "stop"
+
+    name: str = field(init=False)
+    cache_mb: float = field(init=False)
+
+    @abstractmethod
+    def files(self) -> Mapping[str, Sequence[str]]:
+        """Return the files of ``train``, and of ``val`` and ``test`` where there are any."""
+
+    def __post_init__(self) -> None:
+        files = self.files()
+        self.degrade = Degradation(self.degradation, self.factor, self.sigma)
+        self._channels: Channels = self.channels or 3
+        upscale = self.degrade.upscale
+        for key, size in (("patch_size", self.patch_size), ("tile_size", self.tile_size)):
+            if size % upscale:
+                raise ConfigError(
+                    f"dataset.{key}={size} is not a multiple of dataset.factor={upscale}",
+                    f"write dataset.{key}={max(size // upscale, 1) * upscale}",
+                )
+        smallest = _SMALLEST_TILE + 2 * upscale
+        if self.tile_size < smallest:
+            least = -(-smallest // upscale) * upscale
+            raise ConfigError(
+                f"dataset.tile_size={self.tile_size}: the window of SSIM needs {smallest} pixels with their border",
+                f"write dataset.tile_size={least} or more",
+            )
+
+        def photos(split: str, side: int, key: str) -> Photos:
+            found = Photos(files[split], self._channels, side, key, self.cache_mb, Faults(self.on_error))
+            if not len(found):
+                hint = f"choose a smaller dataset.{key}, mend the files, or choose dataset=photos"
+                raise DataError(f"{self.name}: no photo of {split} can be used", hint)
+            return found
+
+        def tiles(split: str) -> TileSplit | None:
+            if not files.get(split):
+                return None
+            return TileSplit(photos(split, self.tile_size, "tile_size"), self.tile_size, self.tiles_per_photo)
+
+        training = photos("train", self.patch_size, "patch_size")
+        self.train = PatchSplit(training, self.patches, self.patch_size, augment=self.augment)
+        self.val, self.test = tiles("val"), tiles("test")
 
     def facts(self) -> dict[str, Any]:
         """``in_channels``, and ``upscale``: how many times larger targets are than inputs."""
-        return {"in_channels": self.channels, "upscale": self.degradation.upscale}
+        return {"in_channels": self._channels, "upscale": self.degrade.upscale}
 
     def card(self) -> dict[str, Any]:
         """The photos of each split, and how inputs are made of them."""
@@ -55,91 +165,17 @@ class PhotoDataset:
         files = {
             name: [str(Path(path).absolute()) for path in split.photos.paths] for name, split in splits.items() if split
         }
-        return {"files": files, "degradation": self.degradation.card(), "divide_by": 255}
+        return {"files": files, "degradation": self.degrade.card(), "divide_by": 255}
 
     def describe(self) -> str:
         """Channels, height and width of inputs and targets: ``3x24x24 to 3x48x48``."""
         side = self.train.side
-        small = side // self.degradation.upscale
-        return f"{self.channels}x{small}x{small} to {self.channels}x{side}x{side}"
+        small = side // self.degrade.upscale
+        return f"{self._channels}x{small}x{small} to {self._channels}x{side}x{side}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Good pictures of 0 to 1 as targets, and as inputs what the degradation makes of them."""
         batch = batch.to(device)
         good = batch.targets.float() / 255
-        bad = self.degradation.apply(good, batch.more["words"])
+        bad = self.degrade.apply(good, batch.more["words"])
         return Batch(bad.contiguous(memory_format=memory_format), good.contiguous(memory_format=memory_format))
-
-
-@dataclass(frozen=True)
-class Cutting:
-    """What a user chooses about any set of photos; the YAML files explain each."""
-
-    degradation: Kind
-    factor: int
-    sigma: float
-    channels: Channels
-    patch_size: int
-    patches: int
-    augment: bool
-    tile_size: int
-    tiles_per_photo: int | None
-    cache_mb: float
-    workers: int
-    on_error: OnError
-
-
-def cut_photos(name: str, files: Mapping[str, Sequence[str]], cutting: Cutting) -> PhotoDataset:
-    """The data set of photos that were divided into splits.
-
-    Args:
-        name: As in the configuration.
-        files: ``train``, and ``val`` and ``test`` where there are any.
-        cutting: The user's choices.
-
-    Raises:
-        DataError: A file cannot be used and ``on_error`` is ``stop``, or none is left.
-        ConfigError: Sizes do not go together.
-    """
-    degradation = Degradation(cutting.degradation, cutting.factor, cutting.sigma)
-    upscale = degradation.upscale
-    for key, size in (("patch_size", cutting.patch_size), ("tile_size", cutting.tile_size)):
-        if size % upscale:
-            raise ConfigError(
-                f"dataset.{key}={size} is not a multiple of dataset.factor={upscale}",
-                f"write dataset.{key}={max(size // upscale, 1) * upscale}",
-            )
-    smallest = _SMALLEST_TILE + 2 * upscale
-    if cutting.tile_size < smallest:
-        least = -(-smallest // upscale) * upscale
-        raise ConfigError(
-            f"dataset.tile_size={cutting.tile_size}: the window of SSIM needs {smallest} pixels with their border",
-            f"write dataset.tile_size={least} or more",
-        )
-
-    def photos(split: str, side: int, key: str) -> Photos:
-        found = Photos(files[split], cutting.channels, side, key, cutting.cache_mb, Faults(cutting.on_error))
-        if not len(found):
-            hint = f"choose a smaller dataset.{key}, mend the files, or choose dataset=photos"
-            raise DataError(f"{name}: no photo of {split} can be used", hint)
-        return found
-
-    def tiles(split: str) -> TileSplit | None:
-        if not files.get(split):
-            return None
-        return TileSplit(photos(split, cutting.tile_size, "tile_size"), cutting.tile_size, cutting.tiles_per_photo)
-
-    return PhotoDataset(
-        name=name,
-        degradation=degradation,
-        channels=cutting.channels,
-        workers=cutting.workers,
-        train=PatchSplit(
-            photos("train", cutting.patch_size, "patch_size"),
-            cutting.patches,
-            cutting.patch_size,
-            augment=cutting.augment,
-        ),
-        val=tiles("val"),
-        test=tiles("test"),
-    )

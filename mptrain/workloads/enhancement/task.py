@@ -116,14 +116,14 @@ class Enhance(Task):
         return output.float()
 
     def _before(self, batch: Batch) -> Tensor:
-        """What there is without a model, float32 in the size of the targets."""
+        """Return the pictures without a model, float32 in the size of the targets."""
         given, size = batch.inputs.float(), batch.targets.shape[-2:]
         if given.shape[-2:] == size:
             return given
         return F.interpolate(given, size=size, mode="bicubic", antialias=True)
 
     def _measured(self, pictures: Tensor) -> Tensor:
-        """What of the pictures is compared.
+        """Return the part of the pictures that is compared.
 
         Raises:
             ConfigError: Too little is left of them for a window of SSIM.

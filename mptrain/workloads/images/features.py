@@ -1,4 +1,4 @@
-"""What a trained classifier sees in pictures. It is no part of what is trained, and always computes in FP32."""
+"""Features that a trained classifier finds in pictures. It is no part of what is trained, and always computes in FP32."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Features:
         self._classifier: nn.Module | None = None
 
     def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """What it sees in pictures.
+        """Return the features and the logits of pictures.
 
         Args:
             images: Floating-point ``[N, C, H, W]`` from -1 to 1, grey or RGB.
@@ -48,7 +48,9 @@ class Features:
         """
         seen: list[Tensor] = []
         with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-            classifier = self._on(images.device)
+            if self._classifier is None:
+                self._classifier = self._make(images.device).float().eval().requires_grad_(False)
+            classifier = self._classifier
             layers = [module for module in classifier.modules() if isinstance(module, nn.Linear)]
             hooks = [layer.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for layer in layers]
             try:
@@ -62,11 +64,6 @@ class Features:
                 "choose a run of another classifier",
             )
         return seen[-1].flatten(1), logits
-
-    def _on(self, device: torch.device) -> nn.Module:
-        if self._classifier is None:
-            self._classifier = self._make(device).float().eval().requires_grad_(False)
-        return self._classifier
 
     def _prepared(self, images: Tensor) -> Tensor:
         if self._preparation is None:

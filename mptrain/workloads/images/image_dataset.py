@@ -1,23 +1,24 @@
-"""The data set that all image sources build: splits, names, and the way to the network's input."""
+"""Data sets of labelled images, and those of them that are held in memory: splits, names, and the way to the network's input."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
+import torch
+from torch import Tensor
+
+from mptrain.errors import DataError
+from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.faulty_samples import Faults, OnError
+from mptrain.workloads.base.independent import IndependentSamples
 from mptrain.workloads.base.partition import hold_out
-from mptrain.workloads.base.preparation import Preparation
-from mptrain.workloads.images.images_in_memory import MemorySplit
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from mptrain.workloads.base.batch import Batch
-    from mptrain.workloads.base.faulty_samples import OnError
-    from mptrain.workloads.base.source import Split
-    from mptrain.workloads.images.augment import Augmentation
-    from mptrain.workloads.images.decoding import Decoding
+from mptrain.workloads.base.preparation import Preparation, luminance_of
+from mptrain.workloads.base.source import Split
+from mptrain.workloads.images.augmentation import Shifting
 
 Channels = Literal[1, 3]
 
@@ -26,8 +27,24 @@ Statistic = tuple[float, ...]
 #: To mean 0 and standard deviation 1 over the training images, or to the range -1 to 1, which a tanh covers.
 Normalise = Literal["standard", "symmetric"]
 
+#: Images uint8 ``[N, C, H, W]`` and class indices int64 ``[N]``.
+Samples: TypeAlias = tuple[Tensor, Tensor]
 
-@dataclass
+# Of the ImageNet training images; the usual constants of torchvision's reference training, for any photographs.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+def photo_statistics(channels: Channels) -> tuple[Statistic, Statistic]:
+    """Return the mean and the standard deviation of photographs, or for one channel of their luminance, which decoding to grey gives."""
+    return (MEAN, STD) if channels == 3 else ((luminance_of(MEAN),), (luminance_of(STD),))
+
+
+def statistics(mean: Statistic, std: Statistic, normalise: Normalise) -> tuple[Statistic, Statistic]:
+    """Return the ``mean`` and ``std`` of a `Preparation`: those of the images, or a half each for the range -1 to 1."""
+    return (mean, std) if normalise == "standard" else ((0.5,) * len(mean), (0.5,) * len(mean))
+
+
 class ImageDataset:
     """Labelled images; meets `mptrain.workloads.base.source.Dataset`.
 
@@ -35,134 +52,153 @@ class ImageDataset:
         name: As in the configuration.
         class_names: One for each class index; empty where images have no classes.
         preparation: From stored images to the network's input.
-        augment: Whether training samples are varied at random.
         workers: Worker processes that fetch from splits that are not in memory.
         train: Training samples.
         val: Validation samples, or None.
         test: Test samples, or None.
-        told: What else there is to tell the person at the terminal, such as ``4 classes``; empty for nothing.
-        decode: How much of its files was decoded; see `mptrain.workloads.images.datasets.class_folders.load_image_folder`.
     """
 
     name: str
     class_names: tuple[str, ...]
     preparation: Preparation
-    augment: bool
     workers: int
     train: Split
     val: Split | None
     test: Split | None
-    told: str = ""
-    decode: Decoding = "full"
 
     def facts(self) -> dict[str, Any]:
         """``in_channels`` and ``image_size`` (side of the square in pixels); where there are two classes, ``num_classes`` and ``class_names``."""
-        prepared = self.preparation
         classes = {"num_classes": len(self.class_names), "class_names": self.class_names}
-        return {
-            **(classes if len(self.class_names) > 1 else {}),
-            "in_channels": prepared.channels,
-            "image_size": prepared.image_size,
-        }
+        prepared = {"in_channels": self.preparation.channels, "image_size": self.preparation.image_size}
+        return {**classes, **prepared} if len(self.class_names) > 1 else prepared
 
     @property
     def lacks(self) -> dict[str, str]:
-        """What to do where `facts` does not say what it says of other images, by name."""
+        """Hints what to do where `facts` does not say what it says of other images, by name."""
         found = f"all in one class folder, {self.class_names[0]}" if self.class_names else "in no class folders"
         hint = f"its images lie {found}: put those of each class into ROOT/train/CLASS; model=dcgan needs no classes"
         return {"num_classes": hint} if len(self.class_names) < 2 else {}
 
     def card(self) -> dict[str, Any]:
-        """Class names, how stored images become inputs, and how files were decoded where that was not in full."""
-        decode = {} if self.decode == "full" else {"decode": self.decode}
-        return {"labels": list(self.class_names), **decode, "preparation": self.preparation.card()}
+        """Class names, and how stored images become inputs."""
+        return {"labels": list(self.class_names), "preparation": self.preparation.card()}
 
     def describe(self) -> str:
-        """Channels, height and width: ``1x8x8``; of images in folders also their classes: ``3x224x224, 4 classes``."""
+        """Channels, height and width: ``1x8x8``."""
         side = self.preparation.image_size
-        return f"{self.preparation.channels}x{side}x{side}" + (f", {self.told}" if self.told else "")
+        return f"{self.preparation.channels}x{side}x{side}"
 
     def prepare(self, batch: Batch, device: torch.device, memory_format: torch.memory_format) -> Batch:
         """Bring a host batch to the device, normalised, resized and with the channels the network takes."""
         return self.preparation.apply(batch, device, memory_format)
 
 
-@dataclass(frozen=True)
-class Stored:
-    """What a reader found: images uint8 ``[N, C, H, W]`` and class indices int64 ``[N]``, training and test.
+@dataclass(kw_only=True, eq=False)
+class MemoryDataset(ImageDataset, ABC):
+    """Images that are read at once and held in memory; deriving classes say where they come from.
 
     Attributes:
-        name: As in the configuration.
-        class_names: One for each class index.
-        train: Images and labels to train on and to hold validation samples out from.
-        test: Images and labels to test on.
+        image_size: Side in pixels that images are resized to; None keeps their own.
+        channels: 3, or 1 for grey; a grey image is repeated, a colour image becomes its luminance. None keeps what they have.
+        augment: Vary training images by chance, as ``shifting`` says.
+        val_samples: How many of the training images to hold out.
+        train_samples: Train on so many only; None trains on all.
+        workers: Not used: the images are in memory.
+        on_error: What to do about labels outside the classes, and about images that are not finite.
+        normalise: ``standard`` by the mean and deviation of the images, ``symmetric`` to -1 to 1.
         mean: Of each channel over the training images, as a fraction of 255.
         std: Standard deviation, likewise.
-        augmentation: How training images are varied where that is asked for.
-    """
-
-    name: str
-    class_names: tuple[str, ...]
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augmentation: Augmentation
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What a user chooses about any image data set held in memory; the YAML files explain each."""
-
-    image_size: int | None
-    channels: Channels | None
-    augment: bool
-    val_samples: int
-    train_samples: int | None
-    workers: int
-    on_error: OnError
-    normalise: Normalise
-
-
-def statistics(mean: Statistic, std: Statistic, normalise: Normalise) -> tuple[Statistic, Statistic]:
-    """The ``mean`` and ``std`` of a `Preparation`: those of the images, or a half each for the range -1 to 1."""
-    if normalise == "symmetric":
-        mean = std = (0.5,) * len(mean)
-    return mean, std
-
-
-def in_memory(stored: Stored, choices: Choices) -> ImageDataset:
-    """Divide what was read into splits and apply the user's choices.
+        shifting: How training images are varied where that is asked for.
 
     Raises:
-        DataError: A sample is unusable and ``choices.on_error`` is ``stop``.
+        DataError: The files are missing or damaged, or a sample is unusable and ``on_error`` is ``stop``.
         ConfigError: More samples are asked for than there are.
     """
-    classes = len(stored.class_names)
-    images, targets = stored.train
-    # Faults are looked for before dividing, so that a bad sample keeps the index it has in the file.
-    pool = MemorySplit(f"{stored.name} train", images, targets, classes=classes, on_error=choices.on_error)
-    trained, held = hold_out(pool.targets, choices.val_samples, choices.train_samples)
 
-    def part(name: str, indices: Tensor, augmentation: Augmentation | None = None) -> MemorySplit:
-        chosen = pool.images[indices], pool.targets[indices]
-        return MemorySplit(f"{stored.name} {name}", *chosen, classes=classes, augmentation=augmentation)
+    image_size: PositiveInt | None = None
+    channels: Channels | None = None
+    augment: bool = False
+    val_samples: NonNegativeInt = 5000
+    train_samples: PositiveInt | None = None
+    workers: NonNegativeInt = 0
+    on_error: OnError = "stop"
+    normalise: Normalise = "standard"
 
-    train = part("train", trained, stored.augmentation if choices.augment else None)
-    train.faults = pool.faults
-    mean, std = statistics(stored.mean, stored.std, choices.normalise)
-    return ImageDataset(
-        name=stored.name,
-        class_names=stored.class_names,
-        preparation=Preparation(
-            mean=mean,
-            std=std,
-            image_size=choices.image_size or images.shape[-1],
-            channels=choices.channels or images.shape[1],
-        ),
-        augment=choices.augment,
-        workers=choices.workers,
-        train=train,
-        val=part("val", held) if len(held) else None,
-        test=MemorySplit(f"{stored.name} test", *stored.test, classes=classes, on_error=choices.on_error),
-    )
+    mean: Statistic = field(init=False)
+    std: Statistic = field(init=False)
+    shifting: Shifting = field(init=False)
+
+    @abstractmethod
+    @abstractmethod
+    def read(self) -> tuple[Samples, Samples]:
+        """Return what to train on and to hold validation samples out from, and what to test on."""
+
+    def __post_init__(self) -> None:
+        (images, targets), test = self.read()
+        # Faults are looked for before dividing, so that a bad sample keeps the index it has in the file.
+        pool = self._split("train", images, targets)
+        trained, held = hold_out(pool.targets, self.val_samples, self.train_samples)
+        self.train = self._split("train", pool.images[trained], pool.targets[trained])
+        self.train.shifting = self.shifting if self.augment else None
+        self.train.faults = pool.faults
+        self.val = self._split("val", pool.images[held], pool.targets[held]) if len(held) else None
+        self.test = self._split("test", *test)
+        self.preparation = Preparation(
+            *statistics(self.mean, self.std, self.normalise),
+            image_size=self.image_size or images.shape[-1],
+            channels=self.channels or images.shape[1],
+        )
+
+    def _split(self, part: str, images: Tensor, targets: Tensor) -> MemorySplit:
+        return MemorySplit(f"{self.name} {part}", images, targets, len(self.class_names), self.on_error)
+
+
+class MemorySplit(IndependentSamples):
+    """Images and labels in memory. Unusable samples are found, and left out or refused, when it is made.
+
+    Args:
+        name: What to call it in messages, such as ``digits train``.
+        images: uint8 or float32 ``[N, C, H, W]``.
+        targets: Class indices, int64 ``[N]``.
+        classes: How many classes there are.
+        on_error: What to do about labels outside the classes and about images that are not finite.
+
+    Attributes:
+        shifting: How samples are varied at random; None leaves them as they are.
+
+    Raises:
+        DataError: A sample is unusable and ``on_error`` is ``stop``, or none is left.
+    """
+
+    in_memory = True
+
+    def __init__(self, name: str, images: Tensor, targets: Tensor, classes: int, on_error: OnError = "stop") -> None:
+        super().__init__(Faults(on_error))
+        problems = {
+            position: f"label {int(targets[position])} is outside the classes 0 to {classes - 1}"
+            for position in torch.nonzero((targets < 0) | (targets >= classes)).flatten().tolist()
+        }
+        if images.is_floating_point():
+            for position in torch.nonzero(~images.flatten(1).isfinite().all(1)).flatten().tolist():
+                problems.setdefault(position, "the image holds NaN or inf")
+        self.faults.report({f"{name} sample {position}": reason for position, reason in problems.items()})
+        if problems:
+            keep = torch.ones(len(targets), dtype=torch.bool)
+            keep[list(problems)] = False
+            images, targets = images[keep], targets[keep]
+        if len(targets) == 0:
+            raise DataError(f"{name}: there is no usable sample", "check the data, or choose dataset=digits")
+        self.images = images
+        self.targets = targets
+        self.shifting: Shifting | None = None
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
+        """The batch of the samples with these indices; see `mptrain.workloads.base.source.Split.fetch`."""
+        picked = torch.as_tensor(indices, dtype=torch.int64)
+        images = self.images.index_select(0, picked)  # a tenth of the time of indexing by a tensor
+        if self.shifting is not None:
+            images = self.shifting.apply(images, indices, epoch, seed)
+        return Batch(images, self.targets.index_select(0, picked))

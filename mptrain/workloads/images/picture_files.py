@@ -17,21 +17,18 @@ if TYPE_CHECKING:
     from PIL.ImageFile import ImageFile
 
     from mptrain.workloads.base.faulty_samples import Faults
-    from mptrain.workloads.images.crop import Box
+    from mptrain.workloads.images.augmentation import Box
     from mptrain.workloads.images.image_dataset import Channels
 
 #: Endings of the files that are taken for pictures, and Pillow's names of the formats that go with them.
 _FORMATS = {
     ".bmp": ("BMP", "DIB"),
     ".gif": ("GIF",),
-    ".jpeg": ("JPEG", "MPO"),
-    ".jpg": ("JPEG", "MPO"),
-    ".pgm": ("PPM",),
     ".png": ("PNG",),
-    ".ppm": ("PPM",),
-    ".tif": ("TIFF",),
-    ".tiff": ("TIFF",),
     ".webp": ("WEBP",),
+    **dict.fromkeys((".jpeg", ".jpg"), ("JPEG", "MPO")),
+    **dict.fromkeys((".pgm", ".ppm"), ("PPM",)),
+    **dict.fromkeys((".tif", ".tiff"), ("TIFF",)),
 }
 EXTENSIONS = frozenset(_FORMATS)
 
@@ -105,20 +102,11 @@ def _converted(file: ImageFile, path: str, channels: Channels, faults: Faults) -
     elif file.mode == "LAB":
         picture = file.convert("RGB")  # the only mode that Pillow makes of it
     picture = picture.convert("RGB" if channels == 3 else "L")
-    if bits > 8 and _brightest(picture) < _DARK:
-        remarks = (
-            *remarks,
-            f"dark (at most {_DARK} of 256 grey levels are left; scale its values up)",
-        )
+    if bits > 8 and cast("tuple[int, int]", picture.convert("L").getextrema())[1] < _DARK:
+        remarks.append(f"dark (at most {_DARK} of 256 grey levels are left; scale its values up)")
     if remarks:
         faults.remarks[path] = ", ".join(remarks)
     return picture
-
-
-def _brightest(picture: Image) -> int:
-    """Return the largest value of a picture in grey."""
-    _, largest = cast("tuple[int, int]", picture.convert("L").getextrema())  # of one band
-    return largest
 
 
 def picture_size(path: str) -> tuple[int, int]:
@@ -159,7 +147,7 @@ def _bits(file: ImageFile) -> int:
     return 0 if file.mode in ("I", "F") else 8
 
 
-def _remarks(file: ImageFile, path: str) -> tuple[str, ...]:
+def _remarks(file: ImageFile, path: str) -> list[str]:
     """Return what else than plain 8-bit RGB or grey there is in a file, with what is done about it."""
     found = []
     if _bits(file) > 8 or _has_16_bits(file):
@@ -177,7 +165,7 @@ def _remarks(file: ImageFile, path: str) -> tuple[str, ...]:
     ending = path[path.rfind(".") :]
     if file.format not in _FORMATS.get(ending.lower(), (file.format,)):
         found.append(f"{file.format} named {ending}")
-    return tuple(found)
+    return found
 
 
 def _has_16_bits(file: ImageFile) -> bool:

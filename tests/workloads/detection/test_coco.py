@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from mptrain.errors import DataError
+from mptrain.workloads.detection.boxes import CROWD, OBJECT
 from mptrain.workloads.detection.datasets.coco import load_coco
-from mptrain.workloads.detection.detection_batch import CROWD, OBJECT
 
 OWN = {"train": "mine", "val": None, "image_size": 32, "augment": False}
 

@@ -9,9 +9,17 @@ from PIL import Image
 from mptrain.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.detection.box_crop import CROP_DRAWS, mirrored, random_window, resized, through_window
-from mptrain.workloads.detection.detection_batch import CROWD, OBJECT, Boxes
-from mptrain.workloads.detection.detection_images import Annotated, Listing, PictureSplit, wrong_boxes
+from mptrain.workloads.detection.boxes import (
+    CROP_DRAWS,
+    CROWD,
+    OBJECT,
+    Boxes,
+    mirrored,
+    random_window,
+    resized,
+    through_window,
+)
+from mptrain.workloads.detection.detection_images import Annotated, Listing, PictureOptions, PictureSplit, wrong_boxes
 
 
 def boxes(*rows, kinds=None):
@@ -31,7 +39,8 @@ def painted(path, size, box, mode="RGB"):
 def split_of(*annotated, on_error="stop", **choices):
     listing = Listing(annotated)
     chosen = {"image_size": 20, "channels": 3, "fit": "stretch", "augment": False, **choices}
-    return PictureSplit(listing, torch.arange(len(listing)), faults=Faults(on_error), **chosen)
+    options = PictureOptions(**chosen, train_samples=None, workers=0)
+    return PictureSplit(listing, torch.arange(len(listing)), options, Faults(on_error))
 
 
 def white(image):

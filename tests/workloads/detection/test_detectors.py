@@ -16,7 +16,7 @@ from mptrain.precision.apply import cast_model
 from mptrain.precision.policy import Policy
 from mptrain.precision.upcast import Upcast
 from mptrain.workloads.detection.models.detectors import fasterrcnn_resnet50, ssd300_vgg16, ssd_small
-from mptrain.workloads.detection.models.multibox import decode, detections, encode, hardest, match, multibox_losses
+from mptrain.workloads.detection.models.single_shot import decode, detections, encode, hardest, match, multibox_losses
 
 HALF = Policy("half", "float16", "float16", autocast=False, master_weights=True, keep_fp32=("norms",))
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from mptrain.errors import EnvironmentRefused
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.detection.detection_batch import CROWD, DIFFICULT, OBJECT, Boxes, boxed_batch
+from mptrain.workloads.detection.boxes import CROWD, DIFFICULT, OBJECT, Boxes, boxed_batch
 from mptrain.workloads.detection.models.detectors import ssd_small
 from mptrain.workloads.detection.task import Detect, matches_of
 

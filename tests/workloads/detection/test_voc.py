@@ -8,8 +8,8 @@ import torchvision
 from PIL import Image
 
 from mptrain.errors import ConfigError, DataError
+from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT
 from mptrain.workloads.detection.datasets.voc import load_voc
-from mptrain.workloads.detection.detection_batch import DIFFICULT, OBJECT
 
 OWN = {"train": ["mine/train"], "val": ["mine/val"], "test": [], "classes": ["cat", "dog"], "image_size": 32}
 

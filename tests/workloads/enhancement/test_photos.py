@@ -11,9 +11,8 @@ from mptrain.errors import ConfigError, DataError
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import keys, normals
 from mptrain.workloads.enhancement.datasets.photos import load_photo_folder, load_photos
-from mptrain.workloads.enhancement.degradation import Degradation
-from mptrain.workloads.enhancement.patches import PatchSplit, TileSplit
-from mptrain.workloads.enhancement.photo_files import Photos
+from mptrain.workloads.enhancement.patches import PatchSplit, Photos, TileSplit
+from mptrain.workloads.enhancement.photo_dataset import Degradation
 
 CPU, PLAIN = torch.device("cpu"), torch.contiguous_format
 SMALL = {"patch_size": 16, "tile_size": 16, "workers": 0, "patches": 12}
@@ -297,7 +296,7 @@ class TestDataset:
         stored = data.train.fetch([1, 2], 0, 0)
         batch = data.prepare(stored, CPU, torch.channels_last)
         assert torch.equal(batch.targets, stored.inputs.float() / 255)
-        assert torch.equal(batch.inputs, data.degradation.apply(batch.targets, stored.more["words"]))
+        assert torch.equal(batch.inputs, data.degrade.apply(batch.targets, stored.more["words"]))
         assert batch.inputs.shape == (2, 3, 16 // upscale, 16 // upscale)
         assert batch.inputs.dtype == batch.targets.dtype == torch.float32
         assert batch.inputs.is_contiguous(memory_format=torch.channels_last)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.linalg import sqrtm
 
-from mptrain.workloads.gan.frechet import frechet_distance
+from mptrain.workloads.gan.task import frechet_distance
 
 
 def drawn(samples, features, seed=0, spread=1.0):

@@ -13,9 +13,8 @@ from mptrain.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.images.crop import centre_box, random_box
-from mptrain.workloads.images.datasets.class_folders import load_image_folder, load_imagenet
-from mptrain.workloads.images.decoding import decode
+from mptrain.workloads.images.augmentation import centre_box, random_box
+from mptrain.workloads.images.datasets.class_folders import decode, load_image_folder, load_imagenet
 
 
 def picture(shade, size=(20, 12), mode="RGB"):

@@ -11,8 +11,7 @@ import torch
 
 from mptrain.errors import DataError
 from mptrain.workloads.images.datasets import fashion
-from mptrain.workloads.images.datasets.fashion import load_fashion_mnist
-from mptrain.workloads.images.idx import read_idx
+from mptrain.workloads.images.datasets.fashion import load_fashion_mnist, read_idx
 
 
 def idx(values):

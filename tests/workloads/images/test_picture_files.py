@@ -15,8 +15,8 @@ from PIL import Image
 from mptrain.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults, checking, describe
 from mptrain.workloads.base.loader import Loader
-from mptrain.workloads.detection.detection_images import Annotated, Listing, PictureSplit
-from mptrain.workloads.enhancement.photo_files import Photos
+from mptrain.workloads.detection.detection_images import Annotated, Listing, PictureOptions, PictureSplit
+from mptrain.workloads.enhancement.patches import Photos
 from mptrain.workloads.images.datasets.class_folders import load_image_folder
 from mptrain.workloads.images.picture_files import picture_size, read_picture
 
@@ -81,9 +81,7 @@ def test_every_reader_of_pictures_reads_them_so(tmp_path, name):
     Image.fromarray(HIGH.numpy()).save(tmp_path / "train" / "plain.png")
     folder = load_image_folder(root=tmp_path, image_size=8, channels=1, augment=False).train
     listing = Listing([Annotated(path, ((0, 0, 8, 8, 0, 0),), None)])
-    boxed = PictureSplit(
-        listing, torch.arange(1), image_size=8, channels=1, fit="stretch", augment=False, faults=Faults()
-    )
+    boxed = PictureSplit(listing, torch.arange(1), PictureOptions(8, 1, "stretch", False, None, 0), Faults())
     photos = Photos([path], 1, 8, "tile_size", 1, Faults())
     deep, plain = folder.fetch([0, 1], 0, 0).inputs
     assert torch.equal(deep, plain)
@@ -200,9 +198,7 @@ def test_checking_reads_pictures_with_boxes_and_goes_on_behind_a_bad_one(tmp_pat
     paths[0].write_bytes(paths[0].read_bytes()[:100])
     boxes = [((0, 0, 8, 8, 0, 0),), ((30, 0, 40, 8, 0, 0),), ((0, 0, 8, 8, 0, 0),)]
     listing = Listing(Annotated(str(path), own, None) for path, own in zip(paths, boxes, strict=True))
-    split = PictureSplit(
-        listing, torch.arange(3), image_size=8, channels=1, fit="stretch", augment=False, faults=Faults()
-    )
+    split = PictureSplit(listing, torch.arange(3), PictureOptions(8, 1, "stretch", False, None, 0), Faults())
     with checking() as check:
         for number in range(split.files):
             split.read(number)

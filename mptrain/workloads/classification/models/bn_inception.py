@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -67,25 +69,24 @@ def bn_inception(*, num_classes: int, in_channels: int = 3, width: PositiveFloat
         in_channels: Channels of the input ``[N, in_channels, H, W]``.
         width: Multiplies all numbers of filters, rounded to multiples of 4.
     """
-    filters = _Filters(width)
+
+    def filters(published: int) -> int:
+        return max(4, round(published * width / 4) * 4) if published else 0
+
     stem = (filters(64), filters(192))
-    layers: list[tuple[str, nn.Module]] = [
-        ("conv1", _convolution(in_channels, stem[0], 7, stride=2)),
-        ("pool1", nn.MaxPool2d(3, stride=2, padding=1)),
-        ("conv2_reduce", _convolution(stem[0], stem[0], 1)),
-        ("conv2", _convolution(stem[0], stem[1], 3)),
-        ("pool2", nn.MaxPool2d(3, stride=2, padding=1)),
-    ]
+    layers: dict[str, nn.Module] = {
+        "conv1": _convolution(in_channels, stem[0], 7, stride=2),
+        "pool1": nn.MaxPool2d(3, stride=2, padding=1),
+        "conv2_reduce": _convolution(stem[0], stem[0], 1),
+        "conv2": _convolution(stem[0], stem[1], 3),
+        "pool2": nn.MaxPool2d(3, stride=2, padding=1),
+    }
     channels = stem[1]
     for row in TABLE:
-        block = Inception(channels, row, filters)
-        layers.append((f"block{row.name}", block))
+        layers[f"block{row.name}"] = block = Inception(channels, row, filters)
         channels = block.out_channels
-    layers += [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
-    model = nn.Sequential()
-    for name, layer in (*layers, ("classifier", nn.Linear(channels, num_classes))):
-        model.add_module(name, layer)
-    return model
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "classifier": nn.Linear(channels, num_classes)}
+    return nn.Sequential(OrderedDict(layers))
 
 
 class Inception(nn.Module):
@@ -100,11 +101,10 @@ class Inception(nn.Module):
         out_channels: Channels of the output.
     """
 
-    def __init__(self, in_channels: int, row: Row, filters: _Filters) -> None:
+    def __init__(self, in_channels: int, row: Row, filters: Callable[[int], int]) -> None:
         super().__init__()
-        single, reduce3, out3, reduce33, out33, project = (
-            filters(count) for count in (row.single, row.reduce3, row.out3, row.reduce33, row.out33, row.project)
-        )
+        counts = (row.single, row.reduce3, row.out3, row.reduce33, row.out33, row.project)
+        single, reduce3, out3, reduce33, out33, project = map(filters, counts)
         stride = 2 if row.pool == "pass" else 1
         self.one = _convolution(in_channels, single, 1) if single else None
         self.three = nn.Sequential(_convolution(in_channels, reduce3, 1), _convolution(reduce3, out3, 3, stride=stride))
@@ -123,14 +123,6 @@ class Inception(nn.Module):
         """Features ``[N, out_channels, H, W]``, or half as high and wide where the block halves."""
         first = [] if self.one is None else [self.one(images)]
         return torch.cat([*first, self.three(images), self.twice(images), self.pool(images)], dim=1)
-
-
-class _Filters:
-    def __init__(self, width: float) -> None:
-        self.width = width
-
-    def __call__(self, published: int) -> int:
-        return max(4, round(published * self.width / 4) * 4) if published else 0
 
 
 def _convolution(in_channels: int, out_channels: int, side: int, stride: int = 1) -> nn.Sequential:

@@ -11,12 +11,7 @@ POOL_AFTER = (6, 11)  # near thirds of the depth, so that 16x16 images end as 4x
 
 
 def plain16(
-    *,
-    num_classes: int,
-    in_channels: int,
-    image_size: int,
-    width: PositiveInt = 16,
-    depth: PositiveInt = 16,
+    *, num_classes: int, in_channels: int, image_size: int, width: PositiveInt = 16, depth: PositiveInt = 16
 ) -> nn.Sequential:
     """3x3 convolutions with ReLU, 2x2 max-pools after the sixth and the eleventh, one linear layer.
 

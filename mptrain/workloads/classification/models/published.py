@@ -14,12 +14,7 @@ from mptrain.errors import ConfigError
 
 
 def torchvision_classifier(
-    *,
-    name: str,
-    num_classes: int,
-    image_size: int,
-    in_channels: int = 3,
-    arguments: Mapping[str, Any] | None = None,
+    *, name: str, num_classes: int, image_size: int, in_channels: int = 3, arguments: Mapping[str, Any] | None = None
 ) -> nn.Module:
     """Build a torchvision classifier without pretrained weights.
 
@@ -41,10 +36,7 @@ def torchvision_classifier(
     known = classifier_names()
     if name not in known:
         near = ", ".join(difflib.get_close_matches(name, known, n=5, cutoff=0))
-        raise ConfigError(
-            f"model.name={name}: torchvision has no such classifier",
-            f"the nearest names are {near}",
-        )
+        raise ConfigError(f"model.name={name}: torchvision has no such classifier", f"the nearest names are {near}")
     if in_channels != 3:
         raise ConfigError(
             f"dataset.channels={in_channels}, but {name} takes images of 3 channels", "set dataset.channels=3"

@@ -15,13 +15,12 @@ from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.download import NO_DOWNLOAD
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.detection.box_crop import FitTo
-from mptrain.workloads.detection.detection_batch import CROWD, OBJECT, BoxedDataset
+from mptrain.workloads.detection.boxes import CROWD, OBJECT, FitTo
 from mptrain.workloads.detection.detection_images import (
     Annotated,
     Listing,
-    PictureChoices,
-    boxed_dataset,
+    PictureDataset,
+    PictureOptions,
     present,
     wrong_boxes,
 )
@@ -42,7 +41,7 @@ def load_coco(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 4,
     on_error: OnError = "stop",
-) -> BoxedDataset:
+) -> PictureDataset:
     """Read ``root/annotations/instances_PART.json``; the pictures are ``root/PART/FILE_NAME``.
 
     The classes are the categories of the training part, in the order of their ids. Boxes without width or height mark nothing:
@@ -88,12 +87,12 @@ def load_coco(
             pictures, empty = found.pictures(list(categories), faults)
             parts[part] = (Listing(present(pictures, found.folder, faults)), faults)
         empty_boxes += empty
-    choices = PictureChoices(image_size or 300, channels or 3, fit, augment, train_samples, workers)
-    return boxed_dataset(name, tuple(categories.values()), parts, choices, empty_boxes)
+    options = PictureOptions(image_size or 300, channels or 3, fit, augment, train_samples, workers)
+    return PictureDataset(name, tuple(categories.values()), parts, options, empty_boxes)
 
 
 class Instances:
-    """What a file of instances says.
+    """The content of a file of instances.
 
     Attributes:
         path: The file.

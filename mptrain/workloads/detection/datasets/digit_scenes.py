@@ -6,6 +6,8 @@ to train on. A canvas follows from its number alone: never from the run's seed, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,7 +17,7 @@ from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.partition import stratified_order
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.detection.detection_batch import OBJECT, BoxedDataset, BoxedSplit, Boxes
+from mptrain.workloads.detection.boxes import OBJECT, BoxedDataset, BoxedSplit, Boxes
 from mptrain.workloads.images.datasets.digits import TEST_SAMPLES, digits_path, read_digits
 from mptrain.workloads.images.image_dataset import Channels
 
@@ -37,18 +39,11 @@ _SEED = 1998  # of the canvases; changing it changes all of them
 _INK = 32  # grey value from which a pixel belongs to a digit; below lies the soft edge of the enlargement
 
 
-def load_digit_scenes(
-    *,
-    image_size: PositiveInt | None = None,
-    channels: Channels | None = None,
-    train_samples: PositiveInt = 3000,
-    val_samples: NonNegativeInt = 200,
-    test_samples: NonNegativeInt = 400,
-    workers: NonNegativeInt = 0,
-) -> BoxedDataset:
-    """Draw canvases with digits.
+@dataclass(kw_only=True, eq=False)
+class DigitScenes(BoxedDataset):
+    """Canvases with digits.
 
-    Args:
+    Attributes:
         image_size: Side of a canvas in pixels, at least 32; None makes 64.
         channels: 1, or 3 for the same grey three times; None makes 1.
         train_samples: Canvases to train on.
@@ -60,31 +55,38 @@ def load_digit_scenes(
         ConfigError: The canvas is too small.
         DataError: scikit-learn is not installed, or its file is damaged.
     """
-    side = image_size or 64
-    if side < _SMALLEST:
-        raise ConfigError(
-            f"dataset.image_size={side}: digits of 8 pixels need a canvas of {_SMALLEST} or more",
-            f"set dataset.image_size={_SMALLEST} or more",
-        )
-    digits, targets = read_digits(digits_path())
-    order = stratified_order(targets)
-    held = TEST_SAMPLES + _VAL_DIGITS
-    parts = (order[:-held], order[-held:-TEST_SAMPLES], order[-TEST_SAMPLES:])
-    train, val, test = (
-        draw_scenes(digits[part], targets[part], side, count, number) if count else None
-        for number, (part, count) in enumerate(zip(parts, (train_samples, val_samples, test_samples), strict=True))
-    )
-    assert train is not None  # its number is at least 1
-    return BoxedDataset(
-        name="digit_scenes",
-        class_names=tuple("0123456789"),
-        preparation=Preparation(mean=(MEAN,), std=(STD,), image_size=side, channels=channels or 1),
-        augment=False,
-        workers=workers,
-        train=train,
-        val=val,
-        test=test,
-    )
+
+    image_size: PositiveInt | None = None
+    channels: Channels | None = None
+    train_samples: PositiveInt = 3000
+    val_samples: NonNegativeInt = 200
+    test_samples: NonNegativeInt = 400
+    workers: NonNegativeInt = 0
+
+    name, class_names = "digit_scenes", tuple("0123456789")
+
+    def __post_init__(self) -> None:
+        side = self.image_size or 64
+        if side < _SMALLEST:
+            raise ConfigError(
+                f"dataset.image_size={side}: digits of 8 pixels need a canvas of {_SMALLEST} or more",
+                f"set dataset.image_size={_SMALLEST} or more",
+            )
+        digits, targets = read_digits(digits_path())
+        order = stratified_order(targets)
+        held = TEST_SAMPLES + _VAL_DIGITS
+
+        def draw(number: int, count: int, part: Tensor) -> BoxedSplit:
+            return draw_scenes(digits[part], targets[part], side, count, number)
+
+        self.train = draw(0, self.train_samples, order[:-held])
+        self.val = draw(1, self.val_samples, order[-held:-TEST_SAMPLES]) if self.val_samples else None
+        self.test = draw(2, self.test_samples, order[-TEST_SAMPLES:]) if self.test_samples else None
+        self.preparation = Preparation(mean=(MEAN,), std=(STD,), image_size=side, channels=self.channels or 1)
+
+
+#: Its name in configurations.
+load_digit_scenes = DigitScenes
 
 
 def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: int) -> BoxedSplit:

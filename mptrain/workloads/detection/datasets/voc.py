@@ -14,13 +14,12 @@ from mptrain.errors import ConfigError, DataError, did_you_mean
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.download import NO_DOWNLOAD, fetching
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.detection.box_crop import FitTo
-from mptrain.workloads.detection.detection_batch import DIFFICULT, OBJECT, BoxedDataset
+from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT, FitTo
 from mptrain.workloads.detection.detection_images import (
     Annotated,
     Listing,
-    PictureChoices,
-    boxed_dataset,
+    PictureDataset,
+    PictureOptions,
     present,
     wrong_boxes,
 )
@@ -28,22 +27,8 @@ from mptrain.workloads.images.image_dataset import Channels
 
 #: The twenty classes of 2007 to 2012.
 CLASSES = (
-    *(
-        "aeroplane",
-        "bicycle",
-        "bird",
-        "boat",
-        "bottle",
-        "bus",
-        "car",
-        "cat",
-        "chair",
-        "cow",
-        "diningtable",
-        "dog",
-        "horse",
-    ),
-    *("motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable", "dog"),
+    *("horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor"),
 )
 
 _YEARS = {f"VOC{year}" for year in range(2007, 2013)}
@@ -65,7 +50,7 @@ def load_voc(
     train_samples: PositiveInt | None = None,
     workers: NonNegativeInt = 4,
     on_error: OnError = "stop",
-) -> BoxedDataset:
+) -> PictureDataset:
     """Read the annotations of lists of pictures, ``FOLDER/LIST``.
 
     A list is ``FOLDER/ImageSets/Main/LIST.txt``, its pictures are ``FOLDER/JPEGImages/NAME.jpg`` (or another ending that
@@ -102,8 +87,8 @@ def load_voc(
             faults = Faults(on_error)
             pictures = [one for written in lists for one in read_list(root, written, names, faults, download)]
             parts[part] = (Listing(pictures), faults)
-    choices = PictureChoices(image_size or 300, channels or 3, fit, augment, train_samples, workers)
-    return boxed_dataset(name, names, parts, choices)
+    options = PictureOptions(image_size or 300, channels or 3, fit, augment, train_samples, workers)
+    return PictureDataset(name, names, parts, options)
 
 
 def read_list(root: Path, written: str, classes: tuple[str, ...], faults: Faults, download: bool) -> list[Annotated]:
@@ -143,7 +128,7 @@ def read_list(root: Path, written: str, classes: tuple[str, ...], faults: Faults
 
 
 def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:
-    """Where a folder is, after fetching it if that was asked for; nothing is fetched into a folder of the user's own lists."""
+    """Return the path of a folder, after fetching it if that was asked for; nothing is fetched into a folder of the user's own lists."""
     tried = [root / name, root / "VOCdevkit" / name]
     for folder in tried:
         if (folder / "ImageSets" / "Main" / f"{list_name}.txt").is_file():
@@ -187,7 +172,7 @@ def _overrides(own: Sequence[str]) -> str:
 
 
 def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Annotated:
-    """What an XML file says of its picture.
+    """Return the annotation of a picture out of its XML file.
 
     Args:
         path: The file.

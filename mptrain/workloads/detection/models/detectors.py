@@ -62,11 +62,7 @@ def ssd300_vgg16(*, num_classes: int, in_channels: int, image_size: int) -> nn.M
 
 
 def fasterrcnn_resnet50(
-    *,
-    num_classes: int,
-    in_channels: int,
-    frozen_norms: bool = False,
-    trained_stages: Annotated[int, Ge(0), Le(5)] = 5,
+    *, num_classes: int, in_channels: int, frozen_norms: bool = False, trained_stages: Annotated[int, Ge(0), Le(5)] = 5
 ) -> nn.Module:
     """Faster R-CNN (Ren et al. 2015) on a feature pyramid of ResNet-50 (Lin et al. 2017), without pretrained weights.
 

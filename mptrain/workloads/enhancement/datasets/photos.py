@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from mptrain.errors import ConfigError, DataError
-from mptrain.fields import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from mptrain.workloads.base.faulty_samples import OnError
+from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.workloads.base.random_streams import permutation
-from mptrain.workloads.enhancement.degradation import Kind
-from mptrain.workloads.enhancement.photo_dataset import Cutting, PhotoDataset, cut_photos
-from mptrain.workloads.enhancement.photo_files import files_below
-from mptrain.workloads.images.image_dataset import Channels
+from mptrain.workloads.enhancement.photo_dataset import PhotoDataset
+from mptrain.workloads.images.picture_files import EXTENSIONS
 
 #: Package to the distribution that has it, and to where it keeps pictures.
 _PACKAGES = {
@@ -32,147 +31,119 @@ _SKIMAGE = {
 _FIXED = 20180430  # names the one permutation that divides a folder; changing it changes every split
 
 
-def load_photos(
-    *,
-    degradation: Kind = "downsample",
-    factor: PositiveInt = 2,
-    sigma: NonNegativeFloat = 25.0,
-    channels: Channels | None = None,
-    patch_size: PositiveInt = 48,
-    patches: PositiveInt = 1600,
-    augment: bool = True,
-    tile_size: PositiveInt = 96,
-    tiles_per_photo: PositiveInt | None = None,
-    skimage: bool = True,
-    workers: NonNegativeInt = 0,
-    on_error: OnError = "stop",
-) -> PhotoDataset:
+@dataclass(kw_only=True, eq=False)
+class InstalledPhotos(PhotoDataset):
     """Photos in packages: a temple, a flower, an astronaut and a rocket to train on, a portrait to validate on, a cat and coffee to test on.
 
-    Half of those to train on and all to test on are scikit-image's.
+    Half of those to train on and all to test on are scikit-image's. The other options and the errors are those of `PhotoDataset`; all
+    photos are kept in memory.
 
-    Args:
-        degradation: ``downsample`` or ``noise``.
-        factor: How many times smaller a downsampled picture is.
-        sigma: Standard deviation of the noise, of 255.
-        channels: 3 for RGB, 1 for grey; None makes 3.
-        patch_size: Side in pixels of the good patches that are trained on.
-        patches: How many patches an epoch has.
-        augment: Turn patches over, by chance.
-        tile_size: Side in pixels of the good tiles that are evaluated on.
-        tiles_per_photo: Evaluate on so many of each photo; None takes all.
+    Attributes:
         skimage: False leaves out the photos of scikit-image; then there is no test split.
-        workers: Not used: the photos are kept in memory.
-        on_error: What to do about files that cannot be decoded.
 
     Raises:
         DataError: A package or its files are missing.
-        ConfigError: Sizes do not go together.
     """
-    files = {split: [_photo(name) for name in names] for split, names in _ALWAYS.items()}
-    if skimage:
-        for split, names in _SKIMAGE.items():
-            files[split] = files.get(split, []) + [_photo(name) for name in names]
-    cutting = Cutting(
-        degradation, factor, sigma, channels or 3, patch_size, patches, augment, tile_size, tiles_per_photo,
-        cache_mb=64, workers=workers, on_error=on_error,
-    )  # fmt: skip
-    return cut_photos("photos", files, cutting)
+
+    skimage: bool = True
+
+    name, cache_mb = "photos", 64
+
+    def files(self) -> dict[str, list[str]]:
+        """Find the photos of the packages."""
+        sources = (_ALWAYS, _SKIMAGE) if self.skimage else (_ALWAYS,)
+        splits = dict.fromkeys(split for source in sources for split in source)
+        return {split: [_photo(name) for source in sources for name in source.get(split, ())] for split in splits}
 
 
-def load_photo_folder(
-    *,
-    root: Path = Path("data/photos"),
-    name: str = "photo_folder",
-    degradation: Kind = "downsample",
-    factor: PositiveInt = 2,
-    sigma: NonNegativeFloat = 25.0,
-    channels: Channels | None = None,
-    patch_size: PositiveInt = 96,
-    patches: PositiveInt = 16000,
-    augment: bool = True,
-    tile_size: PositiveInt = 192,
-    tiles_per_photo: PositiveInt | None = None,
-    val_photos: NonNegativeInt | None = None,
-    test_photos: NonNegativeInt | None = None,
-    cache_mb: PositiveFloat = 2048.0,
-    workers: NonNegativeInt = 4,
-    on_error: OnError = "stop",
-) -> PhotoDataset:
+@dataclass(kw_only=True, eq=False)
+class PhotoFolder(PhotoDataset):
     """Image files below ``root/train``, ``root/val`` and ``root/test``, or all below ``root``, divided by photo.
 
-    Args:
+    The other options and errors are those of `PhotoDataset`.
+
+    Attributes:
         root: The folder.
         name: What to call the data set in records.
-        degradation: ``downsample`` or ``noise``.
-        factor: How many times smaller a downsampled picture is.
-        sigma: Standard deviation of the noise, of 255.
-        channels: 3 for RGB, 1 for grey; None makes 3.
-        patch_size: Side in pixels of the good patches that are trained on.
-        patches: How many patches an epoch has.
-        augment: Turn patches over, by chance.
-        tile_size: Side in pixels of the good tiles that are evaluated on.
-        tiles_per_photo: Evaluate on so many of each photo; None takes all.
         val_photos: Hold so many photos out to validate on where there is no ``root/val``; None a tenth, at least one.
         test_photos: Likewise to test on.
         cache_mb: Megabytes of decoded photos to keep, in each process.
-        workers: Processes that decode where not all photos can be kept, at most one a core.
-        on_error: What to do about files that cannot be decoded or are too small.
-
-    Raises:
-        DataError: There are no images.
-        ConfigError: Sizes do not go together, or no photo is left to train on.
-    """
-    files = divide(root.expanduser(), val_photos, test_photos)
-    cutting = Cutting(
-        degradation, factor, sigma, channels or 3, patch_size, patches, augment, tile_size, tiles_per_photo,
-        cache_mb, workers, on_error,
-    )  # fmt: skip
-    return cut_photos(name, files, cutting)
-
-
-def divide(root: Path, val_photos: int | None, test_photos: int | None) -> dict[str, list[str]]:
-    """Split to files: by folders ``train``, ``val`` and ``test`` where there is a ``train``, else by a fixed permutation.
 
     Raises:
         DataError: There are no images.
         ConfigError: No photo is left to train on.
     """
-    train = root / "train"
-    found = {"train": files_below(train if train.is_dir() else root)}
-    for split in ("val", "test"):
-        if train.is_dir() and (root / split).is_dir():
-            found[split] = files_below(root / split)
-    everything = found["train"]
-    for split, asked in (("test", test_photos), ("val", val_photos)):
-        if split in found:
-            continue
-        count = max(1, len(everything) // 10) if asked is None else asked
-        if count >= len(found["train"]):
-            raise ConfigError(
-                f"{root} has {len(everything)} photos to divide: holding {count} out for {split} leaves none to train on",
-                "add photos, or write dataset.val_photos=0 or dataset.test_photos=0",
-            )
-        order = permutation(len(found["train"]), _FIXED).tolist()
-        held = set(order[:count])
-        found[split] = [file for place, file in enumerate(found["train"]) if place in held]
-        found["train"] = [file for place, file in enumerate(found["train"]) if place not in held]
-    return found
+
+    root: Path = Path("data/photos")
+    name: str = "photo_folder"
+    patch_size: PositiveInt = 96
+    patches: PositiveInt = 16000
+    tile_size: PositiveInt = 192
+    val_photos: NonNegativeInt | None = None
+    test_photos: NonNegativeInt | None = None
+    cache_mb: PositiveFloat = 2048.0
+    workers: NonNegativeInt = 4
+
+    def files(self) -> dict[str, list[str]]:
+        """Divide the photos of the folder by folders ``train``, ``val`` and ``test`` where there is a ``train``, else by a fixed permutation."""
+        root = self.root.expanduser()
+        train = root / "train"
+        found = {"train": files_below(train if train.is_dir() else root)}
+        for split in ("val", "test"):
+            if train.is_dir() and (root / split).is_dir():
+                found[split] = files_below(root / split)
+        everything = found["train"]
+        for split, asked in (("test", self.test_photos), ("val", self.val_photos)):
+            if split in found:
+                continue
+            count = max(1, len(everything) // 10) if asked is None else asked
+            if count >= len(found["train"]):
+                raise ConfigError(
+                    f"{root} has {len(everything)} photos to divide: holding {count} out for {split} leaves none to train on",
+                    "add photos, or write dataset.val_photos=0 or dataset.test_photos=0",
+                )
+            order = permutation(len(found["train"]), _FIXED).tolist()
+            held = set(order[:count])
+            found[split] = [file for place, file in enumerate(found["train"]) if place in held]
+            found["train"] = [file for place, file in enumerate(found["train"]) if place not in held]
+        return found
 
 
-def _folder(package: str) -> Path | None:
-    """Where an installed package keeps its pictures; it is located, not imported."""
-    spec = importlib.util.find_spec(package)
-    places = (spec.submodule_search_locations or []) if spec else []
-    folders = [Path(place) / _PACKAGES[package][1] for place in places]
-    return next((folder for folder in folders if folder.is_dir()), None)
+#: Their names in configurations.
+load_photos, load_photo_folder = InstalledPhotos, PhotoFolder
+
+
+def files_below(folder: Path) -> list[str]:
+    """The image files in a folder and in the folders inside it, sorted; hidden ones are left out.
+
+    Raises:
+        DataError: There are none, or there is no such folder.
+    """
+    hint = f"set dataset.root=FOLDER; known endings: {' '.join(sorted(EXTENSIONS))}; dataset=photos needs no files of yours"
+    if not folder.is_dir():
+        raise DataError(f"the folder of the photos, {folder}, does not exist", hint)
+    found = []
+    for parent, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        pictures = (name for name in names if name[name.rfind(".") :].lower() in EXTENSIONS)
+        found += [f"{parent}/{name}" for name in pictures if not name.startswith(".")]
+    if not found:
+        raise DataError(f"no images found below {folder}", hint)
+    return sorted(found)
 
 
 def _photo(name: str) -> str:
+    """Return the path of a photo in an installed package, which is located, not imported.
+
+    Raises:
+        DataError: It is not there.
+    """
     package, _, file = name.partition("/")
-    folder = _folder(package)
-    if folder is None or not (folder / file).is_file():
-        distribution, _ = _PACKAGES[package]
+    distribution, folder = _PACKAGES[package]
+    spec = importlib.util.find_spec(package)
+    places = [Path(place) / folder for place in (spec.submodule_search_locations or [])] if spec else []
+    found = next((place for place in places if place.is_dir()), None)
+    if found is None or not (found / file).is_file():
         other = ", or write dataset.skimage=false" if package == "skimage" else ""
         raise DataError(f"{file} of {distribution} not found", f"pip install {distribution}{other}")
-    return str(folder / file)
+    return str(found / file)

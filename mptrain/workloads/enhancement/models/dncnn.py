@@ -19,14 +19,27 @@ class DnCNN(nn.Module):
     The first convolution has ReLU, the middle ones BatchNorm and ReLU, the last one neither; what comes out of it is
     subtracted from the input (Zhang et al., section III).
 
+    Theirs has 17 layers for one level of noise, 20 for many, and 64 channels.
+
     Args:
         in_channels: C.
+        upscale: How much larger the data's targets are than its inputs; only 1 goes with this network.
         depth: Convolutions.
         width: Channels inside.
+
+    Raises:
+        ConfigError: The data are for enlarging.
     """
 
-    def __init__(self, in_channels: int, depth: int, width: int) -> None:
+    def __init__(
+        self, *, in_channels: int, upscale: int = 1, depth: Annotated[int, Ge(2)] = 17, width: PositiveInt = 64
+    ) -> None:
         super().__init__()
+        if upscale != 1:
+            raise ConfigError(
+                f"this network keeps the size of a picture, and the data want it {upscale} times as large",
+                "write dataset.degradation=noise, or choose model=edsr_small",
+            )
         layers: list[nn.Module] = [nn.Conv2d(in_channels, width, 3, padding=1), nn.ReLU()]
         for _ in range(depth - 2):
             # The normalisation subtracts any bias again, so these convolutions have none.
@@ -44,21 +57,5 @@ class DnCNN(nn.Module):
         return pictures - noise
 
 
-def dncnn(*, in_channels: int, upscale: int = 1, depth: Annotated[int, Ge(2)] = 17, width: PositiveInt = 64) -> DnCNN:
-    """The network of Zhang et al.: 17 layers for one level of noise, 20 for many, 64 channels.
-
-    Args:
-        in_channels: Channels of a picture.
-        upscale: How much larger the data's targets are than its inputs; only 1 goes with this network.
-        depth: Convolutions.
-        width: Channels inside.
-
-    Raises:
-        ConfigError: The data are for enlarging.
-    """
-    if upscale != 1:
-        raise ConfigError(
-            f"this network keeps the size of a picture, and the data want it {upscale} times as large",
-            "write dataset.degradation=noise, or choose model=edsr_small",
-        )
-    return DnCNN(in_channels, depth, width)
+#: Its name in configurations.
+dncnn = DnCNN

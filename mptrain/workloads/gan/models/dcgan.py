@@ -25,6 +25,8 @@ SLOPE = 0.2
 class DCGAN(nn.Module):
     """A generator and a discriminator that are trained against each other, each by a learner of its own.
 
+    The networks of Radford et al. at any power of two from 8 to 128; theirs draw 64x64 pixels, with a width of 128.
+
     Args:
         in_channels: Channels of an image.
         image_size: Side of an image in pixels, one of `SIZES`.
@@ -35,10 +37,21 @@ class DCGAN(nn.Module):
         latent: As given.
         generator: From noise ``[N, latent]`` to images ``[N, in_channels, image_size, image_size]`` from -1 to 1.
         discriminator: From such images to one logit each, ``[N]``: above 0 where it takes the image for a real one.
+
+    Raises:
+        ConfigError: The side is none of `SIZES`.
     """
 
-    def __init__(self, in_channels: int, image_size: int, latent: int, width: int) -> None:
+    def __init__(
+        self, *, in_channels: int, image_size: int, latent: PositiveInt = 100, width: PositiveInt = 64
+    ) -> None:
         super().__init__()
+        if image_size not in SIZES:
+            raise ConfigError(
+                f"dataset.image_size={image_size}: dcgan doubles 4 pixels a few times, which never makes {image_size}",
+                f"write dataset.image_size={min(SIZES, key=lambda size: abs(size - image_size))}; "
+                f"it takes {', '.join(map(str, SIZES))}",
+            )
         self.latent = latent
         widths = [width * 2**halving for halving in range(SIZES.index(image_size) + 1)]
         self.generator = _generator(in_channels, latent, widths)
@@ -51,25 +64,8 @@ class DCGAN(nn.Module):
         return images
 
 
-def dcgan(*, in_channels: int, image_size: int, latent: PositiveInt = 100, width: PositiveInt = 64) -> DCGAN:
-    """The networks of Radford et al. at any power of two from 8 to 128; theirs draw 64x64 pixels, with a width of 128.
-
-    Args:
-        in_channels: Channels of an image.
-        image_size: Side of an image in pixels.
-        latent: Numbers that an image is drawn from.
-        width: Channels at half the image's size; each halving doubles them.
-
-    Raises:
-        ConfigError: The side is none of `SIZES`.
-    """
-    if image_size not in SIZES:
-        raise ConfigError(
-            f"dataset.image_size={image_size}: dcgan doubles 4 pixels a few times, which never makes {image_size}",
-            f"write dataset.image_size={min(SIZES, key=lambda size: abs(size - image_size))}; "
-            f"it takes {', '.join(map(str, SIZES))}",
-        )
-    return DCGAN(in_channels, image_size, latent, width)
+#: Its name in configurations.
+dcgan = DCGAN
 
 
 def _generator(channels: int, latent: int, widths: list[int]) -> nn.Sequential:

@@ -3,107 +3,72 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.download import fetching, missing
-from mptrain.workloads.base.faulty_samples import OnError
-from mptrain.workloads.images.augment import Augmentation
-from mptrain.workloads.images.image_dataset import Channels, Choices, ImageDataset, Normalise, Stored, in_memory
-
-# Mean and standard deviation of each channel over the 50,000 training images.
-_STATISTICS = {
-    "CIFAR10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "CIFAR100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-}
-_FOLDERS = {"CIFAR10": "cifar-10-batches-py", "CIFAR100": "cifar-100-python"}
+from mptrain.workloads.images.augmentation import Shifting
+from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
 
-def load_cifar10(
-    *,
-    root: Path = Path("data"),
-    download: bool = True,
-    image_size: PositiveInt | None = None,
-    channels: Channels | None = None,
-    augment: bool = True,
-    val_samples: NonNegativeInt = 5000,
-    train_samples: PositiveInt | None = None,
-    workers: NonNegativeInt = 0,
-    on_error: OnError = "stop",
-    normalise: Normalise = "standard",
-) -> ImageDataset:
-    """Read CIFAR-10, after downloading it where it is not found.
+@dataclass(kw_only=True, eq=False)
+class Cifar(MemoryDataset):
+    """CIFAR-10 or CIFAR-100; the files are downloaded where they are not found.
 
-    Args:
-        root: Folder that holds ``cifar-10-batches-py``.
+    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to four pixels and mirrored.
+
+    Attributes:
+        root: Folder that holds ``cifar-10-batches-py`` or ``cifar-100-python``.
         download: Fetch the files through torchvision when they are not there.
-        image_size: Side in pixels that images are resized to; None keeps 32.
-        channels: 3, or 1 for the luminance; None keeps 3.
-        augment: Shift by up to four pixels and mirror, by chance.
-        val_samples: How many of the 50,000 training images to hold out.
-        train_samples: Train on so many only; None trains on all.
-        workers: Not used: the images are in memory.
-        on_error: What to do about labels outside the classes.
-        normalise: ``standard`` by the mean and deviation of the images, ``symmetric`` to -1 to 1.
-
-    Raises:
-        DataError: The files are missing or damaged.
-        ConfigError: More samples are asked for than there are.
     """
-    choices = Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error, normalise)
-    return in_memory(_read("cifar10", "CIFAR10", root, download), choices)
+
+    root: Path = Path("data")
+    download: bool = True
+    augment: bool = True
+
+    published: ClassVar[str]
+    folder: ClassVar[str]
+    shifting = Shifting(pixels=4, flip=True)
+
+    def read(self) -> tuple[Samples, Samples]:
+        """Read 50,000 images to train on and 10,000 to test on."""
+        from torchvision import datasets
+
+        root = self.root.expanduser()
+        if not self.download and not (root / self.folder).is_dir():
+            raise missing(self.published, str(root / self.folder))
+        reader = getattr(datasets, self.published)
+        with warnings.catch_warnings(), fetching(self.published, root):
+            # The published files are pickles of an old NumPy, whose form NumPy 2.4 and later warn of.
+            warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
+            parts = reader(root, train=True, download=self.download), reader(root, train=False, download=False)
+        self.class_names = tuple(parts[0].classes)
+        train, test = (
+            (
+                torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(),
+                torch.tensor(part.targets, dtype=torch.int64),
+            )
+            for part in parts
+        )
+        return train, test
 
 
-def load_cifar100(
-    *,
-    root: Path = Path("data"),
-    download: bool = True,
-    image_size: PositiveInt | None = None,
-    channels: Channels | None = None,
-    augment: bool = True,
-    val_samples: NonNegativeInt = 5000,
-    train_samples: PositiveInt | None = None,
-    workers: NonNegativeInt = 0,
-    on_error: OnError = "stop",
-    normalise: Normalise = "standard",
-) -> ImageDataset:
-    """Read CIFAR-100 with its 100 fine classes, after downloading it where it is not found.
+class Cifar10(Cifar):
+    """CIFAR-10. The mean and standard deviation of each channel are those of the 50,000 training images, here as below."""
 
-    The arguments and errors are those of `load_cifar10`; the folder is ``cifar-100-python``.
-    """
-    choices = Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error, normalise)
-    return in_memory(_read("cifar100", "CIFAR100", root, download), choices)
+    name, published, folder = "cifar10", "CIFAR10", "cifar-10-batches-py"
+    mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def _read(name: str, published: str, root: Path, download: bool) -> Stored:
-    from torchvision import datasets
+class Cifar100(Cifar):
+    """CIFAR-100 with its 100 fine classes."""
 
-    root = root.expanduser()
-    folder = root / _FOLDERS[published]
-    if not download and not folder.is_dir():
-        raise missing(published, str(folder))
-    reader = getattr(datasets, published)
-    with warnings.catch_warnings(), fetching(published, root):
-        # The published files are pickles of an old NumPy, whose form NumPy 2.4 and later warn of.
-        warnings.filterwarnings("ignore", message=r"dtype\(\): align should be passed")
-        train = reader(root, train=True, download=download)
-        test = reader(root, train=False, download=False)
-    mean, std = _STATISTICS[published]
-    return Stored(
-        name=name,
-        class_names=tuple(train.classes),
-        train=_pair(train),
-        test=_pair(test),
-        mean=mean,
-        std=std,
-        augmentation=Augmentation(shift=4, flip=True),
-    )
+    name, published, folder = "cifar100", "CIFAR100", "cifar-100-python"
+    mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
-def _pair(source: Any) -> tuple[Tensor, Tensor]:
-    images = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()
-    return images, torch.tensor(source.targets, dtype=torch.int64)
+#: Their names in configurations.
+load_cifar10, load_cifar100 = Cifar10, Cifar100

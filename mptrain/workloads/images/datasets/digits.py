@@ -9,61 +9,53 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt, PositiveInt
-from mptrain.workloads.base.faulty_samples import OnError
+from mptrain.fields import NonNegativeInt
 from mptrain.workloads.base.partition import stratified_order
-from mptrain.workloads.images.augment import Augmentation
-from mptrain.workloads.images.image_dataset import Channels, Choices, ImageDataset, Normalise, Stored, in_memory
+from mptrain.workloads.images.augmentation import Shifting
+from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
 TEST_SAMPLES = 397
 MEAN = 0.3046  # of the 1,200 default training images, as a fraction of full white
 STD = 0.3756
 
 
-def load_digits(
-    *,
-    image_size: PositiveInt | None = None,
-    channels: Channels | None = None,
-    augment: bool = False,
-    val_samples: NonNegativeInt = 200,
-    train_samples: PositiveInt | None = None,
-    workers: NonNegativeInt = 0,
-    on_error: OnError = "stop",
-    normalise: Normalise = "standard",
-) -> ImageDataset:
-    """Read the digits and divide them, the same in every run.
+@dataclass(kw_only=True, eq=False)
+class Digits(MemoryDataset):
+    """The digits, divided the same in every run: a stratified 397 of the 1,797 images are for testing, 1,400 for training and validation.
 
-    A stratified 397 of the 1,797 images are for testing, the other 1,400 for training and validation.
+    The options and errors are those of `MemoryDataset`; training images are shifted by up to a pixel.
 
     Raises:
         DataError: scikit-learn is not installed, or its file is damaged.
-        ConfigError: More samples are asked for than there are.
     """
-    images, targets = read_digits(digits_path())
-    order = stratified_order(targets)
-    pool, test = order[:-TEST_SAMPLES], order[-TEST_SAMPLES:]
-    stored = Stored(
-        name="digits",
-        class_names=tuple("0123456789"),
-        train=(images[pool], targets[pool]),
-        test=(images[test], targets[test]),
-        mean=(MEAN,),
-        std=(STD,),
-        augmentation=Augmentation(shift=1, flip=False),
-    )
-    return in_memory(
-        stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error, normalise)
-    )
+
+    val_samples: NonNegativeInt = 200
+
+    name, class_names = "digits", tuple("0123456789")
+    mean, std = (MEAN,), (STD,)
+    shifting = Shifting(pixels=1, flip=False)
+
+    def read(self) -> tuple[Samples, Samples]:
+        """Read the file and divide it."""
+        images, targets = read_digits(digits_path())
+        order = stratified_order(targets)
+        pool, test = order[:-TEST_SAMPLES], order[-TEST_SAMPLES:]
+        return (images[pool], targets[pool]), (images[test], targets[test])
+
+
+#: Its name in configurations.
+load_digits = Digits
 
 
 def digits_path() -> Path:
-    """Where the installed scikit-learn keeps the file; the package is located, not imported.
+    """Return the path of the file in the installed scikit-learn; the package is located, not imported.
 
     Raises:
         DataError: scikit-learn is not installed or came without the file.

@@ -6,101 +6,65 @@ them. They are read directly: torchvision's checksums refuse Debian's files, whi
 
 from __future__ import annotations
 
+import gzip
+import math
+import struct
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from mptrain.errors import DataError
-from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.download import fetching, missing
-from mptrain.workloads.base.faulty_samples import OnError
-from mptrain.workloads.images.augment import Augmentation
-from mptrain.workloads.images.idx import read_idx
-from mptrain.workloads.images.image_dataset import Channels, Choices, ImageDataset, Normalise, Stored, in_memory
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from mptrain.workloads.images.augmentation import Shifting
+from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 _TORCHVISION = Path("FashionMNIST/raw")
-_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-_CLASSES = (
-    "t-shirt",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-)
+_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+_UNSIGNED_BYTE = 8
 
 
-def load_fashion_mnist(
-    *,
-    root: Path = Path("data"),
-    download: bool = True,
-    image_size: PositiveInt | None = None,
-    channels: Channels | None = None,
-    augment: bool = False,
-    val_samples: NonNegativeInt = 5000,
-    train_samples: PositiveInt | None = None,
-    workers: NonNegativeInt = 0,
-    on_error: OnError = "stop",
-    normalise: Normalise = "standard",
-) -> ImageDataset:
-    """Read Fashion-MNIST, after downloading it where it is not found.
+@dataclass(kw_only=True, eq=False)
+class FashionMNIST(MemoryDataset):
+    """Fashion-MNIST, downloaded where it is not found.
 
-    Args:
+    The other options and the errors are those of `MemoryDataset`. Training images are shifted by up to two pixels and mirrored.
+
+    Attributes:
         root: Folder that holds ``FashionMNIST/raw``, or the files themselves.
-        download: Fetch the files through torchvision when they are neither under ``root`` nor installed by
-            Debian.
-        image_size: Side in pixels that images are resized to; None keeps 28.
-        channels: 1 or 3 (grey repeated); None keeps 1.
-        augment: Shift by up to two pixels and mirror, by chance.
-        val_samples: How many of the 60,000 training images to hold out.
-        train_samples: Train on so many only; None trains on all.
-        workers: Not used: the images are in memory.
-        on_error: What to do about labels outside the classes.
-        normalise: ``standard`` by the mean and deviation of the images, ``symmetric`` to -1 to 1.
-
-    Raises:
-        DataError: The files are missing or damaged.
-        ConfigError: More samples are asked for than there are.
+        download: Fetch the files through torchvision when they are neither under ``root`` nor installed by Debian.
     """
-    root = root.expanduser()
-    paths = find_files(root, DEBIAN)
-    if paths is None and download:
-        with fetching("Fashion-MNIST", root, root / _TORCHVISION):
-            from torchvision.datasets import FashionMNIST
 
-            FashionMNIST(root, download=True)
+    root: Path = Path("data")
+    download: bool = True
+
+    name = "fashion_mnist"
+    class_names = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+    mean, std = (0.2860,), (0.3530,)
+    shifting = Shifting(pixels=2, flip=True)
+
+    def read(self) -> tuple[Samples, Samples]:
+        """Read 60,000 images to train on and 10,000 to test on."""
+        root = self.root.expanduser()
         paths = find_files(root, DEBIAN)
-    if paths is None:
-        raise missing(
-            "Fashion-MNIST",
-            f"{root / _TORCHVISION} and {DEBIAN}",
-            "or install Debian's dataset-fashion-mnist",
-        )
-    train_images, train_labels, test_images, test_labels = (read_idx(path) for path in paths)
-    stored = Stored(
-        name="fashion_mnist",
-        class_names=_CLASSES,
-        train=_pair(train_images, train_labels, paths[0]),
-        test=_pair(test_images, test_labels, paths[2]),
-        mean=(0.2860,),
-        std=(0.3530,),
-        augmentation=Augmentation(shift=2, flip=True),
-    )
-    return in_memory(
-        stored, Choices(image_size, channels, augment, val_samples, train_samples, workers, on_error, normalise)
-    )
+        if paths is None and self.download:
+            with fetching("Fashion-MNIST", root, root / _TORCHVISION):
+                from torchvision import datasets
+
+                datasets.FashionMNIST(root, download=True)
+            paths = find_files(root, DEBIAN)
+        if paths is None:
+            places = f"{root / _TORCHVISION} and {DEBIAN}"
+            raise missing("Fashion-MNIST", places, "or install Debian's dataset-fashion-mnist")
+        train_images, train_labels, test_images, test_labels = (read_idx(path) for path in paths)
+        return _pair(train_images, train_labels, paths[0]), _pair(test_images, test_labels, paths[2])
+
+
+#: Its name in configurations.
+load_fashion_mnist = FashionMNIST
 
 
 def find_files(root: Path, debian: Path) -> list[Path] | None:
@@ -113,7 +77,35 @@ def find_files(root: Path, debian: Path) -> list[Path] | None:
     return None
 
 
-def _pair(images: Tensor, labels: Tensor, path: Path) -> tuple[Tensor, Tensor]:
+def read_idx(path: Path) -> Tensor:
+    """Return the array in an IDX file, plain or gzipped, uint8, with the shape that the file states.
+
+    IDX is the format of *The MNIST database* (LeCun, Cortes, Burges) and its successors: two zero bytes, a type code (8: unsigned byte),
+    the number of dimensions, each dimension as a big-endian 32-bit integer, then the values in row-major order.
+
+    Raises:
+        DataError: The file cannot be read, is cut short, or is not IDX of unsigned bytes.
+    """
+    hint = f"remove {path} and fetch it again"
+    try:
+        content = path.read_bytes()
+        if path.suffix == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}", hint) from error
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTE:
+        raise DataError(f"{path} is not an IDX file of unsigned bytes", hint)
+    dimensions = content[3]
+    start = 4 + 4 * dimensions
+    if len(content) < start:
+        raise DataError(f"{path} is cut short within its header", hint)
+    shape = struct.unpack(f">{dimensions}I", content[4:start])
+    if len(content) != start + math.prod(shape):
+        raise DataError(f"{path} holds {len(content) - start} values, but its header says {math.prod(shape)}", hint)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=start).view(shape)
+
+
+def _pair(images: Tensor, labels: Tensor, path: Path) -> Samples:
     if images.dim() != 3 or labels.dim() != 1 or len(images) != len(labels):
         shapes = f"{list(images.shape)} images and {list(labels.shape)} labels"
         raise DataError(f"{path} and the labels beside it do not fit together: {shapes}", "fetch them again")

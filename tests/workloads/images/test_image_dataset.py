@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mptrain.errors import DataError
-from mptrain.workloads.images.augment import Augmentation
-from mptrain.workloads.images.images_in_memory import MemorySplit
+from mptrain.workloads.images.augmentation import Shifting
+from mptrain.workloads.images.image_dataset import MemorySplit
 
 
 def images_of(count, size=6, channels=1):
@@ -47,13 +47,8 @@ def test_no_usable_sample_is_an_error_even_when_skipping():
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_alone():
-    split = MemorySplit(
-        "toys",
-        images_of(20),
-        torch.zeros(20, dtype=torch.int64),
-        classes=1,
-        augmentation=Augmentation(2, True),
-    )
+    split = MemorySplit("toys", images_of(20), torch.zeros(20, dtype=torch.int64), classes=1)
+    split.shifting = Shifting(2, True)
     whole = split.fetch(range(20), 3, 1).inputs
     torch.manual_seed(99)
     assert torch.equal(split.fetch(range(20), 3, 1).inputs, whole)
@@ -64,7 +59,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone():
 
 def test_an_augmented_image_is_one_of_the_possible_shifts_and_mirrorings():
     images = images_of(1, channels=3).expand(200, -1, -1, -1)
-    varied = Augmentation(1, True).apply(images, range(200), 0, 0)
+    varied = Shifting(1, True).apply(images, range(200), 0, 0)
     padded = torch.nn.functional.pad(images[0], (1, 1, 1, 1))
     possible = {}
     for down in range(3):
@@ -81,7 +76,7 @@ def test_an_augmented_image_is_one_of_the_possible_shifts_and_mirrorings():
 def test_without_flip_images_only_shift():
     images = torch.zeros(50, 1, 5, 5, dtype=torch.uint8)
     images[:, 0, 2, 1:3] = torch.tensor([10, 20], dtype=torch.uint8)
-    varied = Augmentation(1, False).apply(images, range(50), 0, 0)
+    varied = Shifting(1, False).apply(images, range(50), 0, 0)
     for image in varied[:, 0]:
         row = image[image.sum(1).nonzero().item()]
         assert row[row > 0].tolist() == [10, 20]

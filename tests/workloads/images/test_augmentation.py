@@ -13,16 +13,15 @@ from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.images.augmentation_policies import (
+from mptrain.workloads.images.augmentation import (
     ERASING_DRAWS,
     LEVELS,
     OPERATIONS,
     POLICIES,
     Variation,
-    erase,
+    erased_box,
     variation,
 )
-from mptrain.workloads.images.crop import erased_box
 from mptrain.workloads.images.datasets.class_folders import load_image_folder
 
 
@@ -101,7 +100,7 @@ def test_a_policy_leaves_the_random_numbers_of_the_process_alone():
 def test_an_erased_rectangle_holds_the_colour_and_nothing_else_changes():
     image, erased = image_of(side=40), 0
     for numbers in uniforms(0, 0, range(300), ERASING_DRAWS).tolist():
-        found = erase(image, 0.5, (1, 2, 3), numbers)
+        found = Variation(None, 0.5, (1, 2, 3)).apply(image, numbers)
         box = erased_box(40, 40, numbers[1:])
         if numbers[0] >= 0.5 or box is None:
             assert found is image
@@ -122,7 +121,7 @@ def test_policy_and_erasing_take_numbers_of_their_own():
     both = Variation(policy, 1.0, (0, 0, 0))
     assert both.draws == policy.draws + ERASING_DRAWS
     numbers = uniforms(0, 0, [7], both.draws)[0].tolist()
-    expected = erase(policy.apply(image_of(), numbers[:6]), 1.0, (0, 0, 0), numbers[6:])
+    expected = Variation(None, 1.0, (0, 0, 0)).apply(policy.apply(image_of(), numbers[:6]), numbers[6:])
     assert torch.equal(both.apply(image_of(), numbers), expected)
     assert replace(both, policy=None, erasing=0.0).draws == 0
 
