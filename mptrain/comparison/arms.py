@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, differing, is_below, settings
 from mptrain.comparison.results import Arm, RunMeasures
-from mptrain.comparison.settings import MACHINE, NOT_COMPARED, differing, is_below, settings
 from mptrain.config.ranges import show
 from mptrain.errors import UsageError, did_you_mean
 

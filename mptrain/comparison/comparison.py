@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mptrain.comparison.alignment import align, align_alone
 from mptrain.comparison.arms import choose_reference, pairs
-from mptrain.comparison.convergence import unsettled
 from mptrain.comparison.explanations import most_at_once, remarks
 from mptrain.comparison.fairness import differs, inspect
-from mptrain.comparison.resolution import is_share, step_of
+from mptrain.comparison.learning_curve import align, align_alone, unsettled
+from mptrain.comparison.measures import is_share, step_of
 from mptrain.comparison.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
 from mptrain.comparison.statistics import equivalence, mean_interval, ratio_interval, rounding_spread
 from mptrain.comparison.verdict import Evidence, decide

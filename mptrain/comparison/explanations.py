@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
+from mptrain.comparison.configurations import settings
 from mptrain.comparison.measures import TIMED_STEPS
 from mptrain.comparison.results import Arm, Interval, RunMeasures
-from mptrain.comparison.settings import settings
 from mptrain.comparison.verdict import percent
 from mptrain.runlog.storage import readable_bytes
 

@@ -9,14 +9,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from mptrain.comparison.configurations import chosen, settings
 from mptrain.comparison.learning_curve import course_of
 from mptrain.comparison.results import RunMeasures
-from mptrain.comparison.settings import chosen, settings
 from mptrain.errors import ConfigError, StorageError
 from mptrain.files import read_bytes
 from mptrain.numerics.exponents import merged, total
@@ -229,3 +229,25 @@ def _number(value: Any) -> float:
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
     return {name: _number(value) for name, value in dict(values).items()}
+
+
+_SHARE = re.compile(r"top\d+|accuracy|exact_match")
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric of that name counts samples, and more of them are better."""
+    return bool(_SHARE.search(metric))
+
+
+def step_of(metric: str, runs: Iterable[RunMeasures]) -> float:
+    """The smallest amount by which a metric can change: one sample of the split that it is of.
+
+    Args:
+        metric: Its name.
+        runs: That have it; the one with the fewest samples counts.
+
+    Returns:
+        0 where the metric is no share of samples (a loss), or how many there are is not on record.
+    """
+    sizes = [run.samples for run in runs if run.samples and run.term == "samples"]
+    return 1 / min(sizes) if sizes and is_share(metric) else 0.0

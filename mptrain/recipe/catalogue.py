@@ -13,7 +13,7 @@ from mptrain.config import location
 from mptrain.config.overrides import parse
 from mptrain.config.ranges import show
 from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean
-from mptrain.recipe.format import RESERVED, read_recipe
+from mptrain.recipe.recipe import RESERVED, read_recipe
 from mptrain.sweep.points import Point
 
 if TYPE_CHECKING:

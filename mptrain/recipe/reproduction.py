@@ -18,9 +18,8 @@ from mptrain.config.differences import change_in_words, diff
 from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.files import read_bytes
-from mptrain.recipe.arm_values import unknown_measures
 from mptrain.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
-from mptrain.recipe.expectations import Finding, judge
+from mptrain.recipe.expectations import Finding, judge, unknown_measures
 from mptrain.records import as_json
 from mptrain.run.describe import versions_now
 from mptrain.runlog.layout import RunPaths
@@ -88,13 +87,7 @@ def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
 
 
 def prepare(
-    recipe: Recipe,
-    words: Sequence[str],
-    root: str,
-    program: Program,
-    *,
-    smoke: bool,
-    config_dirs: Sequence[str] = (),
+    recipe: Recipe, words: Sequence[str], root: str, program: Program, *, smoke: bool, config_dirs: Sequence[str] = ()
 ) -> Reproduction:
     """Checks everything that can be checked before the first run; writes nothing.
 

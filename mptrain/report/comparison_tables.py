@@ -6,8 +6,8 @@ import math
 from typing import Final
 
 from mptrain.comparison.results import ArmResult, Comparison, Interval
+from mptrain.report.formatting import TIMES, UNKNOWN, number, rate, share, signed
 from mptrain.report.page import Bullets, Cell, Table, Tone, table
-from mptrain.report.wording import TIMES, UNKNOWN, number, rate, share, signed
 from mptrain.runlog.storage import readable_bytes
 
 #: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.

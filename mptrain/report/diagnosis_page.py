@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from mptrain.numerics.formats import FLOAT16
-from mptrain.report.operators_part import operator_blocks
+from mptrain.report.formatting import number, scale, share
 from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section, table
 from mptrain.report.rendering import html, markdown_page
-from mptrain.report.wording import number, scale, share
+from mptrain.report.run_parts import operator_blocks
 from mptrain.runlog.diagnosis import CauseKind, Examination, ModuleRow, Reach, Remedy, file_stem, write_examination
 from mptrain.runlog.storage import storing, write_atomically
 

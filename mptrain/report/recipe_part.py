@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from mptrain.errors import StorageError
 from mptrain.files import read_bytes
+from mptrain.report.formatting import counted, number
 from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
-from mptrain.report.wording import counted, number
 from mptrain.runlog.schema_checks import is_number
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing

@@ -7,36 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Final
 
-from mptrain.comparison.ranking import metric_in_words, sweep_lead
-from mptrain.comparison.settings import in_short
+from mptrain.comparison.configurations import in_short
+from mptrain.comparison.ranking import sweep_lead
 from mptrain.report.canvas import BLACK, LINES, SERIES, ordered_series, series
+from mptrain.report.formatting import counted, duration, moment, number, rate, scale_path, share
 from mptrain.report.history import LearnerHistory
-from mptrain.report.page import (
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Fold,
-    Page,
-    Plot,
-    Plots,
-    Table,
-    Tone,
-    facts,
-    plots,
-    section,
-    table,
-)
+from mptrain.report.page import Block, Bullets, Cell, Code, Fold, Page, Plots, Table, Tone, facts, plots, section, table
 from mptrain.report.run_parts import environment, tried
-from mptrain.report.sweep_axes import Axis, Point, kinds, numeric_axis, read_points
-from mptrain.report.sweep_figures import categories_figure, cliffs_figure, overlay_figure
-from mptrain.report.wording import counted, duration, moment, number, rate, scale_path, share
+from mptrain.report.sweep_figures import categories_plot, cliffs_plot, overlay_plot
+from mptrain.report.sweep_points import BUCKETS, Point, kinds, metric_name, numeric_axis, read_points
 from mptrain.runlog.storage import readable_bytes
 from mptrain.runlog.sweep_csv import interval_of
 from mptrain.runlog.sweeps import Sweep
-
-#: Buckets of a curve where many share a figure.
-BUCKETS: Final = 300
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted": "warn", "preempted": "warn"}
 
@@ -52,7 +34,7 @@ def sweep_page(sweep: Sweep) -> Page:
         lead=sweep_lead(sweep.jobs, {point.job.number: point.summary for point in points}, number),
         sections=(
             section("What was varied", sweep_plot(points)),
-            section("Points", points_table(points), Bullets(tuple(notes), "warn") if notes else None),
+            section("Points", points_table(points), Bullets(tuple(notes), "warn")),
             section("Curves", overlays(points)),
             section("Environment", *environments(points)),
             section("Commands", *command_blocks(sweep)),
@@ -76,32 +58,12 @@ def standing(sweep: Sweep) -> Cell:
     return Cell(f"{done:,} of {total:,} done{failed}", "bad" if failed else "warn")
 
 
-def metric_name(points: Sequence[Point]) -> str:
-    """The metric of the runs, and the split that it is of."""
-    found = next((point.opened for point in points if point.opened and point.opened.metric), None)
-    return metric_in_words(found.run.summary) if found else "metric"
-
-
 def sweep_plot(points: Sequence[Point]) -> Plots | None:
     """The final metric over what was varied, where there is any."""
     if all(point.summary.get("metric") is None for point in points):
         return None
-    name = metric_name(points)
-    axis = numeric_axis(points)
-    if axis is None:
-        return plots(Plot("categories", f"{name} of every run.", categories_figure(points, name)))
-    return plots(cliffs_plot("cliffs", points, axis, name))
-
-
-def cliffs_plot(name: str, points: Sequence[Point], axis: Axis, metric: str) -> Plot:
-    """Metric and skipped share over a numeric key, with what its marks mean."""
-    level = any(point.setting(axis.key) is None for point in points)
-    failed = any(point.metric is None for point in points if point.setting(axis.key) is not None)
-    marks = ["dots are runs, lines go through their means"]
-    marks += ["a cross marks runs that failed or diverged"] * failed
-    marks += ["a dashed line is the mean of runs without this key"] * level
-    caption = f"{metric} and the share of skipped updates over {axis.key}: {'; '.join(marks)}."
-    return Plot(name, caption, cliffs_figure(name, points, axis, metric))
+    name, axis = metric_name(points), numeric_axis(points)
+    return plots(categories_plot(points, name) if axis is None else cliffs_plot("cliffs", points, axis, name))
 
 
 def points_table(points: Sequence[Point]) -> Table:
@@ -111,47 +73,29 @@ def points_table(points: Sequence[Point]) -> Table:
     rows: list[list[Cell | str]] = []
     for point in points:
         job, summary = point.job, point.summary
-        code = f" ({job.code})" if job.code else ""
         learners = list((summary.get("learners") or {}).values())
-        throughput = summary.get("steady_terms_per_second") or summary.get("terms_per_second")
+        ends = interval_of(summary) if point.metric is not None else None
         rows.append(
             [
                 f"{job.number}",
                 *(point.words.get(key, "") for key in keys),
-                Cell(job.status + code, _TONES.get(job.status, "")),
+                Cell(f"{job.status} ({job.code})" if job.code else job.status, _TONES.get(job.status, "")),
                 number(summary.get("metric") if point.done else None),
-                *([_interval(point)] if intervals else []),
+                f"{number(ends[0])} to {number(ends[1])}" if ends else "",
                 share(point.skip_rate),
                 scale_path(learners[0]["scale"]) if learners and learners[0].get("scale") else "",
-                rate(throughput),
+                rate(summary.get("steady_terms_per_second") or summary.get("terms_per_second")),
                 readable_bytes(int(summary.get("peak_memory") or 0)) if summary else "",
                 duration(job.seconds),
                 job.reason or point.problem,
             ]
         )
-    term = next((point.summary.get("term") for point in points if point.summary), "samples")
-    first = len(keys)
-    head = (
-        "",
-        *keys,
-        "status",
-        metric_name(points),
-        *(["95 % CI"] if intervals else []),
-        "skipped",
-        "loss scale",
-        f"{term}/s",
-        "peak memory",
-        "time",
-        "reason",
-    )
-    numeric = {metric_name(points), "95 % CI", "skipped", f"{term}/s", "peak memory", "time"}
-    return table(head, rows, numeric=(0, *(at for at, name in enumerate(head) if at > first and name in numeric)))
-
-
-def _interval(point: Point) -> str:
-    """The 95 % CI over test samples of a point's metric; empty where there is none."""
-    ends = interval_of(point.summary) if point.metric is not None else None
-    return f"{number(ends[0])} to {number(ends[1])}" if ends else ""
+    speed = f"{next((point.summary.get('term') for point in points if point.summary), 'samples')}/s"
+    interval = "95 % CI" if intervals else None
+    measured = (metric_name(points), interval, "skipped", "loss scale", speed, "peak memory", "time")
+    first = len(keys) + 2
+    numeric = {0, *range(first, first + len(measured))} - {first + measured.index("loss scale")}
+    return table(("", *keys, "status", *measured, "reason"), rows, numeric)
 
 
 def overlays(points: Sequence[Point]) -> Plots | None:
@@ -173,21 +117,15 @@ def overlays(points: Sequence[Point]) -> Plots | None:
         styles = [*ordered_series(len(along)), *((BLACK, LINES[at % len(LINES)]) for at in range(rest))]
     else:
         styles = series(len(groups)) if len(groups) <= 2 * len(SERIES) else ordered_series(len(groups))
-    losses = {name: [_first(point).loss for point in some] for name, some in groups.items()}
-    scales = {name: [_first(point).loss_scale for point in some] for name, some in groups.items()}
-    scaled = any(point.opened.history.scaled for point in runs if point.opened)
     alone = all(len(point.opened.history.learners) == 1 for point in runs if point.opened)
     whose = "of every run" if alone else "of the first learner of every run"
-    return plots(
-        Plot(
-            "losses",
-            f"Training loss {whose}; long ones smoothed.",
-            overlay_figure("losses", "training loss", losses, styles),
-        ),
-        Plot("scales", f"Loss scale {whose}.", overlay_figure("scales", "loss scale", scales, styles, powers=True))
-        if scaled
-        else None,
-    )
+    losses = {name: [_first(point).loss for point in some] for name, some in groups.items()}
+    scales = {name: [_first(point).loss_scale for point in some] for name, some in groups.items()}
+    caption = f"Training loss {whose}; long ones smoothed."
+    found = [overlay_plot("losses", "training loss", caption, losses, styles)]
+    if any(point.opened.history.scaled for point in runs if point.opened):
+        found.append(overlay_plot("scales", "loss scale", f"Loss scale {whose}.", scales, styles))
+    return plots(*found)
 
 
 def _first(point: Point) -> LearnerHistory:

@@ -10,7 +10,7 @@ from PIL import Image
 from small_runs import TINY, run_command
 
 from mptrain.cli.main import main
-from mptrain.comparison.serialization import write_comparisons
+from mptrain.comparison.results import write_comparisons
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.differences import diff
 from mptrain.masking import MaskedText, masked
@@ -70,7 +70,7 @@ def test_pages_comparisons_diagnoses_and_what_trackers_print_hold_none(secret, t
     for path in (written.html, written.md):
         assert PLAIN not in path.read_text()
         assert "TRACKER_API_KEY" in path.read_text().replace("\\", "")
-    monkeypatch.setattr("mptrain.comparison.serialization.to_json", lambda comparison: {"arm": comparison})
+    monkeypatch.setattr("mptrain.comparison.results.to_json", lambda comparison: {"arm": comparison})
     write_comparisons(tmp_path / "comparison.json", {"": PLAIN})
     assert PLAIN not in (tmp_path / "comparison.json").read_text()
     stream = MaskedText((tmp_path / "log").open("wb"), encoding="utf-8")

@@ -72,3 +72,13 @@ def in_short(words: Mapping[str, str]) -> str:
         value if as_number(value) is None and value else f"{key.rpartition('.')[2]}={value}"
         for key, value in words.items()
     )
+
+
+def flat(config: str) -> dict[str, Any]:
+    """Dotted key to value of a resolved configuration; empty where it is missing or cannot be read."""
+    if not config.strip():
+        return {}
+    try:
+        return {key: value for key, value in settings(config).items() if key}
+    except Exception:  # whatever a YAML reader says of a damaged file: the report shows the text itself
+        return {}
