@@ -1,4 +1,4 @@
-"""Reads saved configurations as flat mappings, and says which keys of two of them differ.
+"""Saved configurations as flat mappings, the keys in which two of them differ, and words of a command in short.
 
 What a key means, and whether it may differ, is the business of `mptrain.comparison.fairness`.
 """

@@ -1,6 +1,9 @@
-"""How a run went: its validations, and where they are too few, its training loss.
+"""The course of a run over its steps, arms at the same amount of work, and the question whether runs had settled.
 
-Read from the records; what is made of it is the business of `mptrain.comparison.learning_curve`.
+A course is the run's validations, and where they are too few, its training loss. Arms are compared after as many applied
+updates, and after as many samples: a skipped update consumes samples without moving the weights, so the two are different
+questions. Runs that had not settled, or learned nothing, are to be minded, since arms that stand at the beginning agree as
+well. Decides nothing.
 """
 
 from __future__ import annotations

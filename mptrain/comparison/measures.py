@@ -1,6 +1,7 @@
-"""From a run directory to the numbers that a comparison needs.
+"""From a run directory to the numbers that a comparison needs, and how finely a metric is resolved.
 
-Reads what is on record and computes nothing of its own; what an unfinished run does not say stays unknown.
+Reads what is on record and computes nothing of its own; what an unfinished run does not say stays unknown. A share of N
+samples changes in steps of 1 / N: what follows for intervals is the business of `mptrain.comparison.statistics`.
 """
 
 from __future__ import annotations

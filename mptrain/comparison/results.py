@@ -1,6 +1,7 @@
-"""What a comparison says: frozen values of plain Python types, which the terminal, the reports and recipes show.
+"""The outcome of a comparison: frozen values of plain Python types, which the terminal, the reports and recipes show.
 
 Nothing is computed here. Differences are *arm minus reference*, in the metric's own unit, whichever direction is better.
+``comparison.json`` holds them as strict JSON; reading it back needs neither scipy nor a YAML reader.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Judges what a recipe expects by the numbers of its runs: met, not met, or undecided.
+"""The judge of what a recipe expects, by the numbers of its runs: met, not met, or undecided.
 
-Statistics are those of `mptrain.comparison.statistics`. A run that failed numerically has no metric: it is left out, which
-leaves a statement about metrics undecided, unless all runs of the arm failed; then the arm is worse than anything.
-Metrics that count samples are rounded, which intervals take into account; what is ``within 0`` is asked of every seed as it
-is, and so are counts, scales and rates.
+Statistics are those of `mptrain.comparison.statistics`. A run that failed numerically has no metric, but still a skip rate:
+it is left out, which leaves a statement about metrics undecided, unless all runs of the arm failed; then the arm is worse
+than anything. Metrics that count samples are rounded, which intervals take into account; what is ``within 0`` is asked of
+every seed as it is, and so are counts, scales and rates.
 """
 
 from __future__ import annotations

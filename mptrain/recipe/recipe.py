@@ -1,4 +1,9 @@
-"""A checked recipe: frozen values. How its file is read is in `mptrain.recipe.recipe`."""
+"""The format of a recipe: what ``recipe.yaml`` may say, and everything that is wrong with one, at once.
+
+Reads a recipe without composing its words: imports no torch, calls nothing that a recipe names. A recipe may come from
+a stranger, so its words cannot say whose code may be called or where things are written, and its arithmetic is that of
+`mptrain.numerics.demonstrations`.
+"""
 
 from __future__ import annotations
 
@@ -157,8 +162,9 @@ def read_recipe(path: Path) -> Recipe:
         problems.append(Problem(f"arithmetic.{clash}: an arm has that name", "choose another"))
     if file is None:
         raise _wrong(path, problems)
-    for key in ("title", "claim", "source"):
-        if not " ".join(getattr(file, key).split()).isprintable():
+    texts = {key: " ".join(getattr(file, key).split()) for key in ("title", "claim", "source")}
+    for key, text in texts.items():
+        if not text.isprintable():
             problems.append(Problem(f"{key} has control characters", "leave them out"))
     for key in ("base", "smoke"):
         _check_words(getattr(file, key), key, problems)
@@ -169,9 +175,7 @@ def read_recipe(path: Path) -> Recipe:
     return Recipe(
         name=name,
         path=path,
-        title=" ".join(file.title.split()),
-        claim=" ".join(file.claim.split()),
-        source=" ".join(file.source.split()),
+        **texts,
         base=tuple(file.base),
         groups=groups,
         arms=arms,
@@ -184,12 +188,6 @@ def read_recipe(path: Path) -> Recipe:
         needs=needs,
         smoke=tuple(file.smoke),
     )
-
-
-def reserved(word: str) -> str:
-    """Why a recipe must not set the key of a word; empty where it may."""
-    key = re.split(r"[.=@/]", word.lstrip("+~"), maxsplit=1)[0]
-    return RESERVED.get(key, "")
 
 
 def _tree(path: Path) -> dict[str, Any]:
@@ -272,12 +270,14 @@ def _named_words(node: Mapping[str, Any], key: str, problems: list[Problem]) -> 
 def _check_words(words: Words, place: str, problems: list[Problem]) -> None:
     for word in words:
         override, problem = parse(word)
+        key = re.split(r"[.=@/]", word.lstrip("+~"), maxsplit=1)[0]
         if problem is not None:
             problems.append(Problem(f"{place}: {problem.what}", problem.hint))
         elif not word.isprintable():
             problems.append(Problem(f"{place}: '{show(word)}' has control characters", "leave them out"))
-        elif why := reserved(word):
-            problems.append(Problem(f"{place}: '{show(word)}' cannot stand in a recipe: {why}", "leave it out"))
+        elif key in RESERVED:
+            what = f"{place}: '{show(word)}' cannot stand in a recipe: {RESERVED[key]}"
+            problems.append(Problem(what, "leave it out"))
         elif override is not None and override.is_sweep_override():
             problems.append(Problem(f"{place}: {show(word)}: several values for one key", "make an arm of each"))
 

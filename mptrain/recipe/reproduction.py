@@ -64,7 +64,7 @@ class Reproduction:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RecipeVerdict:
     """What came of a recipe: a finding for each expectation, in the recipe's order."""
 
     findings: tuple[Finding, ...]
@@ -190,7 +190,7 @@ def decide(
     runs: dict[str, list[RunMeasures]],
     numbers: Numbers,
     comparisons: Mapping[str, Comparison] | None = None,
-) -> Verdict:
+) -> RecipeVerdict:
     """Every expectation, judged; none is met by runs that cannot be compared fairly.
 
     Args:
@@ -206,7 +206,7 @@ def decide(
             replace(finding, outcome="undecided", numbers=f"the comparison is unfair: {unfair[0]}")
             for finding in findings
         ]
-    return Verdict(tuple(findings))
+    return RecipeVerdict(tuple(findings))
 
 
 def other_circumstances(sweep: Sweep) -> list[str]:
@@ -223,7 +223,7 @@ def other_circumstances(sweep: Sweep) -> list[str]:
     return list(found)
 
 
-def write_verdict(reproduction: Reproduction, verdict: Verdict, numbers: Numbers) -> Path:
+def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict, numbers: Numbers) -> Path:
     """Writes ``verdict.json``: strict JSON, with non-finite numbers as in every record (`mptrain.records.as_json`).
 
     Raises:

@@ -1,4 +1,7 @@
-"""The report of a comparison or a recipe: who differs from the reference, by how much, and whether that was fair."""
+"""The report of a comparison or a recipe: who differs from the reference, by how much, and whether that was fair.
+
+Of several groups each has figures of its own names.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,8 @@ from typing import Final
 
 from mptrain.comparison.results import ArmResult, Comparison, read_comparisons
 from mptrain.config.ranges import show
+from mptrain.report import comparison_parts
 from mptrain.report.canvas import BLACK, dashed_series, ordered_series
-from mptrain.report.comparison_figures import Styles, arms_plot, bars_plot, forest_plot, seeds_plot
-from mptrain.report.comparison_tables import (
-    aligned_table,
-    comparison_table,
-    objections_list,
-    ratios_table,
-    remarks_table,
-    verdict_list,
-)
 from mptrain.report.curves import Curve
 from mptrain.report.formatting import counted
 from mptrain.report.history import LearnerHistory, Overflows
@@ -43,8 +38,15 @@ from mptrain.report.page import (
 from mptrain.report.recipe_part import RecipeVerdict, claim_blocks, expectations_in_words, read_verdict
 from mptrain.report.run_parts import OpenedRun, exhibits, tried
 from mptrain.report.scaling_part import Panel, loss_scale_plot
-from mptrain.report.sweep_figures import cliffs_plot
-from mptrain.report.sweep_page import command_blocks, environments, points_table, standing, sweep_plot, sweep_title
+from mptrain.report.sweep_page import (
+    cliffs_plot,
+    command_blocks,
+    environments,
+    points_table,
+    standing,
+    sweep_plot,
+    sweep_title,
+)
 from mptrain.report.sweep_points import BUCKETS, Point, numeric_axis, read_points
 from mptrain.runlog.sweeps import Sweep, SweepPaths
 
@@ -122,7 +124,11 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
         ((name, comparison),) = groups.items()
         return list(comparison_sections(Compared(comparison, folder, read, _of_group(points, name))))
     sections = [
-        section(f"{name or 'Others'}: comparison", comparison_table(comparison), verdict_list(comparison))
+        section(
+            f"{name or 'Others'}: comparison",
+            comparison_parts.comparison_table(comparison),
+            comparison_parts.verdict_list(comparison),
+        )
         for name, comparison in groups.items()
     ]
     for at, (name, comparison) in enumerate(groups.items(), 1):
@@ -193,13 +199,18 @@ def comparison_sections(compared: Compared) -> tuple[Section, ...]:
     styles = dict(zip([arm.name for arm in arms], [(BLACK, "-"), *drawn], strict=True))
     lost = tuple(problem for arm in arms for problem in arm.problems)
     return (
-        section("Comparison", comparison_table(comparison), verdict_list(comparison)),
+        section("Comparison", comparison_parts.comparison_table(comparison), comparison_parts.verdict_list(comparison)),
         section("Differences", _differences(compared, styles)),
         section("Is it fair?", *_fairness(comparison)),
-        section("Speed and memory", ratios_table(comparison), _speed(compared), remarks_table(comparison)),
+        section(
+            "Speed and memory",
+            comparison_parts.ratios_table(comparison),
+            _speed(compared),
+            comparison_parts.remarks_table(comparison),
+        ),
         section("Curves", _curves(comparison, arms, styles, compared.prefix), Bullets(lost, "warn")),
         section("Samples", *_samples(compared, arms)),
-        section("At equal work", aligned_table(comparison)),
+        section("At equal work", comparison_parts.aligned_table(comparison)),
         section("Configuration", _differing_keys(comparison)),
     )
 
@@ -228,13 +239,13 @@ def _arm_runs(compared: Compared, result: ArmResult) -> ArmRuns:
     return ArmRuns(result.arm.name, tuple(found), tuple(problems))
 
 
-def _differences(compared: Compared, styles: Styles) -> Plots:
+def _differences(compared: Compared, styles: comparison_parts.Styles) -> Plots:
     comparison, prefix = compared.comparison, compared.prefix
     axis = numeric_axis(compared.points)
     metric = f"{comparison.metric} ({comparison.split})"
     return plots(
-        forest_plot(f"{prefix}differences", comparison),
-        seeds_plot(f"{prefix}seeds", comparison, styles),
+        comparison_parts.forest_plot(f"{prefix}differences", comparison),
+        comparison_parts.seeds_plot(f"{prefix}seeds", comparison, styles),
         cliffs_plot(f"{prefix}cliffs", compared.points, axis, metric)
         if axis is not None and len(axis.values) >= _LEAST_SETTINGS
         else None,
@@ -243,7 +254,7 @@ def _differences(compared: Compared, styles: Styles) -> Plots:
 
 def _fairness(comparison: Comparison) -> list[Block | None]:
     return [
-        objections_list(comparison),
+        comparison_parts.objections_list(comparison),
         Text("The same in all arms:") if comparison.checks else None,
         Bullets(comparison.checks),
         Text("To know when reading it:") if comparison.notes else None,
@@ -266,7 +277,7 @@ def _speed(compared: Compared) -> Plots:
     )
     return plots(
         *(
-            bars_plot(f"{compared.prefix}{name}", unit, what, arms)
+            comparison_parts.bars_plot(f"{compared.prefix}{name}", unit, what, arms)
             for name, unit, what, arms in bars
             if any(arms.values())
         )
@@ -319,7 +330,7 @@ class ArmRuns:
         return Panel(self.name, curves, overflows) if len(values) > 1 else None
 
 
-def _curves(comparison: Comparison, arms: Sequence[ArmRuns], styles: Styles, prefix: str) -> Block:
+def _curves(comparison: Comparison, arms: Sequence[ArmRuns], styles: comparison_parts.Styles, prefix: str) -> Block:
     """Losses and metrics with their bands, then the loss scales of the arms in which they move."""
     losses = {arm.name: [learner.loss for learner in arm.learners()] for arm in arms}
     if not any(losses.values()):
@@ -331,7 +342,9 @@ def _curves(comparison: Comparison, arms: Sequence[ArmRuns], styles: Styles, pre
     caption = f"Loss scales of all seeds of the arms in which they move, with overflows.{left}"
     known = any(curve.finite() for curves in metrics.values() for curve in curves)
     return plots(
-        arms_plot(f"{prefix}losses", "training loss", "Training loss", losses, styles),
-        arms_plot(f"{prefix}metrics", metric, f"{metric} on validation data", metrics, styles) if known else None,
+        comparison_parts.arms_plot(f"{prefix}losses", "training loss", "Training loss", losses, styles),
+        comparison_parts.arms_plot(f"{prefix}metrics", metric, f"{metric} on validation data", metrics, styles)
+        if known
+        else None,
         loss_scale_plot(f"{prefix}loss-scales", caption, few) if few else None,
     )

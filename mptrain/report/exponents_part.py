@@ -1,4 +1,7 @@
-"""The part of a run's report about what FP16 holds of its tensors; only runs with histograms have one."""
+"""The part of a run's report about what FP16 holds of its tensors; only runs with histograms have one.
+
+Histograms of exponents stand against the range of FP16, beside what was seen of them over steps.
+"""
 
 from __future__ import annotations
 
@@ -22,18 +25,7 @@ from mptrain.numerics.exponents import (
 )
 from mptrain.numerics.forecast import Forecast
 from mptrain.records import ExponentCounts, TensorKind
-from mptrain.report.canvas import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PURPLE,
-    VERMILLION,
-    drawing,
-    numbers_up,
-    steps_across,
-    ticks_at,
-)
+from mptrain.report import canvas
 from mptrain.report.forecast_part import forecast_plot, reasons, recommendation, scale_words
 from mptrain.report.formatting import MINUS, UNKNOWN, counted, elided, number, share
 from mptrain.report.histogram_summary import KINDS, LearnerHistograms, Seen, forecasts, read_histograms, worst_first
@@ -177,7 +169,7 @@ def _unchanged(found: LearnerHistograms) -> Text | None:
 
 
 #: Colours of the histograms of one figure, in order.
-COLOURS: Final = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE)
+COLOURS: Final = (canvas.BLUE, canvas.VERMILLION, canvas.GREEN, canvas.PURPLE, canvas.ORANGE)
 
 #: What FP16 does with the numbers from the first to the second power of two, and the shade of that part.
 ZONES: Final = (
@@ -201,7 +193,7 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
     shown = {label: counts for label, counts in histograms.items() if nonzero(counts)}
     low, high = _span(list(shown.values()))
     several, tallest = len(shown) > 1, 0.0
-    with drawing(name, 2.5) as figure:
+    with canvas.drawing(name, 2.5) as figure:
         (axes,) = figure.panels()
         for (label, counts), colour in zip(shown.items(), COLOURS, strict=False):
             edges, percent = _bars(counts, low, high)
@@ -213,7 +205,7 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
         axes.set_xlim(low, high)
         axes.set_ylim(0, 1.24 * max(tallest, 1e-9))
         _fp16_zones(axes)
-        numbers_up(axes)
+        canvas.numbers_up(axes)
         axes.set_ylabel("values (%)")
         axes.set_xlabel("magnitude")
     return Plot(name, caption, figure.svg)
@@ -231,7 +223,7 @@ def _fp16_zones(axes: Axes) -> None:
                 axes.text((left + right) / 2, 0.97, label, transform=axes.get_xaxis_transform(), **style)
     axes.grid(visible=False)
     places = [place for place in _ticks(low, high) if low <= place <= high]
-    ticks_at(axes.xaxis, places, lambda value: f"2^{value:g}".replace("-", MINUS))
+    canvas.ticks_at(axes.xaxis, places, lambda value: f"2^{value:g}".replace("-", MINUS))
 
 
 def _ticks(low: float, high: float) -> list[int]:
@@ -270,11 +262,11 @@ def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> 
     changed = [each for each in seen if each.updates]
     rows = [(_shares, seen), (_headroom, finite), (_unchanged_shares, changed)]
     present = [(paint, looks) for paint, looks in rows if looks]
-    with drawing(name, 0.5 + 1.35 * len(present)) as figure:
+    with canvas.drawing(name, 0.5 + 1.35 * len(present)) as figure:
         grid = figure.panels(len(present))
         for axes, (paint, looks) in zip(grid, present, strict=True):
             paint(axes, looks)
-        steps_across(grid[-1], max(steps, seen[-1].step))
+        canvas.steps_across(grid[-1], max(steps, seen[-1].step))
     caption = (
         f"Over the steps that were looked at{whose}: activation gradients, as they were scaled, that are zero in FP16 or "
         "held with fewer bits; doublings until the largest gradient leaves FP16; updates that leave an FP16 weight as it was."
@@ -287,7 +279,10 @@ _LINE: Final[dict[str, Any]] = {"marker": "o", "markersize": 4}
 
 def _shares(axes: Axes, seen: Sequence[Seen]) -> None:
     steps = [each.step for each in seen]
-    curves = [("zero", BLUE, [each.zeros for each in seen]), ("subnormal", ORANGE, [each.subnormal for each in seen])]
+    curves = [
+        ("zero", canvas.BLUE, [each.zeros for each in seen]),
+        ("subnormal", canvas.ORANGE, [each.subnormal for each in seen]),
+    ]
     for label, colour, shares in curves:
         axes.plot(steps, [100 * share for share in shares], color=colour, label=label, **_LINE)
     axes.set_ylim(-4, 104)
@@ -298,17 +293,17 @@ def _shares(axes: Axes, seen: Sequence[Seen]) -> None:
 
 def _headroom(axes: Axes, seen: Sequence[Seen]) -> None:
     axes.axhspan(-1e3, 0, color=ZONES[-1][3], linewidth=0)
-    axes.plot([each.step for each in seen], [each.headroom for each in seen], color=GREEN, **_LINE)
+    axes.plot([each.step for each in seen], [each.headroom for each in seen], color=canvas.GREEN, **_LINE)
     axes.set_ylim(min(-0.5, min(each.headroom for each in seen) - 1), max(each.headroom for each in seen) + 1.5)
     axes.set_title("headroom of the largest gradient (doublings)")
-    axes.axhline(0, color=GREY, linewidth=0.8)
+    axes.axhline(0, color=canvas.GREY, linewidth=0.8)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
 def _unchanged_shares(axes: Axes, seen: Sequence[Seen]) -> None:
     percent = [100 * each.unchanged / each.updates for each in seen]
-    axes.plot([each.step for each in seen], percent, color=PURPLE, **_LINE)
+    axes.plot([each.step for each in seen], percent, color=canvas.PURPLE, **_LINE)
     axes.set_ylim(0, max(1.15 * max(percent), 1))
     axes.set_title("updates that leave an FP16 weight as it was (%)")
-    numbers_up(axes)
+    canvas.numbers_up(axes)
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))

@@ -49,20 +49,17 @@ class Recommendation:
         found = self.measured.unlike(self.opened.run.config) if self.measured else {}
         if not found:
             return ""
-        named = [
-            f"{key} is {own} in the run, {theirs} in the sweep"
-            for key, (own, theirs) in sorted(found.items(), key=_weight)
-        ]
+        ordered = sorted(found.items(), key=_weight)
+        named = [f"{key} is {own} in the run, {theirs} in the sweep" for key, (own, theirs) in ordered]
         more = f"; and {counted(len(named) - _NAMED, 'more key')}" if len(named) > _NAMED else ""
         return f"The sweep is not of this run's configuration, so what it measured says little here: {'; '.join(named[:_NAMED])}{more}."
 
     def sentences(self) -> list[str]:
         """One for each learner, with its name where there are several."""
         settings = self.opened.settings
-        if len(self.forecasts) == 1:
-            return [recommendation(forecast, scale_words(settings)) for forecast in self.forecasts.values()]
+        several = len(self.forecasts) > 1
         return [
-            f"{name}: {recommendation(forecast, scale_words(settings, name))}"
+            (f"{name}: " if several else "") + recommendation(forecast, scale_words(settings, name if several else ""))
             for name, forecast in self.forecasts.items()
         ]
 
@@ -103,7 +100,7 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
 def forecast_page(found: Recommendation) -> Page:
     """The page of a recommendation."""
     opened = found.opened
-    notes = Bullets(found.notes, "warn") if found.notes else None
+    notes = Bullets(found.notes, "warn")
     return Page(
         over="mptrain, recommended loss scale",
         title=opened.title(),

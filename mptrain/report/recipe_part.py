@@ -84,36 +84,26 @@ def _expectations(found: RecipeVerdict) -> list[Mapping[str, Any]]:
 def claim_blocks(found: RecipeVerdict) -> list[Block]:
     """The claim and its source, every expectation with its numbers, and the arithmetic where there is any."""
     fields = found.fields
-    blocks: list[Block] = []
-    about = facts(("claim", str(fields.get("claim") or "")), ("source", str(fields.get("source") or "")))
-    if about.rows:
-        blocks.append(about)
-    if found.problem:
-        blocks.append(Text(found.problem, "warn"))
-    rows = [_expectation(one) for one in _expectations(found)]
-    if rows:
-        blocks.append(table(("expectation", "outcome", "numbers"), rows))
-    arithmetic = _arithmetic(fields.get("arithmetic"))
-    if arithmetic is not None:
-        blocks.append(arithmetic)
-    return blocks
+    rows: list[list[Cell | str]] = []
+    for one in _expectations(found):
+        outcome = str(one.get("outcome") or "undecided")
+        rows.append([str(one.get("text") or ""), Cell(outcome, _TONES.get(outcome, "")), str(one.get("numbers") or "")])
+    return [
+        facts(("claim", str(fields.get("claim") or "")), ("source", str(fields.get("source") or ""))),
+        *([Text(found.problem, "warn")] if found.problem else []),
+        table(("expectation", "outcome", "numbers"), rows),
+        _arithmetic(fields.get("arithmetic")),
+    ]
 
 
-def _expectation(one: Mapping[str, Any]) -> list[Cell | str]:
-    outcome = str(one.get("outcome") or "undecided")
-    return [str(one.get("text") or ""), Cell(outcome, _TONES.get(outcome, "")), str(one.get("numbers") or "")]
-
-
-def _arithmetic(found: Any) -> Table | None:
+def _arithmetic(found: Any) -> Table:
     """What was computed without training: a row for each case."""
-    if not isinstance(found, Mapping):
-        return None
-    rows: list[list[Cell | str]] = [
+    rows = [
         [str(name), ", ".join(f"{measure} {_value(value)}" for measure, value in values.items())]
-        for name, values in found.items()
+        for name, values in (found.items() if isinstance(found, Mapping) else ())
         if isinstance(values, Mapping)
     ]
-    return table(("arithmetic", "what it gave"), rows) if rows else None
+    return table(("arithmetic", "what it gave"), rows)
 
 
 def _value(value: Any) -> str:

@@ -1,6 +1,7 @@
-"""Turns a page into HTML and into Markdown. The one module that knows of markup, and the one that makes text safe.
+"""Pages as HTML and as Markdown. The one module that knows of markup, and the one that makes text safe.
 
-Values reach the templates as text and are escaped there, each of them, by the environment itself.
+Values reach the templates as text and are escaped there, each of them, by the environment itself: for HTML by markupsafe,
+for Markdown so that a name stays a name whatever it contains.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a loss scaling rule would have done to a run: the values, and the page that shows them."""
+"""The page of a replay: what a loss scaling rule would have done to a run, beside the scales that the run had."""
 
 from __future__ import annotations
 
@@ -117,11 +117,8 @@ class ReplayedLearner:
 
     def basis(self) -> str:
         """How its verdicts are known, in one clause."""
-        parts = [
-            f"{count:,} {how}"
-            for count, how in ((self.known, "known"), (self.estimated, "estimated"), (self.replayed.unknown, "unknown"))
-            if count
-        ]
+        counts = {"known": self.known, "estimated": self.estimated, "unknown": self.replayed.unknown}
+        parts = [f"{count:,} {how}" for how, count in counts.items() if count]
         return f"verdicts of {counted(self.recorded.steps, 'step')}: {', '.join(parts)}"
 
 

@@ -1,4 +1,4 @@
-"""The report of one run, finished or not."""
+"""The report of one run, finished or not, with figures of its losses, metrics, gradient norms and learning rates."""
 
 from __future__ import annotations
 

@@ -1,10 +1,15 @@
-"""The parts that reports of one run and of several share: an opened run, its environment, command, configuration."""
+"""The parts that reports of one run and of several share.
+
+An opened run, its environment, command and configuration; its samples, which are the newest pictures, texts and recordings
+of its folder; and which operators of a step ran in which dtypes, and how often tensors were cast.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +20,7 @@ from mptrain.errors import StorageError
 from mptrain.files import read_bytes, read_text
 from mptrain.report.formatting import counted, duration, moment
 from mptrain.report.history import History, read_history
-from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Table, Text, facts, table
+from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Text, facts, table
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.layout import CAPTIONS
 from mptrain.runlog.reader import Run, read_run
@@ -189,12 +194,10 @@ def _block(path: Path, file: str, data: bytes, caption: str) -> list[Block]:
             rows = list(csv.reader(io.StringIO(data.decode(errors="replace"), newline=""), dialect="excel-tab"))
         except csv.Error:
             return []
-        if rows and rows[0]:
+        if rows[1:] and rows[0]:
             width = len(rows[0])
-            body: list[list[Cell | str]] = [
-                list[Cell | str]([*row, *[""] * width][:width]) for row in rows[1 : _MOST + 1]
-            ]
-            return [Text(f"{_what(path)}:"), table(tuple(rows[0]), body)]
+            body = [[*row, *[""] * width][:width] for row in rows[1 : _MOST + 1]]
+            return [Text(f"{_what(path)}:"), table(rows[0], body)]
     return []
 
 
@@ -225,12 +228,11 @@ def _what(path: Path) -> str:
     return f"{name} after step {int(step):,}" if name and step.isdecimal() else path.stem
 
 
-#: How a pass is called in a table.
-_PASSES = ("forward", "backward")
+Calls = Sequence[Mapping[str, Any]]
 
 
-def operator_blocks(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Block]:
-    """A sentence, and the tables on demand.
+def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
+    """How many operators ran in which dtypes, and how many casts there were, in a sentence; the tables on demand.
 
     Args:
         found: ``operators`` and ``casts``, as in the event ``operators``; empty where a run has none.
@@ -238,51 +240,38 @@ def operator_blocks(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Bl
     operators, casts = found.get("operators") or [], found.get("casts") or []
     if not operators:
         return []
-    text = Text(summary(found))
-    return [
-        text,
-        Fold("Every operator", (_operators(operators),)),
-        *([Fold("Every cast", (_casts(casts),))] if casts else []),
-    ]
-
-
-def summary(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """How many operators gave what, and how many casts there were, in one sentence."""
-    by_dtype: dict[str, int] = {}
-    for one in found.get("operators") or []:
-        by_dtype[str(one["outputs"])] = by_dtype.get(str(one["outputs"]), 0) + int(one["calls"])
-    casts = sum(int(one["calls"]) for one in found.get("casts") or [])
-    shares = ", ".join(f"{calls:,} gave {name}" for name, calls in sorted(by_dtype.items(), key=lambda item: -item[1]))
-    calls = sum(by_dtype.values())
-    return f"Of {counted(calls, 'operator')} in one step, {shares}; {counted(casts, 'cast')} between dtypes."
-
-
-def by_operator(operators: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str, str]]:
-    """Rows of pass, operator, inputs, outputs and calls, with the passes in their order."""
-    return [
-        (one["phase"], one["operator"], one["inputs"], one["outputs"], f"{one['calls']:,}")
-        for phase in _PASSES
-        for one in operators
-        if one["phase"] == phase
-    ]
-
-
-def by_cast(casts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """Rows of pass, from, to and calls."""
-    return [
-        (one["phase"], one["from"], one["to"], f"{one['calls']:,}")
-        for phase in _PASSES
-        for one in casts
-        if one["phase"] == phase
-    ]
-
-
-def _operators(operators: Sequence[Mapping[str, Any]]) -> Table:
-    rows: list[list[Cell | str]] = [list(row) for row in by_operator(operators)]
     note = "Views and reservations of memory are left out; casts are counted apart."
-    return table(("pass", "operator", "dtypes in", "dtypes out", "calls"), rows, numeric=(4,), note=note)
+    head = ("pass", "operator", "dtypes in", "dtypes out", "calls")
+    folds = [Fold("Every operator", (table(head, by_operator(operators), numeric=(4,), note=note),))]
+    if casts:
+        folds.append(Fold("Every cast", (table(("pass", "from", "to", "calls"), by_cast(casts), numeric=(3,)),)))
+    return [Text(summary(found)), *folds]
 
 
-def _casts(casts: Sequence[Mapping[str, Any]]) -> Table:
-    rows: list[list[Cell | str]] = [list(row) for row in by_cast(casts)]
-    return table(("pass", "from", "to", "calls"), rows, numeric=(3,))
+def summary(found: Mapping[str, Calls]) -> str:
+    """How many operators gave what, and how many casts there were, in one sentence."""
+    by_dtype: Counter[str] = Counter()
+    for one in found.get("operators") or []:
+        by_dtype[str(one["outputs"])] += int(one["calls"])
+    casts = sum(int(one["calls"]) for one in found.get("casts") or [])
+    shares = ", ".join(f"{calls:,} gave {name}" for name, calls in by_dtype.most_common())
+    return f"Of {counted(by_dtype.total(), 'operator')} in one step, {shares}; {counted(casts, 'cast')} between dtypes."
+
+
+def by_operator(operators: Calls) -> list[tuple[str, ...]]:
+    """Rows of pass, operator, inputs, outputs and calls, with the passes in their order."""
+    return _by_pass(operators, ("operator", "inputs", "outputs"))
+
+
+def by_cast(casts: Calls) -> list[tuple[str, ...]]:
+    """Rows of pass, from, to and calls."""
+    return _by_pass(casts, ("from", "to"))
+
+
+def _by_pass(calls: Calls, words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [
+        (phase, *(one[word] for word in words), f"{one['calls']:,}")
+        for phase in ("forward", "backward")
+        for one in calls
+        if one["phase"] == phase
+    ]

@@ -1,4 +1,7 @@
-"""What a sweep varied: its points as values on axes, read from the words of its jobs and the records of their runs."""
+"""The points of a sweep as values on axes, read from the words of its jobs and the records of their runs.
+
+Also what a sweep over static loss scales measured, to be shown beside a forecast.
+"""
 
 from __future__ import annotations
 

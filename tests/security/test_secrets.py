@@ -16,7 +16,7 @@ from mptrain.config.differences import diff
 from mptrain.masking import MaskedText, masked
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.recipe import Recipe
-from mptrain.recipe.reproduction import Reproduction, Verdict, write_verdict
+from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
 from mptrain.report.writing import Written, write_page
 from mptrain.runlog.naming import fresh_name
@@ -153,7 +153,7 @@ def test_no_diagnosis_and_no_verdict_holds_a_secret(secret, tmp_path):
     assert sum("/diagnosis/" in name and name.endswith(".json") for name in held) == 2
     assert [name for name, content in held.items() if PLAIN.encode() in content] == []
     recipe = Recipe("mine", Path("mine/recipe.yaml"), "Mine", "It works.", "me")
-    verdict = Verdict((Finding(f"{PLAIN} = 1", "met", f"it is {PLAIN}", {}),))
+    verdict = RecipeVerdict((Finding(f"{PLAIN} = 1", "met", f"it is {PLAIN}", {}),))
     path = write_verdict(Reproduction(recipe, False, (f"run.root={PLAIN}",), tmp_path, (), Composer()), verdict, {})
     assert PLAIN not in path.read_text()
     assert f"run.root={secret}" in path.read_text()
