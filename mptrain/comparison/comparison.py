@@ -50,6 +50,10 @@ class _Metric:
         """Whether it can be compared."""
         return self.of(run) is not None and not self.failed(run)
 
+    def ended(self, run: RunMeasures) -> bool:
+        """Whether it ended, in order or in numerical failure."""
+        return self.finite(run) or self.failed(run)
+
 
 def compare(
     arms: Sequence[Arm],
@@ -150,7 +154,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         equivalence=None,
         verdict=Verdict("reference", "the others are compared with it"),
         failed=sum(metric.failed(run) for run in arm.runs),
-        missing=sum(not metric.failed(run) and not metric.finite(run) for run in arm.runs),
+        missing=sum(not metric.ended(run) for run in arm.runs),
         throughput=_mean([run.terms_per_second for run in done]),
         speed=None,
         time=None,
@@ -176,7 +180,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         equivalence=equal,
         failed=tuple(run.seed for run in arm.runs if metric.failed(run)),
         reference_failed=tuple(run.seed for run in reference.runs if metric.failed(run)),
-        shared=tuple(run.seed for run, other in shared if _ended(run, metric) and _ended(other, metric)),
+        shared=tuple(run.seed for run, other in shared if metric.ended(run) and metric.ended(other)),
         seeds=tuple(sorted({run.seed for some in (arm, reference) for run in some.runs})),
     )
     speed = _ratio(both_done, lambda run: run.terms_per_second)
@@ -194,10 +198,6 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         differs=differs(arm, reference),
         remarks=remarks(arm, reference, speed, memory, together),
     )
-
-
-def _ended(run: RunMeasures, metric: _Metric) -> bool:
-    return metric.finite(run) or metric.failed(run)
 
 
 def _with_twins(results: Sequence[ArmResult]) -> list[ArmResult]:

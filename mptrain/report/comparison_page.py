@@ -35,7 +35,7 @@ from mptrain.report.page import (
     section,
     table,
 )
-from mptrain.report.recipe_part import RecipeVerdict, claim_blocks, expectations_in_words, read_verdict
+from mptrain.report.recipe_part import SavedVerdict, claim_blocks, expectations_in_words, read_verdict
 from mptrain.report.run_parts import OpenedRun, exhibits, tried
 from mptrain.report.scaling_part import Panel, loss_scale_plot
 from mptrain.report.sweep_page import (
@@ -47,7 +47,7 @@ from mptrain.report.sweep_page import (
     sweep_plot,
     sweep_title,
 )
-from mptrain.report.sweep_points import BUCKETS, Point, numeric_axis, read_points
+from mptrain.report.sweep_points import BUCKETS, OpenedPoint, numeric_axis, read_points
 from mptrain.runlog.sweeps import Sweep, SweepPaths
 
 Read = Callable[[Path], OpenedRun | str]
@@ -92,7 +92,7 @@ def _arms(groups: Mapping[str, Comparison]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _lead(groups: Mapping[str, Comparison], verdict: RecipeVerdict, *, smoke: bool, waiting: bool) -> str:
+def _lead(groups: Mapping[str, Comparison], verdict: SavedVerdict, *, smoke: bool, waiting: bool) -> str:
     sentences = [expectations_in_words(verdict)]
     for name, comparison in groups.items():
         words = [f"{result.arm.name} {result.verdict.word}" for result in comparison.arms[1:]]
@@ -111,14 +111,14 @@ def _lead(groups: Mapping[str, Comparison], verdict: RecipeVerdict, *, smoke: bo
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _waiting(points: Sequence[Point], *, smoke: bool) -> tuple[Section, ...]:
+def _waiting(points: Sequence[OpenedPoint], *, smoke: bool) -> tuple[Section, ...]:
     if not points:
         return ()
     text = None if smoke else Text("There is no comparison.json yet: it is written once the runs have ended.", "warn")
     return (section("Comparison", text, sweep_plot(points)),)
 
 
-def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: Sequence[Point]) -> list[Section]:
+def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: Sequence[OpenedPoint]) -> list[Section]:
     """The parts of the one comparison, or the tables of all groups and a section for each."""
     if len(groups) == 1:
         ((name, comparison),) = groups.items()
@@ -142,13 +142,13 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
     return sections
 
 
-def _of_group(points: Sequence[Point], name: str) -> list[Point]:
+def _of_group(points: Sequence[OpenedPoint], name: str) -> list[OpenedPoint]:
     """The points whose arms are called ``GROUP/ARM``."""
     return [point for point in points if point.job.arm.rpartition("/")[0] == name]
 
 
 def _commands(
-    groups: Mapping[str, Comparison], folder: Path, sweep: Sweep | None, recipe: str, verdict: RecipeVerdict
+    groups: Mapping[str, Comparison], folder: Path, sweep: Sweep | None, recipe: str, verdict: SavedVerdict
 ) -> list[Block]:
     if sweep is None:
         runs = [run for comparison in groups.values() for result in comparison.arms for run in result.arm.runs]
@@ -186,7 +186,7 @@ class Compared:
     comparison: Comparison
     folder: Path
     read: Callable[[Path], OpenedRun | str]
-    points: Sequence[Point]
+    points: Sequence[OpenedPoint]
     prefix: str = ""
 
 
@@ -266,7 +266,8 @@ def _speed(compared: Compared) -> Plots:
     results = compared.comparison.arms
     done = {result.arm.name: [run for run in result.arm.runs if run.status == "done"] for result in results}
     term = next((run.term for result in results for run in result.arm.runs), "samples")
-    size, bytes_unit = _unit(max((run.peak_memory for runs in done.values() for run in runs), default=0))
+    most = max((run.peak_memory for runs in done.values() for run in runs), default=0)
+    size, bytes_unit = (1e9, "GB") if most >= 2e9 else (1e6, "MB")
     throughput = {arm: [run.terms_per_second for run in runs if run.terms_per_second] for arm, runs in done.items()}
     memory = {arm: [run.peak_memory / size for run in runs if run.peak_memory] for arm, runs in done.items()}
     energy = {arm: [run.energy for run in runs if run.energy] for arm, runs in done.items()}
@@ -282,10 +283,6 @@ def _speed(compared: Compared) -> Plots:
             if any(arms.values())
         )
     )
-
-
-def _unit(most: float) -> tuple[float, str]:
-    return (1e9, "GB") if most >= 2e9 else (1e6, "MB")
 
 
 def _differing_keys(comparison: Comparison) -> Table:

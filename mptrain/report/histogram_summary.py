@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -145,13 +145,9 @@ def forecasts(run: Run, histograms: dict[str, LearnerHistograms]) -> dict[str, F
 
 def _steps_of(run: Run, learner: str) -> Iterator[StepRecord]:
     try:
-        yield from _only(run.steps(), learner)
+        yield from (step for step in run.steps() if step.learner == learner)
     except StorageError:  # the report says so where it shows steps
         return
-
-
-def _only(steps: Iterable[StepRecord], learner: str) -> Iterator[StepRecord]:
-    return (step for step in steps if step.learner == learner)
 
 
 def worst_first(named: dict[str, ExponentCounts]) -> list[tuple[str, ExponentCounts]]:

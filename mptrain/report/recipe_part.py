@@ -31,7 +31,7 @@ _TONES: Final[dict[str, Tone]] = {
 
 
 @dataclass(frozen=True)
-class RecipeVerdict:
+class SavedVerdict:
     """What ``verdict.json`` says, as far as it can be read; ``problem`` says why not."""
 
     fields: Mapping[str, Any]
@@ -49,24 +49,24 @@ class RecipeVerdict:
         return str(self.fields.get("title") or self.fields.get("recipe") or "")
 
 
-def read_verdict(folder: Path) -> RecipeVerdict:
+def read_verdict(folder: Path) -> SavedVerdict:
     """The verdict in a recipe's folder; empty where it is not there yet."""
     path = SweepPaths(folder).verdict
     try:
         if not path.exists():
-            return RecipeVerdict({})
+            return SavedVerdict({})
         with storing(path, "read"):
             text = read_bytes(path).decode("utf-8", "replace")
         fields = parse_object(text, path)
         check_schema(fields, SCHEMA, path)
-        return RecipeVerdict(restore_nonfinite(fields))
+        return SavedVerdict(restore_nonfinite(fields))
     except StorageError as error:
-        return RecipeVerdict({}, str(error))
+        return SavedVerdict({}, str(error))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        return RecipeVerdict({}, f"{path} is damaged: its list of non-finite numbers")
+        return SavedVerdict({}, f"{path} is damaged: its list of non-finite numbers")
 
 
-def expectations_in_words(found: RecipeVerdict) -> str:
+def expectations_in_words(found: SavedVerdict) -> str:
     """How many expectations are met; empty where none is judged."""
     outcomes = [str(one.get("outcome")) for one in _expectations(found)]
     if not outcomes or not found.verdict:
@@ -76,12 +76,12 @@ def expectations_in_words(found: RecipeVerdict) -> str:
     return ", ".join(parts) + "."
 
 
-def _expectations(found: RecipeVerdict) -> list[Mapping[str, Any]]:
+def _expectations(found: SavedVerdict) -> list[Mapping[str, Any]]:
     listed = found.fields.get("expectations")
     return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
 
 
-def claim_blocks(found: RecipeVerdict) -> list[Block]:
+def claim_blocks(found: SavedVerdict) -> list[Block]:
     """The claim and its source, every expectation with its numbers, and the arithmetic where there is any."""
     fields = found.fields
     rows: list[list[Cell | str]] = []

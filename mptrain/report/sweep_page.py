@@ -40,7 +40,7 @@ from mptrain.report.page import (
 )
 from mptrain.report.run_page import LONG
 from mptrain.report.run_parts import environment, tried
-from mptrain.report.sweep_points import BUCKETS, Axis, Point, kinds, metric_name, numeric_axis, read_points
+from mptrain.report.sweep_points import BUCKETS, Axis, OpenedPoint, kinds, metric_name, numeric_axis, read_points
 from mptrain.runlog.storage import readable_bytes
 from mptrain.runlog.sweep_csv import interval_of
 from mptrain.runlog.sweeps import Sweep
@@ -83,7 +83,7 @@ def standing(sweep: Sweep) -> Cell:
     return Cell(f"{done:,} of {total:,} done{failed}", "bad" if failed else "warn")
 
 
-def sweep_plot(points: Sequence[Point]) -> Plots | None:
+def sweep_plot(points: Sequence[OpenedPoint]) -> Plots | None:
     """The final metric over what was varied, where there is any."""
     if all(point.summary.get("metric") is None for point in points):
         return None
@@ -91,7 +91,7 @@ def sweep_plot(points: Sequence[Point]) -> Plots | None:
     return plots(categories_plot(points, name) if axis is None else cliffs_plot("cliffs", points, axis, name))
 
 
-def points_table(points: Sequence[Point]) -> Table:
+def points_table(points: Sequence[OpenedPoint]) -> Table:
     """A row for each point."""
     keys = list(dict.fromkeys(key for point in points for key in point.words))
     intervals = any(point.done and interval_of(point.summary) for point in points)
@@ -123,7 +123,7 @@ def points_table(points: Sequence[Point]) -> Table:
     return table(("", *keys, "status", *measured, "reason"), rows, numeric)
 
 
-def overlays(points: Sequence[Point]) -> Plots | None:
+def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
     """Losses and loss scales of all runs, each in one figure."""
     runs = [point for point in points if point.opened and point.opened.history.learners]
     if not runs:
@@ -158,14 +158,14 @@ def overlays(points: Sequence[Point]) -> Plots | None:
     return plots(*found)
 
 
-def _first(point: Point) -> LearnerHistory:
+def _first(point: OpenedPoint) -> LearnerHistory:
     """The first learner of a run that has one."""
     return next(iter(point.opened.history.learners.values())) if point.opened else LearnerHistory.empty(1)
 
 
-def environments(points: Sequence[Point]) -> list[Block]:
+def environments(points: Sequence[OpenedPoint]) -> list[Block]:
     """Where the runs were computed: once for all that agree."""
-    found: dict[Any, list[Point]] = {}
+    found: dict[Any, list[OpenedPoint]] = {}
     for point in points:
         if point.opened:
             rows = environment(point.opened.run, point.opened.settings).rows
@@ -201,7 +201,7 @@ def command_blocks(sweep: Sweep) -> list[Block]:
 _FAILED: Final = "failed or diverged"
 
 
-def cliffs_plot(name: str, points: Sequence[Point], axis: Axis, metric: str) -> Plot:
+def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: str) -> Plot:
     """Above: the metric over a numeric key, a line for each combination of the others. Below: the skipped share."""
     swept = [point for point in points if point.setting(axis.key) is not None]
     rest = kinds([point for point in points if point.setting(axis.key) is None])
@@ -238,7 +238,7 @@ def cliffs_plot(name: str, points: Sequence[Point], axis: Axis, metric: str) -> 
     return Plot(name, caption, figure.svg)
 
 
-def categories_plot(points: Sequence[Point], metric: str) -> Plot:
+def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
     """The metric of every point, a row for each combination of what was varied but the seed."""
     groups = kinds(points)
     mark: dict[str, Any] = {"marker": "|", "markeredgewidth": 2, "color": canvas.BLACK}
@@ -296,11 +296,11 @@ def overlay_plot(
     return Plot(name, caption, figure.svg)
 
 
-def _metrics(points: Sequence[Point]) -> list[float]:
+def _metrics(points: Sequence[OpenedPoint]) -> list[float]:
     return [point.metric for point in points if point.metric is not None]
 
 
-def _failed(point: Point) -> bool:
+def _failed(point: OpenedPoint) -> bool:
     """It ended, and has no finite metric."""
     return point.metric is None and (point.job.status == "failed" or (point.done and "metric" in point.summary))
 

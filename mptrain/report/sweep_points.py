@@ -29,7 +29,7 @@ _WIDE: Final = 20
 
 
 @dataclass(frozen=True)
-class Point:
+class OpenedPoint:
     """A job of a sweep.
 
     Attributes:
@@ -93,19 +93,19 @@ class Axis:
     values: tuple[float, ...]
     logarithm: int | None
 
-    def place(self, point: Point) -> float:
+    def place(self, point: OpenedPoint) -> float:
         """Where a point stands on the axis: its setting, or the logarithm of that."""
         value = point.setting(self.key) or 0.0
         return math.log(value, self.logarithm) if self.logarithm else value
 
 
-def metric_name(points: Sequence[Point]) -> str:
+def metric_name(points: Sequence[OpenedPoint]) -> str:
     """The metric of the runs, and the split that it is of."""
     found = next((point.opened for point in points if point.opened and point.opened.metric), None)
     return metric_in_words(found.run.summary) if found else "metric"
 
 
-def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[Point]:
+def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[OpenedPoint]:
     """All points of a sweep, in order.
 
     Args:
@@ -120,11 +120,11 @@ def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[P
         problem, opened = (found, None) if isinstance(found, str) else ("", found)
         table = words_of(job)
         words = {key: table[key] for key in keys if key in table}
-        points.append(Point(job, opened, problem, words))
+        points.append(OpenedPoint(job, opened, problem, words))
     return points
 
 
-def numeric_axis(points: Sequence[Point]) -> Axis | None:
+def numeric_axis(points: Sequence[OpenedPoint]) -> Axis | None:
     """The numeric key with the most values, of at least two, while the other keys stay as they are; the seed is none."""
     best: Axis | None = None
     for key in dict.fromkeys(key for point in points for key in point.words if key != SEED):
@@ -137,9 +137,9 @@ def numeric_axis(points: Sequence[Point]) -> Axis | None:
     return best
 
 
-def kinds(points: Sequence[Point], without: Sequence[str] = ()) -> dict[str, list[Point]]:
+def kinds(points: Sequence[OpenedPoint], without: Sequence[str] = ()) -> dict[str, list[OpenedPoint]]:
     """The points by the values of all varied keys but some and the seed; the name is empty where there is no other key."""
-    found: dict[str, list[Point]] = {}
+    found: dict[str, list[OpenedPoint]] = {}
     for point in points:
         left = {key: value for key, value in point.words.items() if key not in without and key != SEED}
         found.setdefault(in_short(left), []).append(point)
@@ -240,7 +240,7 @@ def read_measured(folder: Path) -> Measured:
     return Measured(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()}, tuple(configs))
 
 
-def _scale_of(point: Point) -> float | None:
+def _scale_of(point: OpenedPoint) -> float | None:
     """The static scale that a point was given in so many words, in a precision that needs one."""
     scale = point.setting(SCALE)
     if scale is None or not 0 < scale < math.inf:
@@ -249,6 +249,6 @@ def _scale_of(point: Point) -> float | None:
     return None if wide else scale
 
 
-def _run(point: Point, scale: float) -> MeasuredRun:
+def _run(point: OpenedPoint, scale: float) -> MeasuredRun:
     failed = point.metric is None and (point.job.status == "failed" or point.done)
     return MeasuredRun(math.log2(scale), point.metric, point.skip_rate, failed)
