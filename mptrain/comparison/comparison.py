@@ -30,7 +30,7 @@ Pair = tuple[RunMeasures, RunMeasures]
 
 @dataclass(frozen=True)
 class _Metric:
-    """What is compared: its name, its direction, whether that was known, and the split that it is of."""
+    """The metric that is compared: its name, its direction, whether that was known, and the split that it is of."""
 
     name: str
     higher_is_better: bool
@@ -42,16 +42,16 @@ class _Metric:
         return run.metrics.get(self.name) if run.status == "done" and run.split == self.split else None
 
     def failed(self, run: RunMeasures) -> bool:
-        """Whether it ended in numerical failure, or with a metric that is not finite."""
+        """Return whether it ended in numerical failure, or with a metric that is not finite."""
         value = self.of(run)
         return run.exit_code == EXIT_NUMERICS or (value is not None and not math.isfinite(value))
 
     def finite(self, run: RunMeasures) -> bool:
-        """Whether it can be compared."""
+        """Return whether it can be compared."""
         return self.of(run) is not None and not self.failed(run)
 
     def ended(self, run: RunMeasures) -> bool:
-        """Whether it ended, in order or in numerical failure."""
+        """Return whether it ended, in order or in numerical failure."""
         return self.finite(run) or self.failed(run)
 
 
@@ -116,7 +116,7 @@ def compare(
 
 
 def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
-    """What to compare, and its direction.
+    """Return what to compare, and its direction.
 
     Raises:
         UsageError: The runs have different metrics, or none of that name.
@@ -211,7 +211,7 @@ def _with_twins(results: Sequence[ArmResult]) -> list[ArmResult]:
 
 
 def _are_twins(arm: Arm, other: Arm) -> bool:
-    """Whether all runs ended with the same metrics, loss included, and went the same course."""
+    """Return whether all runs ended with the same metrics, loss included, and went the same course."""
     both = pairs(arm, other)
     return len(both) == len(arm.runs) == len(other.runs) and all(
         "done" == run.status == twin.status
@@ -265,7 +265,7 @@ def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, 
 
 
 def _resolution(reference: Arm, metric: _Metric, margin: float) -> list[str]:
-    """What the size of the split allows to be seen, where the metric is a share of its samples."""
+    """Return what the size of the split allows to be seen, where the metric is a share of its samples."""
     runs = [run for run in reference.runs if metric.finite(run) and run.samples and run.term == "samples"]
     if not is_share(metric.name) or not runs:
         return []

@@ -47,7 +47,7 @@ def differing(left: str, right: str, ignoring: Sequence[str] = NOT_COMPARED) -> 
 
 
 def is_below(key: str, names: Sequence[str]) -> bool:
-    """Whether a dotted key is one of the names or lies in one of them."""
+    """Return whether a dotted key is one of the names or lies in one of them."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 

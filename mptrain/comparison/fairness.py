@@ -33,7 +33,7 @@ Found = Iterator[Objection | str]
 def inspect(
     arms: Sequence[Arm], reference: Arm, claimed: Sequence[str] = ()
 ) -> tuple[tuple[Objection, ...], tuple[str, ...]]:
-    """What makes a comparison unfair, and what was found to be the same.
+    """Return what makes a comparison unfair, and what was found to be the same.
 
     Args:
         arms: All of them, the reference included.
@@ -74,7 +74,7 @@ def differs(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
 
 
 def is_claimed(key: str, claimed: Sequence[str]) -> bool:
-    """Whether arms may differ in a key: it belongs to the precision, or the comparison is about it."""
+    """Return whether arms may differ in a key: it belongs to the precision, or the comparison is about it."""
     return is_below(key, (*PRECISION, *claimed)) or bool(_LEARNERS_SCALER.match(key))
 
 
@@ -185,7 +185,7 @@ def _excuses(arm: Arm, reference: Arm, claimed: Sequence[str], follow: Sequence[
 
 
 def _samples(arms: Sequence[Arm], reference: Arm, excuses: Mapping[str, list[str]]) -> Found:
-    """Whether finished runs of the same seed were measured on as many samples, and left out as many of every split."""
+    """Check whether finished runs of the same seed were measured on as many samples, and left out as many of every split."""
     compared = 0
     unequal = False
     for arm in arms:
@@ -232,7 +232,7 @@ def _tf32(arms: Sequence[Arm], reference: Arm) -> Found:
 
 
 def _machines(arms: Sequence[Arm]) -> Found:
-    """Whether all runs had the same device, threads and versions."""
+    """Check whether all runs had the same device, threads and versions."""
     differ = False
     for what in ("device", "CPU threads", "mptrain", "torch", "cuda"):
         where: dict[str, list[str]] = {}
@@ -256,7 +256,7 @@ _BASELINE = 1.1
 
 
 def _baselines(arms: Sequence[Arm]) -> Found:
-    """Whether all processes had about the same memory in use before their models were built."""
+    """Check whether all processes had about the same memory in use before their models were built."""
     before = [run.memory_before for arm in arms for run in arm.runs if run.memory_before]
     if before and max(before) > _BASELINE * min(before):
         what = (
@@ -267,7 +267,7 @@ def _baselines(arms: Sequence[Arm]) -> Found:
 
 
 def _lengths(arms: Sequence[Arm], reference: Arm) -> Found:
-    """Whether finished runs attempted as many steps as the reference's."""
+    """Check whether finished runs attempted as many steps as the reference's."""
     wanted = {run.steps for run in reference.runs if run.status == "done"}
     for arm in arms:
         steps = {run.steps for run in arm.runs if run.status == "done"}

@@ -92,7 +92,7 @@ def align_alone(runs: Sequence[RunMeasures], metric: str) -> tuple[Aligned, ...]
 
 
 def value_at(run: RunMeasures, quantity: str, at: int, by: By) -> float:
-    """What a run had after an amount of work, on the line between the moments before and after it; NaN outside of them."""
+    """Return what a run had after an amount of work, on the line between the moments before and after it; NaN outside of them."""
     known = [
         (moment.updates if by == "updates" else moment.samples, moment.values[quantity])
         for moment in run.course
@@ -127,7 +127,7 @@ _LEAST_FALL = 0.05
 
 
 def unsettled(reference: Arm, metric: str, margin: float) -> list[str]:
-    """What to mind of an equivalence between runs that were still on their way, as sentences; none where they were not.
+    """Return what to mind of an equivalence between runs that were still on their way, as sentences; none where they were not.
 
     Args:
         reference: Its finished runs are looked at.

@@ -33,7 +33,7 @@ _RESTORE = "restore the file from a copy, or start the run again"
 
 @dataclass
 class _Events:
-    """What the events of a run said, newest last: metrics and samples by split, and digests."""
+    """The content of the events of a run, newest last: metrics and samples by split, and digests."""
 
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
@@ -127,7 +127,7 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
 
 
 def _zero_gradients(run: Run) -> float | None:
-    """How much of the activation gradients was zero, true zeros behind a ReLU included; the mean over the steps looked at."""
+    """Return how much of the activation gradients was zero, true zeros behind a ReLU included; the mean over the steps looked at."""
     looked_at = [
         merged(record.tensors["activation_gradients"].values())
         for record in run.histograms()
@@ -201,7 +201,7 @@ def _summary_of_its_end(run: Run) -> dict[str, Any]:
 
 
 def _summary_of_steps(run: Run, seen: _Events) -> dict[str, Any]:
-    """What the step records alone say, in the layout of a summary."""
+    """Return what the step records alone say, in the layout of a summary."""
     learners: dict[str, dict[str, Any]] = {}
     steps = 0
     for record in run.steps():
@@ -236,7 +236,7 @@ _SHARE = re.compile(r"top\d+|accuracy|exact_match")
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric of that name counts samples, and more of them are better."""
+    """Return whether a metric of that name counts samples, and more of them are better."""
     return bool(_SHARE.search(metric))
 
 

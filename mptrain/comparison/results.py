@@ -72,7 +72,7 @@ class Equivalence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the numbers of an arm say against the reference: one word, and why, in one sentence."""
+    """The answer that the numbers of an arm give against the reference: one word, and why, in one sentence."""
 
     word: Word
     why: str
@@ -80,7 +80,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What was known of a run at one moment.
+    """The state of a run at one moment, as far as it is on record.
 
     Attributes:
         step: Attempted steps.
@@ -97,7 +97,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class RunMeasures:
-    """What one run directory says, as numbers.
+    """The content of one run directory, as numbers.
 
     Attributes:
         path: The run directory, as it was named.
@@ -315,7 +315,7 @@ def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
 
 
 def read_comparisons(path: Path) -> dict[str, Comparison]:
-    """What `write_comparisons` wrote.
+    """Return what `write_comparisons` wrote.
 
     Raises:
         StorageError: It is missing, damaged or of another version.

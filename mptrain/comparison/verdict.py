@@ -17,7 +17,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a verdict rests on.
+    """The numbers that a verdict rests on.
 
     Attributes:
         metric: What is compared.
@@ -91,7 +91,7 @@ def sign_test(arm_only: int, reference_only: int) -> float:
 
 
 def _failures(evidence: Evidence, alone: set[int], others: set[int], both: set[int], p: float) -> str:
-    """What is to be said of failed runs that decide nothing; empty where there are none.
+    """Return what is to be said of failed runs that decide nothing; empty where there are none.
 
     Args:
         evidence: All of it.
@@ -121,7 +121,7 @@ def _failures(evidence: Evidence, alone: set[int], others: set[int], both: set[i
 
 
 def _incomplete(evidence: Evidence) -> str:
-    """How many pairs are complete, and what the others lack besides what failed; empty where all are."""
+    """Return how many pairs are complete, and what the others lack besides what failed; empty where all are."""
     every = set(evidence.seeds) | set(evidence.shared)
     complete = evidence.difference.n if evidence.difference else 0
     if complete == len(every) or not evidence.seeds:
@@ -158,7 +158,7 @@ def _different(evidence: Evidence, difference: Interval) -> str:
 
 
 def _no_spread(difference: Interval) -> str:
-    """What is to be said of pairs that all differ by the same."""
+    """Return what is to be said of pairs that all differ by the same."""
     if difference.spread != 0:
         return ""
     if difference.low < difference.high:

@@ -49,7 +49,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def check_own_words(recipe: Recipe, words: Sequence[str]) -> tuple[list[str], str]:
-    """What the user changes in every run of a recipe, and where it is run.
+    """Return what the user changes in every run of a recipe, and where it is run.
 
     Args:
         recipe: Of which.

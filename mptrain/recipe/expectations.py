@@ -41,7 +41,7 @@ class Finding:
 
 
 def judge(expectation: Expectation, runs: Runs, arithmetic: Arithmetic) -> Finding:
-    """Whether one expectation is met.
+    """Return whether one expectation is met.
 
     Args:
         expectation: About arms and entries that are there; see `unknown_measures`.
@@ -71,7 +71,7 @@ def _direction(measure: str, runs: Runs) -> int:
 
 
 def _of_failures(statement: Statement, left: Sample, right: Sample, better: int) -> Finding | None:
-    """What follows where all runs of a side failed: nothing is worse than that."""
+    """Return what follows where all runs of a side failed: nothing is worse than that."""
     if not (left.all_failed or right.all_failed):
         return None
     who, other = (left, right) if left.all_failed else (right, left)
@@ -366,7 +366,7 @@ def sample(side: Quantity | float, runs: Runs, arithmetic: Arithmetic) -> Sample
 
 
 def failed(run: RunMeasures) -> bool:
-    """Whether a run ended in numerical failure, or with a metric that is not finite."""
+    """Return whether a run ended in numerical failure, or with a metric that is not finite."""
     value = run.metrics.get(run.metric_name or "loss")
     return run.exit_code == EXIT_NUMERICS or (value is not None and not math.isfinite(value))
 

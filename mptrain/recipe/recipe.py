@@ -31,7 +31,7 @@ Text = Annotated[str, MinLen(1)]
 
 @dataclass(frozen=True)
 class Needs:
-    """What running a recipe takes.
+    """The needs of whoever runs a recipe.
 
     Attributes:
         gpu: ``required`` where it cannot be run without a CUDA device.
@@ -241,7 +241,7 @@ def _fields(node: Mapping[str, Any], schema: type, prefix: str, problems: list[P
 
 
 def _brackets(key: str, value: Any, annotation: Any) -> str:
-    """What to write where a single value stands for a list."""
+    """Return what to write where a single value stands for a list."""
     if isinstance(value, (str, int)) and annotation in (Words, list[NonNegativeInt]):
         return f"write {key}: [{show(value)}]"
     return ""
@@ -304,7 +304,7 @@ def _arithmetic(node: Mapping[str, Any], problems: list[Problem]) -> dict[str, T
 
 
 def _check_plan(file: _File, arms: Mapping[str, Any], arithmetic: Mapping[str, Any], problems: list[Problem]) -> None:
-    """What has to be there with arms, and what goes with nothing."""
+    """Check that everything is there that arms need, and that there is something to run."""
     if not arms and not arithmetic:
         problems.append(
             Problem("there is nothing to run: no arms and no arithmetic", "add arms: {fp32: [precision=fp32], ...}")

@@ -65,7 +65,7 @@ class Reproduction:
 
 @dataclass(frozen=True)
 class RecipeVerdict:
-    """What came of a recipe: a finding for each expectation, in the recipe's order."""
+    """The outcome of a recipe: a finding for each expectation, in the recipe's order."""
 
     findings: tuple[Finding, ...]
 
@@ -82,7 +82,7 @@ class RecipeVerdict:
 
 
 def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
-    """Where a recipe is run."""
+    """Return where a recipe is run."""
     return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
 
 

@@ -1,4 +1,4 @@
-"""How figures look, and how they become SVG: the one place that knows matplotlib's settings.
+"""The looks of figures, what several of them draw, and SVG: the one place that knows matplotlib's settings.
 
 Figures are made without pyplot, so nothing global is left behind. Text stays text: it is written with the reader's own
 fonts, measured with the font that matplotlib brings along, so the same run gives the same bytes everywhere.

@@ -216,7 +216,7 @@ def comparison_sections(compared: Compared) -> tuple[Section, ...]:
 
 
 def _samples(compared: Compared, arms: Sequence[ArmRuns]) -> list[Block]:
-    """What the first run of each arm exhibited."""
+    """Return what the first run of each arm exhibited."""
     blocks: list[Block] = []
     for arm, result in zip(arms, compared.comparison.arms, strict=True):
         for opened, run in zip(arm.runs[:1], result.arm.runs, strict=False):

@@ -58,7 +58,7 @@ def _energy(comparison: Comparison) -> str | None:
 
 
 def ratios_table(comparison: Comparison) -> Table | None:
-    """What each arm takes, as ratios to the reference."""
+    """Return what each arm takes, as ratios to the reference."""
     if len(comparison.arms) < 2:
         return None
     rows = [
@@ -71,7 +71,7 @@ def ratios_table(comparison: Comparison) -> Table | None:
 
 
 def _runs(result: ArmResult) -> str:
-    """How many runs have a metric, so that a mean over some of them is not taken for one over all."""
+    """Return how many runs have a metric, so that a mean over some of them is not taken for one over all."""
     total, lost = len(result.arm.runs), result.failed + result.missing
     return f"{total - lost} of {total}" if lost else f"{total}"
 
@@ -114,7 +114,7 @@ def difference_and_interval(interval: Interval | None) -> str:
 
 
 def verdict_list(comparison: Comparison) -> Bullets:
-    """Why each arm has its verdict."""
+    """Return why each arm has its verdict."""
     return Bullets(
         tuple(
             f"{result.arm.name} is {result.verdict.word}: {result.verdict.why.rstrip('.')}."
@@ -125,7 +125,7 @@ def verdict_list(comparison: Comparison) -> Bullets:
 
 
 def remarks_table(comparison: Comparison) -> Table:
-    """Why arms are not faster or smaller, and what else deserves a sentence."""
+    """Return why arms are not faster or smaller, and what else deserves a sentence."""
     rows = [
         [result.arm.name if at == 0 else "", remark]
         for result in comparison.arms
@@ -153,7 +153,7 @@ def aligned_table(comparison: Comparison) -> Table:
 
 
 def objections_list(comparison: Comparison) -> Bullets:
-    """What makes the comparison less than fair."""
+    """Return what makes the comparison less than fair."""
     items = [
         f"{'Not comparable: ' if objection.fatal else ''}{objection.what.rstrip('.')}."
         + (f" To mend it: {objection.hint.rstrip('.')}." if objection.hint else "")
@@ -205,7 +205,7 @@ def forest_plot(name: str, comparison: Comparison) -> Plot | None:
 
 
 def _reach(difference: Interval | None) -> float:
-    """How far from zero an interval, or a single difference, reaches; NaN where there is none."""
+    """Return how far from zero an interval, or a single difference, reaches; NaN where there is none."""
     if difference is None:
         return math.nan
     ends = [abs(end) for end in (difference.low, difference.high) if math.isfinite(end)]

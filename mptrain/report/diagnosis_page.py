@@ -99,7 +99,7 @@ def _tiles(found: Examination) -> tuple[tuple[str, str, str], ...]:
 
 
 def verdict_on(remedy: Remedy) -> str:
-    """Whether a remedy helped, in one word or two."""
+    """Return whether a remedy helped, in one word or two."""
     return {True: "helps", False: "no help", None: "not checked"}[remedy.helped]
 
 

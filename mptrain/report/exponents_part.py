@@ -155,7 +155,7 @@ def _room_tone(room: float) -> Tone:
 
 
 def _unchanged(found: LearnerHistograms) -> Text | None:
-    """How many updates an FP16 weight without a master copy would not notice."""
+    """Return how many updates an FP16 weight without a master copy would not notice."""
     moved, same = (sum(pair[at] for pair in found.unchanged.values()) for at in (0, 1))
     if not moved:
         return None

@@ -27,7 +27,7 @@ _FIRST: Final = ("model", "dataset", "task", "train")
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What the histograms of a run say about static scales.
+    """The static scales that the histograms of a run speak for.
 
     Attributes:
         opened: The run.
@@ -64,7 +64,7 @@ class Recommendation:
         ]
 
     def reasons(self, learner: str) -> list[str]:
-        """Why, in sentences."""
+        """Return why, in sentences."""
         return reasons(self.forecasts[learner])
 
     def table(self, learner: str) -> Table | None:
@@ -74,7 +74,7 @@ class Recommendation:
 
 
 def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
-    """What the histograms of a run say.
+    """Return what the histograms of a run say.
 
     Args:
         path: The run directory.

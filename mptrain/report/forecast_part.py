@@ -45,7 +45,7 @@ def power(exponent: int) -> str:
 
 
 def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
-    """What gives a run like this one a static scale, up to the number: ``precision=fp16_static scaler.scale=``.
+    """Return what gives a run like this one a static scale, up to the number: ``precision=fp16_static scaler.scale=``.
 
     Args:
         settings: The configuration of the run, dotted key to value.
@@ -143,7 +143,7 @@ def _more_looks(forecast: Forecast) -> str:
 
 
 def reasons(forecast: Forecast) -> list[str]:
-    """Why the edges are where they are, and what to mind, in sentences."""
+    """Return why the edges are where they are, and what to mind, in sentences."""
     said = []
     if forecast.scales:
         said += [*_below(forecast), *_above(forecast)]
@@ -267,7 +267,7 @@ def forecast_table(forecast: Forecast, measured: Measured | None = None) -> Tabl
 
 
 def _legend(measured: Measured | None) -> str:
-    """What the columns are."""
+    """Return what the columns are."""
     said = (
         "Lost: activation gradients, other than zero, that FP16 rounds to zero, of all modules together; worst: of the module "
         "that loses most of them. Magnitude: what that takes of the sum of |x| of one module at one step, where it is most; more "

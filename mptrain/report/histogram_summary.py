@@ -90,7 +90,7 @@ class LearnerHistograms:
 
     @property
     def looks(self) -> int:
-        """How many steps were looked at."""
+        """Return how many steps were looked at."""
         return len(self.seen) + len(self.overflowed)
 
     def together(self, kind: TensorKind) -> ExponentCounts:
@@ -139,7 +139,7 @@ def read_histograms(run: Run, notes: list[str]) -> dict[str, LearnerHistograms]:
 
 
 def forecasts(run: Run, histograms: dict[str, LearnerHistograms]) -> dict[str, Forecast]:
-    """What follows from the histograms, by learner; damaged steps end what is known of the steps between."""
+    """Return what follows from the histograms, by learner; damaged steps end what is known of the steps between."""
     return {name: one.gradients.forecast(_steps_of(run, name)) for name, one in histograms.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a report consists of, whatever it is written in: sections of plain blocks, shown by the templates.
+"""The content of a report, whatever it is written in: sections of plain blocks, shown by the templates.
 
 Every string here is text, never markup; making it safe is the business of `mptrain.report.rendering` alone.
 """

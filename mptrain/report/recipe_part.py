@@ -32,7 +32,7 @@ _TONES: Final[dict[str, Tone]] = {
 
 @dataclass(frozen=True)
 class SavedVerdict:
-    """What ``verdict.json`` says, as far as it can be read; ``problem`` says why not."""
+    """The content of ``verdict.json``, as far as it can be read; ``problem`` says why not."""
 
     fields: Mapping[str, Any]
     problem: str = ""
@@ -67,7 +67,7 @@ def read_verdict(folder: Path) -> SavedVerdict:
 
 
 def expectations_in_words(found: SavedVerdict) -> str:
-    """How many expectations are met; empty where none is judged."""
+    """Return how many expectations are met; empty where none is judged."""
     outcomes = [str(one.get("outcome")) for one in _expectations(found)]
     if not outcomes or not found.verdict:
         return ""
@@ -97,7 +97,7 @@ def claim_blocks(found: SavedVerdict) -> list[Block]:
 
 
 def _arithmetic(found: Any) -> Table:
-    """What was computed without training: a row for each case."""
+    """Return what was computed without training: a row for each case."""
     rows = [
         [str(name), ", ".join(f"{measure} {_value(value)}" for measure, value in values.items())]
         for name, values in (found.items() if isinstance(found, Mapping) else ())

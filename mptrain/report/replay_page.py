@@ -103,11 +103,11 @@ class ReplayedLearner:
 
     @property
     def stuck(self) -> bool:
-        """Whether a scale that never changes, and is not the run's own, would refuse updates."""
+        """Return whether a scale that never changes, and is not the run's own, would refuse updates."""
         return self.constant and self.parted is not None and self.replayed.skipped > 0
 
     def agreement(self) -> str:
-        """How far the replayed scales are the recorded ones, in one clause."""
+        """Return how far the replayed scales are the recorded ones, in one clause."""
         steps = self.recorded.steps
         if self.parted is None:
             return f"its scale is the recorded one at all {steps:,} steps"
@@ -116,7 +116,7 @@ class ReplayedLearner:
         return f"its scale is the recorded one at {self.same:,} of {steps:,} steps, another one first at step {self.parted:,}"
 
     def basis(self) -> str:
-        """How its verdicts are known, in one clause."""
+        """Return how its verdicts are known, in one clause."""
         counts = {"known": self.known, "estimated": self.estimated, "unknown": self.replayed.unknown}
         parts = [f"{count:,} {how}" for how, count in counts.items() if count]
         return f"verdicts of {counted(self.recorded.steps, 'step')}: {', '.join(parts)}"

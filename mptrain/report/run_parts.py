@@ -44,7 +44,7 @@ class OpenedRun:
 
     @property
     def status(self) -> Cell:
-        """How it stands, in words."""
+        """Return how it stands, in words."""
         state = self.run.state
         code = f" (exit code {state.exit_code})" if state.exit_code else ""
         match state.status:
@@ -68,7 +68,7 @@ class OpenedRun:
         return str(self.run.summary.get("metric_name") or "")
 
     def title(self) -> str:
-        """What it is: model, data, precision."""
+        """Return what it is: model, data, precision."""
         names = [str(self.settings.get(f"chosen.{group}") or "") for group in ("model", "dataset", "precision")]
         return f"{names[0]} on {names[1]}, {names[2]}" if all(names) else self.run.state.id
 
@@ -94,14 +94,14 @@ def open_with_history(path: Path, most: int) -> OpenedRun:
 
 
 def unfinished(dead: bool) -> str:
-    """What to mind of a run that says it is running; ``dead`` where no process holds it."""
+    """Return what to mind of a run that says it is running; ``dead`` where no process holds it."""
     if dead:
         return "the run has not ended (it was killed, or its machine went down): this is about the steps so far"
     return "the run is still running: this is about the steps so far"
 
 
 def environment(run: Run, settings: dict[str, Any]) -> Facts:
-    """Where and with what a run was computed."""
+    """Return where and with what a run was computed."""
     state = run.state
     attempts = state.attempts
     threads = run.summary.get("threads")
@@ -214,7 +214,7 @@ def _number_and_name(kind: str) -> tuple[int, str]:
 
 
 def _captions(samples: Path) -> dict[str, str]:
-    """What the samples are, by kind; empty where nothing is said, or it cannot be read."""
+    """Return what the samples are, by kind; empty where nothing is said, or it cannot be read."""
     try:
         found = json.loads(read_text(samples / CAPTIONS))
     except (OSError, ValueError, RecursionError):
@@ -232,7 +232,7 @@ Calls = Sequence[Mapping[str, Any]]
 
 
 def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
-    """How many operators ran in which dtypes, and how many casts there were, in a sentence; the tables on demand.
+    """Return how many operators ran in which dtypes, and how many casts there were, in a sentence; the tables on demand.
 
     Args:
         found: ``operators`` and ``casts``, as in the event ``operators``; empty where a run has none.
@@ -249,7 +249,7 @@ def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
 
 
 def summary(found: Mapping[str, Calls]) -> str:
-    """How many operators gave what, and how many casts there were, in one sentence."""
+    """Return how many operators gave what, and how many casts there were, in one sentence."""
     by_dtype: Counter[str] = Counter()
     for one in found.get("operators") or []:
         by_dtype[str(one["outputs"])] += int(one["calls"])

@@ -75,7 +75,7 @@ def _worst(opened: OpenedRun, most: int) -> list[tuple[str, Offender]]:
 
 
 def _named(offenders: list[tuple[str, Offender]]) -> str:
-    """Where the overflows were, for a caption."""
+    """Return where the overflows were, for a caption."""
     if not offenders:
         return ""
     shown = ", ".join(f"{elided(name, 40)} ({offender.count:,})" for name, offender in offenders[:3])

@@ -74,7 +74,7 @@ def sweep_title(sweep: Sweep) -> str:
 
 
 def standing(sweep: Sweep) -> Cell:
-    """How many of its jobs are done."""
+    """Return how many of its jobs are done."""
     counts = Counter(job.status for job in sweep.jobs)
     done, total = counts["done"], len(sweep.jobs)
     if done == total:
@@ -164,7 +164,7 @@ def _first(point: OpenedPoint) -> LearnerHistory:
 
 
 def environments(points: Sequence[OpenedPoint]) -> list[Block]:
-    """Where the runs were computed: once for all that agree."""
+    """Return where the runs were computed: once for all that agree."""
     found: dict[Any, list[OpenedPoint]] = {}
     for point in points:
         if point.opened:
@@ -180,7 +180,7 @@ def environments(points: Sequence[OpenedPoint]) -> list[Block]:
 
 
 def command_blocks(sweep: Sweep) -> list[Block]:
-    """What was asked for, and the plain command of every job."""
+    """Return what was asked for, and the plain command of every job."""
     given = [word for folder in sweep.config_dirs for word in ("--config-dir", folder)]
     given += ["--config-name", sweep.config_name] if sweep.config_name != "train" else []
     jobs = "\n".join(shlex.join(["mptrain", *given, *job.overrides]) for job in sweep.jobs)

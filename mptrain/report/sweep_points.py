@@ -94,7 +94,7 @@ class Axis:
     logarithm: int | None
 
     def place(self, point: OpenedPoint) -> float:
-        """Where a point stands on the axis: its setting, or the logarithm of that."""
+        """Return where a point stands on the axis: its setting, or the logarithm of that."""
         value = point.setting(self.key) or 0.0
         return math.log(value, self.logarithm) if self.logarithm else value
 
