@@ -14,7 +14,7 @@ from mptrain.cli.flags import meant_by, read_flags
 from mptrain.cli.job import PROGRAM
 from mptrain.cli.messages import checking, each_warning_once, say, warn
 from mptrain.cli.sweep_running import finish, launcher_of
-from mptrain.comparison.serialization import write_comparisons
+from mptrain.comparison.results import write_comparisons
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer

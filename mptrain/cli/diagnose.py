@@ -17,7 +17,7 @@ from mptrain.cli.narrow import BREAK, Column, drawn
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.report.diagnosis_page import FINITE, as_sentence, breaking, cells, verdict_on
-from mptrain.report.operators_part import by_cast, by_operator, summary
+from mptrain.report.run_parts import by_cast, by_operator, summary
 
 if TYPE_CHECKING:
     from mptrain.report.page import Cell

@@ -20,7 +20,7 @@ from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, 
 if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison
     from mptrain.recipe.recipe import Recipe
-    from mptrain.recipe.reproduction import Numbers, Reproduction, Verdict
+    from mptrain.recipe.reproduction import Numbers, RecipeVerdict, Reproduction
     from mptrain.runlog.sweeps import Sweep
 
 _FLAGS = ("--dry-run", "--smoke", "--jobs", "--config-dir", "--help", "--traceback")
@@ -275,7 +275,7 @@ def _print_numbers(numbers: Numbers) -> None:
         print_rows("arithmetic", rows, sys.stdout)
 
 
-def _print_verdict(verdict: Verdict, words: Sequence[str]) -> None:
+def _print_verdict(verdict: RecipeVerdict, words: Sequence[str]) -> None:
     if not verdict.findings:
         _say("\nnothing is expected of this recipe: its numbers are what it is for")
         return

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, differing, is_below, settings
 from mptrain.comparison.results import Arm, RunMeasures
-from mptrain.comparison.settings import MACHINE, NOT_COMPARED, differing, is_below, settings
 from mptrain.config.ranges import show
 from mptrain.errors import UsageError, did_you_mean
 
@@ -72,7 +72,7 @@ def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
 
 
 def precision_of(run: RunMeasures) -> str:
-    """What its precision mode is called on the command line."""
+    """Return what its precision mode is called on the command line."""
     return run.chosen.get("precision") or str(settings(run.config).get("precision.name", ""))
 
 
@@ -125,7 +125,7 @@ def _names(runs: Sequence[RunMeasures]) -> list[str]:
 
 
 def _candidates(runs: Sequence[RunMeasures]) -> Iterable[list[str]]:
-    """What may tell runs apart: a word for each of them, empty where it has no such key."""
+    """Yield what may tell runs apart: a word for each of them, empty where it has no such key."""
     yield [precision_of(run) for run in runs]
     for name in dict.fromkeys(group for run in runs for group in run.chosen):
         yield [f"{name}={run.chosen[name]}" if name in run.chosen else "" for run in runs]

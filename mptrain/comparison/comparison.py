@@ -10,12 +10,11 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mptrain.comparison.alignment import align, align_alone
 from mptrain.comparison.arms import choose_reference, pairs
-from mptrain.comparison.convergence import unsettled
 from mptrain.comparison.explanations import most_at_once, remarks
 from mptrain.comparison.fairness import differs, inspect
-from mptrain.comparison.resolution import is_share, step_of
+from mptrain.comparison.learning_curve import align, align_alone, unsettled
+from mptrain.comparison.measures import is_share, step_of
 from mptrain.comparison.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
 from mptrain.comparison.statistics import equivalence, mean_interval, ratio_interval, rounding_spread
 from mptrain.comparison.verdict import Evidence, decide
@@ -31,7 +30,7 @@ Pair = tuple[RunMeasures, RunMeasures]
 
 @dataclass(frozen=True)
 class _Metric:
-    """What is compared: its name, its direction, whether that was known, and the split that it is of."""
+    """The metric that is compared: its name, its direction, whether that was known, and the split that it is of."""
 
     name: str
     higher_is_better: bool
@@ -43,13 +42,17 @@ class _Metric:
         return run.metrics.get(self.name) if run.status == "done" and run.split == self.split else None
 
     def failed(self, run: RunMeasures) -> bool:
-        """Whether it ended in numerical failure, or with a metric that is not finite."""
+        """Return whether it ended in numerical failure, or with a metric that is not finite."""
         value = self.of(run)
         return run.exit_code == EXIT_NUMERICS or (value is not None and not math.isfinite(value))
 
     def finite(self, run: RunMeasures) -> bool:
-        """Whether it can be compared."""
+        """Return whether it can be compared."""
         return self.of(run) is not None and not self.failed(run)
+
+    def ended(self, run: RunMeasures) -> bool:
+        """Return whether it ended, in order or in numerical failure."""
+        return self.finite(run) or self.failed(run)
 
 
 def compare(
@@ -113,7 +116,7 @@ def compare(
 
 
 def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
-    """What to compare, and its direction.
+    """Return what to compare, and its direction.
 
     Raises:
         UsageError: The runs have different metrics, or none of that name.
@@ -151,7 +154,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         equivalence=None,
         verdict=Verdict("reference", "the others are compared with it"),
         failed=sum(metric.failed(run) for run in arm.runs),
-        missing=sum(not metric.failed(run) and not metric.finite(run) for run in arm.runs),
+        missing=sum(not metric.ended(run) for run in arm.runs),
         throughput=_mean([run.terms_per_second for run in done]),
         speed=None,
         time=None,
@@ -177,7 +180,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         equivalence=equal,
         failed=tuple(run.seed for run in arm.runs if metric.failed(run)),
         reference_failed=tuple(run.seed for run in reference.runs if metric.failed(run)),
-        shared=tuple(run.seed for run, other in shared if _ended(run, metric) and _ended(other, metric)),
+        shared=tuple(run.seed for run, other in shared if metric.ended(run) and metric.ended(other)),
         seeds=tuple(sorted({run.seed for some in (arm, reference) for run in some.runs})),
     )
     speed = _ratio(both_done, lambda run: run.terms_per_second)
@@ -197,10 +200,6 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
     )
 
 
-def _ended(run: RunMeasures, metric: _Metric) -> bool:
-    return metric.finite(run) or metric.failed(run)
-
-
 def _with_twins(results: Sequence[ArmResult]) -> list[ArmResult]:
     """Say of an arm whose runs are those of an arm before it in all but the settings."""
     found: list[ArmResult] = []
@@ -212,7 +211,7 @@ def _with_twins(results: Sequence[ArmResult]) -> list[ArmResult]:
 
 
 def _are_twins(arm: Arm, other: Arm) -> bool:
-    """Whether all runs ended with the same metrics, loss included, and went the same course."""
+    """Return whether all runs ended with the same metrics, loss included, and went the same course."""
     both = pairs(arm, other)
     return len(both) == len(arm.runs) == len(other.runs) and all(
         "done" == run.status == twin.status
@@ -266,7 +265,7 @@ def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, 
 
 
 def _resolution(reference: Arm, metric: _Metric, margin: float) -> list[str]:
-    """What the size of the split allows to be seen, where the metric is a share of its samples."""
+    """Return what the size of the split allows to be seen, where the metric is a share of its samples."""
     runs = [run for run in reference.runs if metric.finite(run) and run.samples and run.term == "samples"]
     if not is_share(metric.name) or not runs:
         return []

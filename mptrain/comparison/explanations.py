@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
+from mptrain.comparison.configurations import settings
 from mptrain.comparison.measures import TIMED_STEPS
 from mptrain.comparison.results import Arm, Interval, RunMeasures
-from mptrain.comparison.settings import settings
 from mptrain.comparison.verdict import percent
 from mptrain.runlog.storage import readable_bytes
 
@@ -63,7 +63,7 @@ def remarks(
 
 
 def most_at_once(runs: Iterable[RunMeasures]) -> int:
-    """How many runs worked on the same host at the same time, at the most; as far as attempts ended in order."""
+    """Return how many runs worked on the same host at the same time, at the most; as far as attempts ended in order."""
     changes: dict[str, list[tuple[str, int]]] = {}
     for run in runs:
         for host, start, end in run.attempts:
@@ -82,7 +82,7 @@ def _is_half(run: RunMeasures) -> bool:
 
 
 def _is_light(run: RunMeasures) -> bool:
-    """Whether its products have shorter operands than those of FP32."""
+    """Return whether its products have shorter operands than those of FP32."""
     return _is_half(run) or settings(run.config).get("precision.tf32") is True
 
 
@@ -171,7 +171,7 @@ def _skipped(runs: Sequence[RunMeasures]) -> Iterator[str]:
 
 
 def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iterator[str]:
-    """How much of the gradients was rounded to zero, where steps of both were looked at (``diagnostics=histograms``)."""
+    """Yield how much of the gradients was rounded to zero, where steps of both were looked at (``diagnostics=histograms``)."""
     here = [run.zero_gradients for run in runs if run.zero_gradients is not None]
     there = [run.zero_gradients for run in others if run.zero_gradients is not None]
     if here and there and fmean(here) - fmean(there) > FLUSHED:
@@ -182,7 +182,7 @@ def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iter
 
 
 def _floor(runs: Sequence[RunMeasures]) -> Iterator[str]:
-    """Where the loss scale fell to the lowest that the configuration allows, and stayed there."""
+    """Yield where the loss scale fell to the lowest that the configuration allows, and stayed there."""
     config = settings(runs[0].config)
     floor = config.get("scaler.min_scale")
     if floor is None or any(key.startswith("learners.") and ".scaler" in key for key in config):
@@ -193,7 +193,7 @@ def _floor(runs: Sequence[RunMeasures]) -> Iterator[str]:
 
 
 def _ends(runs: Sequence[RunMeasures]) -> Iterator[str]:
-    """How runs ended that did not end in order, one sentence for each way."""
+    """Yield how runs ended that did not end in order, one sentence for each way."""
     ways: dict[str, list[int]] = {}
     for run in runs:
         if run.status != "done":

@@ -12,8 +12,8 @@ from pathlib import PurePath
 from typing import Any
 
 from mptrain.comparison.arms import pairs, precision_of
+from mptrain.comparison.configurations import MACHINE, differing, is_below, settings
 from mptrain.comparison.results import Arm, Objection, RunMeasures
-from mptrain.comparison.settings import MACHINE, differing, is_below, settings
 from mptrain.config.ranges import show
 from mptrain.runlog.storage import readable_bytes
 
@@ -26,13 +26,14 @@ _DATA_FOLLOW = ("dataset", "task", "train.batch_size", "train.one_batch")
 
 _LEARNERS_SCALER = re.compile(r"learners\.[^.]+\.scaler(\.|$)")
 
-Found = tuple[list[Objection], list[str]]
+#: What a check of the arms says: objections, and as plain sentences what held.
+Found = Iterator[Objection | str]
 
 
 def inspect(
     arms: Sequence[Arm], reference: Arm, claimed: Sequence[str] = ()
 ) -> tuple[tuple[Objection, ...], tuple[str, ...]]:
-    """What makes a comparison unfair, and what was found to be the same.
+    """Return what makes a comparison unfair, and what was found to be the same.
 
     Args:
         arms: All of them, the reference included.
@@ -42,28 +43,29 @@ def inspect(
     Returns:
         Objections, the fatal ones first, and checks that held, one sentence each.
     """
-    objections: list[Objection] = []
-    checks: list[str] = []
-    for found in (
-        _configurations(arms, reference, claimed),
-        _changed_on_the_way(arms),
-        _digests("descriptions of the data (data.json)", _card, arms, reference, claimed, _DATA_FOLLOW),
-        _samples(arms, reference, claimed),
-        _digests("initial weights", _weights, arms, reference, claimed, _WEIGHTS_FOLLOW),
-        _digests("orders of the training samples", _orders, arms, reference, claimed, _DATA_FOLLOW),
-        _digests(
-            "first batches of the epochs, augmentation included,", _batches, arms, reference, claimed, _DATA_FOLLOW
-        ),
-        _digests("samples that were evaluated", _evaluated, arms, reference, claimed, _DATA_FOLLOW),
-        _tf32(arms, reference),
-        _machines(arms),
-        _baselines(arms),
-        _lengths(arms, reference),
-        _seeds(arms),
-    ):
-        objections += found[0]
-        checks += found[1]
-    return tuple(sorted(objections, key=lambda objection: not objection.fatal)), tuple(checks)
+    weights, data = (
+        {arm.name: _excuses(arm, reference, claimed, follow) for arm in arms}
+        for follow in (_WEIGHTS_FOLLOW, _DATA_FOLLOW)
+    )
+    batches = "first batches of the epochs, augmentation included,"
+    found = [
+        *_configurations(arms, reference, claimed),
+        *_changed_on_the_way(arms),
+        *_digests("descriptions of the data (data.json)", lambda run: _known(run.data_card), arms, reference, data),
+        *_samples(arms, reference, data),
+        *_digests("initial weights", lambda run: _known(run.initial_weights), arms, reference, weights),
+        *_digests("orders of the training samples", lambda run: _of_epochs(run, 0), arms, reference, data),
+        *_digests(batches, lambda run: _of_epochs(run, 1), arms, reference, data),
+        *_digests("samples that were evaluated", lambda run: run.evaluated, arms, reference, data),
+        *_tf32(arms, reference),
+        *_machines(arms),
+        *_baselines(arms),
+        *_lengths(arms, reference),
+        *_seeds(arms),
+    ]
+    objections = [one for one in found if isinstance(one, Objection)]
+    checks = tuple(one for one in found if isinstance(one, str))
+    return tuple(sorted(objections, key=lambda objection: not objection.fatal)), checks
 
 
 def differs(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
@@ -72,58 +74,50 @@ def differs(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
 
 
 def is_claimed(key: str, claimed: Sequence[str]) -> bool:
-    """Whether arms may differ in a key: it belongs to the precision, or the comparison is about it."""
+    """Return whether arms may differ in a key: it belongs to the precision, or the comparison is about it."""
     return is_below(key, (*PRECISION, *claimed)) or bool(_LEARNERS_SCALER.match(key))
 
 
 def _configurations(arms: Sequence[Arm], reference: Arm, claimed: Sequence[str]) -> Found:
-    objections: list[Objection] = []
+    fair = True
+    changed = {arm.name: _without_machine(differs(arm, reference)) for arm in arms}
     for arm in arms:
         inside: dict[str, tuple[Any, Any]] = {}
         for run in arm.runs[1:]:
             inside |= _without_machine(differing(arm.runs[0].config, run.config))
         if inside:
+            fair = False
             what = f"runs of {arm.name} differ in more than their seed: {_changes(inside, 'one', 'another')}"
-            objections.append(Objection(what, True, "an arm is one configuration with several seeds"))
-        across = {
-            key: values
-            for key, values in _without_machine(differs(arm, reference)).items()
-            if not is_claimed(key, claimed)
-        }
+            yield Objection(what, True, "an arm is one configuration with several seeds")
+        across = {key: values for key, values in changed[arm.name].items() if not is_claimed(key, claimed)}
         if across:
-            about = "precision" if not claimed else f"precision and {', '.join(claimed)}"
+            fair = False
+            about = f"precision and {', '.join(claimed)}" if claimed else "precision"
             what = f"{arm.name} differs from {reference.name} in more than {about}: "
             what += _changes(across, reference.name, arm.name)
-            objections.append(
-                Objection(what, True, "run both with the same values, or name these keys as what is compared")
-            )
-    if objections:
-        return objections, []
-    free = dict.fromkeys(key for arm in arms for key in _without_machine(differs(arm, reference)))
+            yield Objection(what, True, "run both with the same values, or name these keys as what is compared")
+    if not fair:
+        return
+    free = dict.fromkeys(key for changes in changed.values() for key in changes)
     same = "runs of an arm differ in nothing but their seed"
     if more := [key for key in free if not is_claimed(key, ())]:
-        return [Objection(f"arms differ in {', '.join(more)} too, as was claimed", False)], [same]
-    keys = ", ".join(sorted({key.split(".")[0] for key in free}))
-    return [], [same + (f", and arms in nothing but keys of {keys}" if keys else ", and arms in nothing at all")]
+        yield Objection(f"arms differ in {', '.join(more)} too, as was claimed", False)
+        yield same
+    else:
+        keys = ", ".join(sorted({key.split(".")[0] for key in free}))
+        yield same + (f", and arms in nothing but keys of {keys}" if keys else ", and arms in nothing at all")
 
 
 def _changed_on_the_way(arms: Sequence[Arm]) -> Found:
     """Runs that went on with another configuration than they began with: they are of no arm."""
-    objections = []
     for arm in arms:
-        runs: dict[tuple[str, ...], list[RunMeasures]] = {}
-        for run in arm.runs:
-            runs.setdefault(run.changes, []).append(run)
-        for changes, some in runs.items():
-            if not changes:
-                continue
+        for changes in dict.fromkeys(run.changes for run in arm.runs if run.changes):
+            some = [run for run in arm.runs if run.changes == changes]
             fatal = not all(is_below(change.partition(" was ")[0], MACHINE) for change in changes)
             names = ", ".join(PurePath(run.path).name for run in some)
-            what = (
-                f"{names} of {arm.name} ({_named([run.seed for run in some])}) changed on the way: {'; '.join(changes)}"
-            )
-            objections.append(Objection(what, fatal, "run it anew with one configuration from its first step"))
-    return objections, []
+            seeds = _named([run.seed for run in some])
+            what = f"{names} of {arm.name} ({seeds}) changed on the way: {'; '.join(changes)}"
+            yield Objection(what, fatal, "run it anew with one configuration from its first step")
 
 
 def _without_machine(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
@@ -134,41 +128,27 @@ def _changes(changes: Mapping[str, tuple[Any, Any]], one: str, other: str) -> st
     return "; ".join(f"{key} is {show(a)} in {one}, {show(b)} in {other}" for key, (a, b) in changes.items())
 
 
-Digests = Callable[[RunMeasures], Mapping[Any, str]]
+def _known(digest: str) -> dict[int, str]:
+    return {0: digest} if digest else {}
 
 
-def _weights(run: RunMeasures) -> dict[int, str]:
-    return {0: run.initial_weights} if run.initial_weights else {}
-
-
-def _orders(run: RunMeasures) -> dict[int, str]:
-    return {epoch: order for epoch, (order, _) in run.data.items()}
-
-
-def _batches(run: RunMeasures) -> dict[int, str]:
-    return {epoch: batch for epoch, (_, batch) in run.data.items()}
-
-
-def _card(run: RunMeasures) -> dict[int, str]:
-    return {0: run.data_card} if run.data_card else {}
-
-
-def _evaluated(run: RunMeasures) -> Mapping[str, str]:
-    return run.evaluated
+def _of_epochs(run: RunMeasures, which: int) -> dict[int, str]:
+    return {epoch: digests[which] for epoch, digests in run.data.items()}
 
 
 def _digests(
-    what: str, digests: Digests, arms: Sequence[Arm], reference: Arm, claimed: Sequence[str], follow: Sequence[str]
+    what: str,
+    digests: Callable[[RunMeasures], Mapping[Any, str]],
+    arms: Sequence[Arm],
+    reference: Arm,
+    excuses: Mapping[str, list[str]],
 ) -> Found:
     """Compare digests, by epoch or split, of all pairs of runs with the same seed; what only one of them has does not count."""
-    objections: list[Objection] = []
     unknown: set[str] = set()
     equal = compared = 0
     for arm in arms:
-        if arm is reference:
-            continue
         bad: list[int] = []
-        for run, other in pairs(arm, reference):
+        for run, other in pairs(arm, reference) if arm is not reference else ():
             own, others = digests(run), digests(other)
             both = own.keys() & others.keys()
             if not both:
@@ -180,29 +160,22 @@ def _digests(
             else:
                 equal += 1
         if bad:
-            objections.append(_unlike(what, arm, reference, bad, _excuses(arm, reference, claimed, follow)))
-    if unknown:
-        objections.append(
-            Objection(
-                f"the {what} could not be checked for all runs of {', '.join(sorted(unknown))}: no digest on record",
-                False,
-                "runs that were killed early have none",
+            yield _unlike(
+                f"the {what} of {arm.name} and {reference.name} are not the same at {_named(bad)}", excuses[arm.name]
             )
-        )
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        what_of = f"the {what} could not be checked for all runs of {names}: no digest on record"
+        yield Objection(what_of, False, "runs that were killed early have none")
     if equal and equal == compared:
-        number = "all pairs" if not unknown else f"the {equal} pairs on record"
-        return objections, [f"the {what} were compared by digest and are the same in {number} of runs with equal seeds"]
-    return objections, []
+        number = f"the {equal} pairs on record" if unknown else "all pairs"
+        yield f"the {what} were compared by digest and are the same in {number} of runs with equal seeds"
 
 
-def _unlike(what: str, arm: Arm, reference: Arm, seeds: list[int], excuses: list[str]) -> Objection:
-    said = f"the {what} of {arm.name} and {reference.name} are not the same at {_named(seeds)}"
+def _unlike(said: str, excuses: list[str]) -> Objection:
     if excuses:
-        return Objection(
-            f"{said}, as follows from {', '.join(excuses)}",
-            False,
-            "runs of the same seed share less than usual, and their differences vary more",
-        )
+        hint = "runs of the same seed share less than usual, and their differences vary more"
+        return Objection(f"{said}, as follows from {', '.join(excuses)}", False, hint)
     return Objection(said, True, "pairs by seed mean nothing then: run all arms with one version, on the same data")
 
 
@@ -211,10 +184,10 @@ def _excuses(arm: Arm, reference: Arm, claimed: Sequence[str], follow: Sequence[
     return [key for key in differs(arm, reference) if is_below(key, claimed) and is_below(key, follow)]
 
 
-def _samples(arms: Sequence[Arm], reference: Arm, claimed: Sequence[str]) -> Found:
-    """Whether finished runs of the same seed were measured on as many samples, and left out as many of every split."""
-    objections: list[Objection] = []
+def _samples(arms: Sequence[Arm], reference: Arm, excuses: Mapping[str, list[str]]) -> Found:
+    """Check whether finished runs of the same seed were measured on as many samples, and left out as many of every split."""
     compared = 0
+    unequal = False
     for arm in arms:
         unlike: dict[str, list[int]] = {}
         for run, other in pairs(arm, reference) if arm is not reference else ():
@@ -222,14 +195,13 @@ def _samples(arms: Sequence[Arm], reference: Arm, claimed: Sequence[str]) -> Fou
                 compared += 1
                 for what in _unlike_samples(run, other, arm.name, reference.name):
                     unlike.setdefault(what, []).append(run.seed)
-        excuses = _excuses(arm, reference, claimed, _DATA_FOLLOW)
+        known = excuses[arm.name]
         for what, seeds in unlike.items():
-            follows = f", as follows from {', '.join(excuses)}" if excuses else ""
-            hint = "measure all arms on the same data"
-            objections.append(Objection(f"{what} at {_named(seeds)}{follows}", not excuses, hint))
-    if objections or not compared:
-        return objections, []
-    return [], ["all pairs of finished runs were measured on as many samples, and left out as many"]
+            unequal = True
+            follows = f", as follows from {', '.join(known)}" if known else ""
+            yield Objection(f"{what} at {_named(seeds)}{follows}", not known, "measure all arms on the same data")
+    if compared and not unequal:
+        yield "all pairs of finished runs were measured on as many samples, and left out as many"
 
 
 def _unlike_samples(run: RunMeasures, other: RunMeasures, name: str, reference: str) -> Iterator[str]:
@@ -246,51 +218,37 @@ def _named(seeds: Sequence[int]) -> str:
 
 
 def _tf32(arms: Sequence[Arm], reference: Arm) -> Found:
-    objections = []
+    wrong = False
     for arm in arms:
         config = settings(arm.runs[0].config)
         called = precision_of(arm.runs[0]) == "fp32" or arm.name == "fp32"
         if config.get("precision.tf32") is True and (called or arm is reference):
+            wrong = True
             role = "is called FP32" if called else "is the reference"
-            objections.append(
-                Objection(
-                    f"{arm.name} {role} and has precision.tf32=true: FP32 with TF32 on is not FP32, its products have 10 "
-                    "bits of mantissa",
-                    False,
-                    "compare with precision=fp32, which turns TF32 off",
-                )
-            )
-    if objections or settings(reference.runs[0].config).get("precision.compute") != "float32":
-        return objections, []
-    return [], [f"the reference {reference.name} computes in FP32 with TF32 off"]
+            what = f"{arm.name} {role} and has precision.tf32=true: FP32 with TF32 on is not FP32, its products have 10 bits of mantissa"
+            yield Objection(what, False, "compare with precision=fp32, which turns TF32 off")
+    if not wrong and settings(reference.runs[0].config).get("precision.compute") == "float32":
+        yield f"the reference {reference.name} computes in FP32 with TF32 off"
 
 
 def _machines(arms: Sequence[Arm]) -> Found:
-    """Whether all runs had the same device, threads and versions."""
-    runs = [(arm.name, run) for arm in arms for run in arm.runs]
-    facts: dict[str, Callable[[RunMeasures], str]] = {
-        "device": lambda run: run.device,
-        "CPU threads": lambda run: str(run.threads or ""),
-        **{f"version of {name}": _version(name) for name in ("mptrain", "torch", "cuda")},
-    }
-    objections = []
-    for what, fact in facts.items():
+    """Check whether all runs had the same device, threads and versions."""
+    differ = False
+    for what in ("device", "CPU threads", "mptrain", "torch", "cuda"):
         where: dict[str, list[str]] = {}
-        for name, run in runs:
-            if value := fact(run):
-                where.setdefault(value, []).append(name)
+        for arm in arms:
+            for run in arm.runs:
+                facts = {"device": run.device, "CPU threads": str(run.threads or ""), **run.versions}
+                if value := facts.get(what):
+                    where.setdefault(value, []).append(arm.name)
         if len(where) > 1:
+            differ = True
+            fact = what if what in ("device", "CPU threads") else f"version of {what}"
             said = "; ".join(f"{value} ({', '.join(dict.fromkeys(names))})" for value, names in where.items())
-            objections.append(
-                Objection(
-                    f"not all runs had the same {what}: {said}",
-                    False,
-                    "their speeds cannot be compared, and their numbers differ in the last bits for that reason alone",
-                )
-            )
-    if objections:
-        return objections, []
-    return [], ["all runs had the same device, number of threads, and versions of mptrain and torch"]
+            hint = "their speeds cannot be compared, and their numbers differ in the last bits for that reason alone"
+            yield Objection(f"not all runs had the same {fact}: {said}", False, hint)
+    if not differ:
+        yield "all runs had the same device, number of threads, and versions of mptrain and torch"
 
 
 #: By how much the memory before the model may differ until peaks say more about processes than about arms.
@@ -298,31 +256,24 @@ _BASELINE = 1.1
 
 
 def _baselines(arms: Sequence[Arm]) -> Found:
-    """Whether all processes had about the same memory in use before their models were built."""
+    """Check whether all processes had about the same memory in use before their models were built."""
     before = [run.memory_before for arm in arms for run in arm.runs if run.memory_before]
-    if not before or max(before) <= _BASELINE * min(before):
-        return [], []
-    what = (
-        f"before the model was built, processes had from {readable_bytes(min(before))} to {readable_bytes(max(before))} in "
-        "use: their peaks differ for that reason already, and the ratio of memory says nothing about the arms"
-    )
-    return [Objection(what, False, "compare runs that were all started alone, or all by one sweep or comparison")], []
-
-
-def _version(name: str) -> Callable[[RunMeasures], str]:
-    return lambda run: run.versions.get(name, "")
+    if before and max(before) > _BASELINE * min(before):
+        what = (
+            f"before the model was built, processes had from {readable_bytes(min(before))} to {readable_bytes(max(before))} "
+            "in use: their peaks differ for that reason already, and the ratio of memory says nothing about the arms"
+        )
+        yield Objection(what, False, "compare runs that were all started alone, or all by one sweep or comparison")
 
 
 def _lengths(arms: Sequence[Arm], reference: Arm) -> Found:
-    """Whether finished runs attempted as many steps as the reference's."""
+    """Check whether finished runs attempted as many steps as the reference's."""
     wanted = {run.steps for run in reference.runs if run.status == "done"}
-    objections = []
     for arm in arms:
         steps = {run.steps for run in arm.runs if run.status == "done"}
         if wanted and steps and steps != wanted:
             said = f"{arm.name} made {_span(steps)} steps, {reference.name} {_span(wanted)}"
-            objections.append(Objection(said, False, "see the values at equal updates and at equal samples"))
-    return objections, []
+            yield Objection(said, False, "see the values at equal updates and at equal samples")
 
 
 def _span(values: set[int]) -> str:
@@ -332,9 +283,8 @@ def _span(values: set[int]) -> str:
 
 def _seeds(arms: Sequence[Arm]) -> Found:
     every = {run.seed for arm in arms for run in arm.runs}
-    objections = []
     for arm in arms:
         if missing := sorted(every - {run.seed for run in arm.runs}):
-            what = f"{arm.name} has no run of {_named(missing)}"
-            objections.append(Objection(what, False, "only seeds that both have are paired"))
-    return objections, []
+            yield Objection(
+                f"{arm.name} has no run of {_named(missing)}", False, "only seeds that both have are paired"
+            )

@@ -1,6 +1,7 @@
-"""From a run directory to the numbers that a comparison needs.
+"""From a run directory to the numbers that a comparison needs, and how finely a metric is resolved.
 
-Reads what is on record and computes nothing of its own; what an unfinished run does not say stays unknown.
+Reads what is on record and computes nothing of its own; what an unfinished run does not say stays unknown. A share of N
+samples changes in steps of 1 / N: what follows for intervals is the business of `mptrain.comparison.statistics`.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from mptrain.comparison.configurations import chosen, settings
 from mptrain.comparison.learning_curve import course_of
 from mptrain.comparison.results import RunMeasures
-from mptrain.comparison.settings import chosen, settings
 from mptrain.errors import ConfigError, StorageError
 from mptrain.files import read_bytes
 from mptrain.numerics.exponents import merged, total
@@ -32,7 +33,7 @@ _RESTORE = "restore the file from a copy, or start the run again"
 
 @dataclass
 class _Events:
-    """What the events of a run said, newest last: metrics and samples by split, and digests."""
+    """The content of the events of a run, newest last: metrics and samples by split, and digests."""
 
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
@@ -126,7 +127,7 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
 
 
 def _zero_gradients(run: Run) -> float | None:
-    """How much of the activation gradients was zero, true zeros behind a ReLU included; the mean over the steps looked at."""
+    """Return how much of the activation gradients was zero, true zeros behind a ReLU included; the mean over the steps looked at."""
     looked_at = [
         merged(record.tensors["activation_gradients"].values())
         for record in run.histograms()
@@ -200,7 +201,7 @@ def _summary_of_its_end(run: Run) -> dict[str, Any]:
 
 
 def _summary_of_steps(run: Run, seen: _Events) -> dict[str, Any]:
-    """What the step records alone say, in the layout of a summary."""
+    """Return what the step records alone say, in the layout of a summary."""
     learners: dict[str, dict[str, Any]] = {}
     steps = 0
     for record in run.steps():
@@ -229,3 +230,25 @@ def _number(value: Any) -> float:
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
     return {name: _number(value) for name, value in dict(values).items()}
+
+
+_SHARE = re.compile(r"top\d+|accuracy|exact_match")
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric of that name counts samples, and more of them are better."""
+    return bool(_SHARE.search(metric))
+
+
+def step_of(metric: str, runs: Iterable[RunMeasures]) -> float:
+    """The smallest amount by which a metric can change: one sample of the split that it is of.
+
+    Args:
+        metric: Its name.
+        runs: That have it; the one with the fewest samples counts.
+
+    Returns:
+        0 where the metric is no share of samples (a loss), or how many there are is not on record.
+    """
+    sizes = [run.samples for run in runs if run.samples and run.term == "samples"]
+    return 1 / min(sizes) if sizes and is_share(metric) else 0.0

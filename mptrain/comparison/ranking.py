@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mptrain.comparison.settings import in_short
+from mptrain.comparison.configurations import in_short
 from mptrain.runlog.sweep_csv import interval_of, varied_keys, words_of
 from mptrain.runlog.sweeps import SweepJob
 

@@ -1,12 +1,26 @@
-"""What a comparison says: frozen values of plain Python types, which the terminal, the reports and recipes show.
+"""The outcome of a comparison: frozen values of plain Python types, which the terminal, the reports and recipes show.
 
 Nothing is computed here. Differences are *arm minus reference*, in the metric's own unit, whichever direction is better.
+``comparison.json`` holds them as strict JSON; reading it back needs neither scipy nor a YAML reader.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+
+from mptrain.errors import StorageError
+from mptrain.files import read_bytes
+from mptrain.records import as_json
+from mptrain.runlog.schema_checks import is_built_as
+from mptrain.runlog.state import check_schema, parse_object
+from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.strict_json import restore_nonfinite
 
 Word = Literal["reference", "better", "equivalent", "worse", "undecided"]
 
@@ -58,7 +72,7 @@ class Equivalence:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the numbers of an arm say against the reference: one word, and why, in one sentence."""
+    """The answer that the numbers of an arm give against the reference: one word, and why, in one sentence."""
 
     word: Word
     why: str
@@ -66,7 +80,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What was known of a run at one moment.
+    """The state of a run at one moment, as far as it is on record.
 
     Attributes:
         step: Attempted steps.
@@ -83,7 +97,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class RunMeasures:
-    """What one run directory says, as numbers.
+    """The content of one run directory, as numbers.
 
     Attributes:
         path: The run directory, as it was named.
@@ -280,3 +294,86 @@ class Comparison:
     objections: tuple[Objection, ...] = ()
     checks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+#: Version of the layout.
+SCHEMA = 2
+
+
+def write_comparisons(path: Path, groups: Mapping[str, Comparison]) -> None:
+    """Write ``comparison.json``.
+
+    Args:
+        path: `mptrain.runlog.sweeps.SweepPaths.comparison`.
+        groups: Group to its comparison; ``""`` is the group of arms that have none.
+
+    Raises:
+        StorageError: The disk refuses.
+    """
+    kept = [{"name": name, "comparison": to_json(comparison)} for name, comparison in groups.items()]
+    write_atomically(path, json.dumps({"schema": SCHEMA, "groups": kept}, indent=1, allow_nan=False) + "\n")
+
+
+def read_comparisons(path: Path) -> dict[str, Comparison]:
+    """Return what `write_comparisons` wrote.
+
+    Raises:
+        StorageError: It is missing, damaged or of another version.
+    """
+    with storing(path, "read"):
+        text = read_bytes(path).decode("utf-8", "replace")
+    fields = parse_object(text, path)
+    check_schema(fields, SCHEMA, path)
+    try:
+        return {str(group["name"]): from_json(group["comparison"]) for group in fields["groups"]}
+    except (LookupError, TypeError, AttributeError) as error:
+        raise StorageError(f"{path} is damaged: {error}", "compare the runs again") from error
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """JSON values only; non-finite numbers are null, and listed as in every record (`mptrain.records.as_json`).
+
+    The courses of the runs are left out: they stand in the run directories.
+    """
+    fields = asdict(comparison)
+    for result in fields["arms"]:
+        for run in result["arm"]["runs"]:
+            del run["course"]
+    found: dict[str, Any] = json.loads(as_json(fields))
+    return found
+
+
+def from_json(fields: dict[str, Any]) -> Comparison:
+    """The comparison that `to_json` was given, but for the courses of its runs.
+
+    Raises:
+        StorageError: It is damaged.
+    """
+    try:
+        found: Comparison = _rebuilt(restore_nonfinite(fields), Comparison)
+        if not is_built_as(found, Comparison) or not found.arms:
+            raise ValueError("a value is of another kind than was written")
+        return found
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise StorageError(f"the comparison is damaged: {error}", "compare the runs again") from error
+
+
+def _rebuilt(value: Any, annotation: Any) -> Any:
+    """A JSON value as its annotation has it: objects become dataclasses, arrays tuples, and keys whole numbers."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if value is None:
+        return None
+    if is_dataclass(annotation):
+        hints = _hints(cast("Any", annotation))
+        return cast("Any", annotation)(**{name: _rebuilt(one, hints[name]) for name, one in value.items()})
+    if origin is UnionType:  # of something and None
+        return _rebuilt(value, arguments[0])
+    if origin is tuple:
+        each = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        return tuple(_rebuilt(one, item) for one, item in zip(value, each, strict=True))
+    if origin is dict:
+        return {arguments[0](name): _rebuilt(one, arguments[1]) for name, one in value.items()}
+    return value
+
+
+_hints = lru_cache(maxsize=None)(get_type_hints)

@@ -17,7 +17,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a verdict rests on.
+    """The numbers that a verdict rests on.
 
     Attributes:
         metric: What is compared.
@@ -56,9 +56,16 @@ def decide(evidence: Evidence) -> Verdict:
 
 
 def _decide(evidence: Evidence) -> Verdict:
-    if (p := _chance_of_failures(evidence)) < ALPHA:
-        return Verdict("worse", _mostly_failed(evidence, p))
-    failures = _failures(evidence, p)
+    shared = set(evidence.shared)
+    failed, others_failed = set(evidence.failed) & shared, set(evidence.reference_failed) & shared
+    alone, others = failed - others_failed, others_failed - failed
+    p = sign_test(len(alone), len(others)) if len(alone) > len(others) else 1.0
+    if p < ALPHA:
+        why = (
+            f"{len(alone)} of {len(shared)} runs failed numerically where the reference's run of the same seed did not"
+        )
+        return Verdict("worse", f"{why} (exact sign test, {_p(p)})")
+    failures = _failures(evidence, alone, others, failed & others_failed, p)
     difference, equivalence = evidence.difference, evidence.equivalence
     if difference is None or equivalence is None or difference.n < 2:
         return Verdict("undecided", "; ".join(filter(None, (failures, _too_few(evidence)))))
@@ -83,44 +90,30 @@ def sign_test(arm_only: int, reference_only: int) -> float:
     return float(stats.binomtest(arm_only, arm_only + reference_only).pvalue) if arm_only + reference_only else 1.0
 
 
-def _split(evidence: Evidence) -> tuple[set[int], set[int], set[int]]:
-    """Of the shared seeds: those at which the arm alone failed, the reference alone, and both."""
-    shared = set(evidence.shared)
-    failed, others = set(evidence.failed) & shared, set(evidence.reference_failed) & shared
-    return failed - others, others - failed, failed & others
+def _failures(evidence: Evidence, alone: set[int], others: set[int], both: set[int], p: float) -> str:
+    """Return what is to be said of failed runs that decide nothing; empty where there are none.
 
-
-def _chance_of_failures(evidence: Evidence) -> float:
-    """The p value of failing more often than the reference; 1 where the arm does not."""
-    alone, others, _ = _split(evidence)
-    return sign_test(len(alone), len(others)) if len(alone) > len(others) else 1.0
-
-
-def _mostly_failed(evidence: Evidence, p: float) -> str:
-    alone, _, _ = _split(evidence)
-    return (
-        f"{len(alone)} of {len(evidence.shared)} runs failed numerically where the reference's run of the same seed did "
-        f"not (exact sign test, {_p(p)})"
-    )
-
-
-def _failures(evidence: Evidence, p: float) -> str:
-    """What is to be said of failed runs that decide nothing; empty where there are none."""
-    alone, others, both = _split(evidence)
-    parts = []
+    Args:
+        evidence: All of it.
+        alone: Shared seeds at which only the arm failed.
+        others: Those at which only the reference did.
+        both: Those at which both did.
+        p: Of failing more often than the reference; 1 where the arm does not.
+    """
+    shared, parts = set(evidence.shared), []
     if alone:
+        enough = "; 6 such pairs would decide it)" if len(alone) == len(shared) else ")"
         parts.append(
-            f"{_seeds(alone)} failed numerically where the reference did not, which with {_pairs(len(evidence.shared))} "
-            f"may be chance (exact sign test, {_p(p)}"
-            + ("; 6 such pairs would decide it)" if len(alone) == len(evidence.shared) else ")")
+            f"{_seeds(alone)} failed numerically where the reference did not, which with {_pairs(len(shared))} "
+            f"may be chance (exact sign test, {_p(p)}{enough}"
         )
     if others:
         parts.append(f"{_seeds(others)} of the reference itself failed numerically where the arm did not")
     if both:
         parts.append(f"{_seeds(both)} failed numerically in both arms")
-    if unpaired := set(evidence.failed) - set(evidence.shared):
+    if unpaired := set(evidence.failed) - shared:
         parts.append(f"{_seeds(unpaired)} failed numerically and cannot be paired with a run of the reference")
-    if unpaired := set(evidence.reference_failed) - set(evidence.shared):
+    if unpaired := set(evidence.reference_failed) - shared:
         parts.append(
             f"{_seeds(unpaired)} of the reference failed numerically and cannot be paired with a run of the arm"
         )
@@ -128,7 +121,7 @@ def _failures(evidence: Evidence, p: float) -> str:
 
 
 def _incomplete(evidence: Evidence) -> str:
-    """How many pairs are complete, and what the others lack besides what failed; empty where all are."""
+    """Return how many pairs are complete, and what the others lack besides what failed; empty where all are."""
     every = set(evidence.seeds) | set(evidence.shared)
     complete = evidence.difference.n if evidence.difference else 0
     if complete == len(every) or not evidence.seeds:
@@ -165,7 +158,7 @@ def _different(evidence: Evidence, difference: Interval) -> str:
 
 
 def _no_spread(difference: Interval) -> str:
-    """What is to be said of pairs that all differ by the same."""
+    """Return what is to be said of pairs that all differ by the same."""
     if difference.spread != 0:
         return ""
     if difference.low < difference.high:

@@ -22,9 +22,9 @@ from mptrain.config.trust import is_trust, retyped
 from mptrain.errors import DataError, UsageError
 from mptrain.inspection.rule_states import States
 from mptrain.inspection.trace import Basis, Trace, read_traces
+from mptrain.report.formatting import ONE_BECOMES_ALL, counted
 from mptrain.report.replay_page import Course, Replay, ReplayedLearner
 from mptrain.report.run_parts import unfinished
-from mptrain.report.wording import ONE_BECOMES_ALL, counted
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.reader import Run, read_run
 from mptrain.scaler.base import Scaler, measure_of

@@ -13,7 +13,7 @@ from mptrain.config import location
 from mptrain.config.overrides import parse
 from mptrain.config.ranges import show
 from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean
-from mptrain.recipe.format import RESERVED, read_recipe
+from mptrain.recipe.recipe import RESERVED, read_recipe
 from mptrain.sweep.points import Point
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def check_own_words(recipe: Recipe, words: Sequence[str]) -> tuple[list[str], str]:
-    """What the user changes in every run of a recipe, and where it is run.
+    """Return what the user changes in every run of a recipe, and where it is run.
 
     Args:
         recipe: Of which.

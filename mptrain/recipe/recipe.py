@@ -1,23 +1,37 @@
-"""A checked recipe: frozen values. How its file is read is in `mptrain.recipe.format`."""
+"""The format of a recipe: what ``recipe.yaml`` may say, and everything that is wrong with one, at once.
+
+Reads a recipe without composing its words: imports no torch, calls nothing that a recipe names. A recipe may come from
+a stranger, so its words cannot say whose code may be called or where things are written, and its arithmetic is that of
+`mptrain.numerics.demonstrations`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import re
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import MinLen
 
-from mptrain.config.targets import Target
-from mptrain.fields import PositiveFloat
-from mptrain.recipe.statements import Statement
+from mptrain.config.files import find_unreadable, read_yaml
+from mptrain.config.overrides import parse
+from mptrain.config.ranges import UnfitError, fit, show
+from mptrain.config.targets import PACKAGES, Target, is_allowed
+from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.fields import NonNegativeInt, PositiveFloat
+from mptrain.recipe.statements import NAME, Names, Statement, StatementError, in_groups, read_statement
 
 Text = Annotated[str, MinLen(1)]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What running a recipe takes.
+    """The needs of whoever runs a recipe.
 
     Attributes:
         gpu: ``required`` where it cannot be run without a CUDA device.
@@ -91,3 +105,240 @@ class Recipe:
         return {
             f"{group}/{arm}": (*first, *then) for group, first in self.groups.items() for arm, then in self.arms.items()
         }
+
+
+Words = list[str]
+
+#: Keys that a recipe leaves to whoever runs it, and why.
+RESERVED = {
+    "run": "a recipe has a folder of its own",
+    "log": "how much is shown is the user's choice",
+    "logger": "which tracker is shown the runs is the user's choice",
+    "extensions": "whose code may be called is the user's choice",
+    "hydra": "mptrain makes run directories",
+    "seed": "seeds are listed under seeds",
+}
+
+#: Bytes of a recipe at most.
+_LARGEST = 1_000_000
+
+
+@dataclass
+class _File:
+    """The keys of a recipe and what they hold; those without a default are required."""
+
+    title: Text
+    claim: Text
+    source: Text
+    base: Words = field(default_factory=list)
+    groups: dict[str, Any] = field(default_factory=dict)
+    arms: dict[str, Any] = field(default_factory=dict)
+    reference: str | None = None
+    seeds: list[NonNegativeInt] = field(default_factory=list)
+    margin: PositiveFloat | None = None
+    metric: str | None = None
+    arithmetic: dict[str, Any] = field(default_factory=dict)
+    needs: dict[str, Any] = field(default_factory=dict)
+    expect: list[str] = field(default_factory=list)
+    smoke: Words = field(default_factory=list)
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a file.
+
+    Raises:
+        ConfigError: With everything that is wrong with it.
+    """
+    name = path.parent.name if path.name == "recipe.yaml" else path.stem
+    tree = _tree(path)
+    problems: list[Problem] = []
+    file = _fields(tree, _File, "", problems)
+    needs = _fields(_mapping(tree, "needs"), Needs, "needs.", problems) or Needs()
+    groups = _named_words(_mapping(tree, "groups"), "groups", problems)
+    arms = _named_words(_mapping(tree, "arms"), "arms", problems)
+    arithmetic = _arithmetic(_mapping(tree, "arithmetic"), problems)
+    names = Names(tuple(groups), tuple(arms), tuple(arithmetic))
+    for clash in sorted(set(arithmetic) & set(names.full)):
+        problems.append(Problem(f"arithmetic.{clash}: an arm has that name", "choose another"))
+    if file is None:
+        raise _wrong(path, problems)
+    texts = {key: " ".join(getattr(file, key).split()) for key in ("title", "claim", "source")}
+    for key, text in texts.items():
+        if not text.isprintable():
+            problems.append(Problem(f"{key} has control characters", "leave them out"))
+    for key in ("base", "smoke"):
+        _check_words(getattr(file, key), key, problems)
+    _check_plan(file, arms, arithmetic, problems)
+    expectations = _expectations(file, names, problems)
+    if problems:
+        raise _wrong(path, problems)
+    return Recipe(
+        name=name,
+        path=path,
+        **texts,
+        base=tuple(file.base),
+        groups=groups,
+        arms=arms,
+        reference=file.reference or "",
+        seeds=tuple(file.seeds),
+        margin=file.margin or 1.0,
+        metric=file.metric,
+        expectations=expectations,
+        arithmetic=arithmetic,
+        needs=needs,
+        smoke=tuple(file.smoke),
+    )
+
+
+def _tree(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError):  # which is said below
+        if (size := path.stat().st_size) > _LARGEST:
+            raise ConfigError(f"{path} is no recipe: it has {size:,} bytes", "see mptrain list recipes")
+    if problem := find_unreadable([path]):
+        raise ConfigError(problem)
+    text = path.read_text(encoding="utf-8")
+    try:
+        tree = read_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", error.hint) from error
+    return typing.cast("dict[str, Any]", tree)
+
+
+def _wrong(path: Path, problems: list[Problem]) -> ConfigError:
+    return ConfigError([Problem(f"{path}: {problem.what}", problem.hint) for problem in problems])
+
+
+def _mapping(tree: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = tree.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _fields(node: Mapping[str, Any], schema: type, prefix: str, problems: list[Problem]) -> Any:
+    """A mapping as a dataclass; None where something is wrong with it."""
+    hints, before = get_type_hints(schema, include_extras=True), len(problems)
+    values: dict[str, Any] = {}
+    for key, value in node.items():
+        if key not in hints:
+            guess = did_you_mean(str(key), hints)
+            problems.append(
+                Problem(
+                    f"unknown key '{prefix}{show(key)}'",
+                    f"did you mean {prefix}{guess}?" if guess else f"there is {', '.join(hints)}",
+                )
+            )
+            continue
+        if value is None and schema is _File and key not in ("reference", "margin", "metric"):
+            continue  # an empty key is as good as none
+        try:
+            values[key] = fit(value, hints[key])
+        except UnfitError as unfit:
+            problems.append(Problem(f"{prefix}{key}: {show(value)} {unfit}", _brackets(key, value, hints[key])))
+    for known in dataclasses.fields(schema):
+        required = known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING
+        if required and known.name not in values and node.get(known.name) is None:
+            problems.append(Problem(f"{prefix}{known.name} is missing", f"add {known.name}:"))
+    return None if len(problems) > before else schema(**values)
+
+
+def _brackets(key: str, value: Any, annotation: Any) -> str:
+    """Return what to write where a single value stands for a list."""
+    if isinstance(value, (str, int)) and annotation in (Words, list[NonNegativeInt]):
+        return f"write {key}: [{show(value)}]"
+    return ""
+
+
+def _named_words(node: Mapping[str, Any], key: str, problems: list[Problem]) -> dict[str, tuple[str, ...]]:
+    """Arms or groups."""
+    found = {}
+    for name, value in node.items():
+        place = f"{key}.{show(name)}"
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            problems.append(
+                Problem(f"{place}: a name is made of letters, digits, _ - and ^", "put it in quotes, or rename it")
+            )
+            continue
+        try:
+            words = fit([] if value is None else value, Words)
+        except UnfitError as unfit:
+            problems.append(Problem(f"{place}: {show(value)} {unfit}", _brackets(place, value, Words)))
+            words = []
+        _check_words(words, place, problems)
+        found[name] = tuple(words)
+    return found
+
+
+def _check_words(words: Words, place: str, problems: list[Problem]) -> None:
+    for word in words:
+        override, problem = parse(word)
+        key = re.split(r"[.=@/]", word.lstrip("+~"), maxsplit=1)[0]
+        if problem is not None:
+            problems.append(Problem(f"{place}: {problem.what}", problem.hint))
+        elif not word.isprintable():
+            problems.append(Problem(f"{place}: '{show(word)}' has control characters", "leave them out"))
+        elif key in RESERVED:
+            what = f"{place}: '{show(word)}' cannot stand in a recipe: {RESERVED[key]}"
+            problems.append(Problem(what, "leave it out"))
+        elif override is not None and override.is_sweep_override():
+            problems.append(Problem(f"{place}: {show(word)}: several values for one key", "make an arm of each"))
+
+
+def _arithmetic(node: Mapping[str, Any], problems: list[Problem]) -> dict[str, Target]:
+    found = {}
+    for name, value in node.items():
+        place = f"arithmetic.{show(name)}"
+        if not isinstance(name, str) or not re.fullmatch(NAME, name):
+            problems.append(Problem(f"{place}: a name is made of letters, digits, _ - and ^", "rename it"))
+            continue
+        path = value.get("_target_") if isinstance(value, dict) else None
+        found[name] = Target(str(path), {}, PACKAGES["arithmetic"])
+        if not isinstance(value, dict) or not isinstance(path, str):
+            hint = "write {_target_: mptrain.numerics.demonstrations.FUNCTION, KEY: VALUE}"
+            problems.append(Problem(f"{place} names no function", hint))
+            continue
+        if not is_allowed(path, PACKAGES["arithmetic"]):
+            what = f"{place}: _target_ '{show(path)}' is not in {' or '.join(PACKAGES['arithmetic'])}"
+            problems.append(Problem(what, "a recipe may compute what stands there; the rest is for its runs"))
+        arguments = {str(key): item for key, item in value.items() if key != "_target_"}
+        found[name] = Target(path, arguments, PACKAGES["arithmetic"])
+    return found
+
+
+def _check_plan(file: _File, arms: Mapping[str, Any], arithmetic: Mapping[str, Any], problems: list[Problem]) -> None:
+    """Check that everything is there that arms need, and that there is something to run."""
+    if not arms and not arithmetic:
+        problems.append(
+            Problem("there is nothing to run: no arms and no arithmetic", "add arms: {fp32: [precision=fp32], ...}")
+        )
+    if not arms:
+        return
+    if len(file.arms) == 1:
+        problems.append(Problem("there is one arm only", "add what it is to be compared with"))
+    if file.reference is None:
+        problems.append(Problem("reference is missing", f"name one of the arms: {', '.join(arms)}"))
+    elif file.reference not in arms:
+        guess = did_you_mean(file.reference, arms)
+        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(arms)}"
+        problems.append(Problem(f"reference: there is no arm '{show(file.reference)}'", hint))
+    if not file.seeds:
+        problems.append(Problem("seeds are missing", "write for example seeds: [0, 1, 2]"))
+    elif len(set(file.seeds)) < len(file.seeds):
+        problems.append(Problem(f"seeds: {show(file.seeds)} has one twice", "each seed counts once"))
+    if file.margin is None:
+        problems.append(Problem("margin is missing", "state the largest difference in the metric that counts as none"))
+    if not file.smoke:
+        problems.append(Problem("smoke is missing", "write for example smoke: [train.max_steps=20]"))
+
+
+def _expectations(file: _File, names: Names, problems: list[Problem]) -> tuple[Expectation, ...]:
+    found: list[Expectation] = []
+    for text in file.expect:
+        try:
+            statement = read_statement(text)
+            for group, resolved in in_groups(statement, names):
+                found.append(Expectation(f"{group}: {statement.text}" if group else statement.text, resolved))
+        except StatementError as error:
+            problems.append(Problem(f"expect: '{show(text)}': {error}", error.hint))
+            continue
+        if statement.relation == "=" and statement.amount is None:
+            problems.append(Problem(f"expect: '{show(text)}': nothing is exactly the same", "add: within AMOUNT"))
+    return tuple(found)

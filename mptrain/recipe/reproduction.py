@@ -18,9 +18,8 @@ from mptrain.config.differences import change_in_words, diff
 from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.files import read_bytes
-from mptrain.recipe.arm_values import unknown_measures
 from mptrain.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_arms
-from mptrain.recipe.expectations import Finding, judge
+from mptrain.recipe.expectations import Finding, judge, unknown_measures
 from mptrain.records import as_json
 from mptrain.run.describe import versions_now
 from mptrain.runlog.layout import RunPaths
@@ -65,8 +64,8 @@ class Reproduction:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What came of a recipe: a finding for each expectation, in the recipe's order."""
+class RecipeVerdict:
+    """The outcome of a recipe: a finding for each expectation, in the recipe's order."""
 
     findings: tuple[Finding, ...]
 
@@ -83,18 +82,12 @@ class Verdict:
 
 
 def folder_of(recipe: Recipe, root: str, *, smoke: bool) -> Path:
-    """Where a recipe is run."""
+    """Return where a recipe is run."""
     return Path(root) / "recipes" / (f"{recipe.name}-smoke" if smoke else recipe.name)
 
 
 def prepare(
-    recipe: Recipe,
-    words: Sequence[str],
-    root: str,
-    program: Program,
-    *,
-    smoke: bool,
-    config_dirs: Sequence[str] = (),
+    recipe: Recipe, words: Sequence[str], root: str, program: Program, *, smoke: bool, config_dirs: Sequence[str] = ()
 ) -> Reproduction:
     """Checks everything that can be checked before the first run; writes nothing.
 
@@ -197,7 +190,7 @@ def decide(
     runs: dict[str, list[RunMeasures]],
     numbers: Numbers,
     comparisons: Mapping[str, Comparison] | None = None,
-) -> Verdict:
+) -> RecipeVerdict:
     """Every expectation, judged; none is met by runs that cannot be compared fairly.
 
     Args:
@@ -213,7 +206,7 @@ def decide(
             replace(finding, outcome="undecided", numbers=f"the comparison is unfair: {unfair[0]}")
             for finding in findings
         ]
-    return Verdict(tuple(findings))
+    return RecipeVerdict(tuple(findings))
 
 
 def other_circumstances(sweep: Sweep) -> list[str]:
@@ -230,7 +223,7 @@ def other_circumstances(sweep: Sweep) -> list[str]:
     return list(found)
 
 
-def write_verdict(reproduction: Reproduction, verdict: Verdict, numbers: Numbers) -> Path:
+def write_verdict(reproduction: Reproduction, verdict: RecipeVerdict, numbers: Numbers) -> Path:
     """Writes ``verdict.json``: strict JSON, with non-finite numbers as in every record (`mptrain.records.as_json`).
 
     Raises:

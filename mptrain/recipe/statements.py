@@ -52,7 +52,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Statement:
-    """What is claimed.
+    """A claim about one or two measures.
 
     Attributes:
         text: As it was written.
@@ -79,7 +79,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Names:
-    """What statements may be about."""
+    """The arms, groups and entries that statements may be about."""
 
     groups: tuple[str, ...]
     arms: tuple[str, ...]

@@ -1,23 +1,45 @@
-"""The report of a comparison or a recipe: who differs from the reference, by how much, and whether that was fair."""
+"""The report of a comparison or a recipe: who differs from the reference, by how much, and whether that was fair.
+
+Of several groups each has figures of its own names.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Final
 
-from mptrain.comparison.results import Comparison
-from mptrain.comparison.serialization import read_comparisons
-from mptrain.report.comparison_parts import Compared, comparison_sections
-from mptrain.report.comparison_tables import comparison_table, verdict_list
-from mptrain.report.page import Block, Cell, Code, Fold, Page, Plots, Section, Text, section
-from mptrain.report.recipe_part import RecipeVerdict, claim_blocks, expectations_in_words, read_verdict
-from mptrain.report.run_parts import OpenedRun, tried
-from mptrain.report.sweep_axes import Point, read_points
+from mptrain.comparison.results import ArmResult, Comparison, read_comparisons
+from mptrain.config.ranges import show
+from mptrain.report import comparison_parts
+from mptrain.report.canvas import BLACK, dashed_series, ordered_series
+from mptrain.report.curves import Curve
+from mptrain.report.formatting import counted
+from mptrain.report.history import LearnerHistory, Overflows
+from mptrain.report.page import (
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Fold,
+    Page,
+    Plots,
+    Section,
+    Table,
+    Text,
+    plots,
+    section,
+    table,
+)
+from mptrain.report.recipe_part import SavedVerdict, claim_blocks, expectations_in_words, read_verdict
+from mptrain.report.run_parts import OpenedRun, exhibits, tried
+from mptrain.report.scaling_part import Panel, loss_scale_plot
 from mptrain.report.sweep_page import (
-    BUCKETS,
+    cliffs_plot,
     command_blocks,
     environments,
     points_table,
@@ -25,7 +47,7 @@ from mptrain.report.sweep_page import (
     sweep_plot,
     sweep_title,
 )
-from mptrain.report.wording import counted
+from mptrain.report.sweep_points import BUCKETS, OpenedPoint, numeric_axis, read_points
 from mptrain.runlog.sweeps import Sweep, SweepPaths
 
 Read = Callable[[Path], OpenedRun | str]
@@ -70,7 +92,7 @@ def _arms(groups: Mapping[str, Comparison]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _lead(groups: Mapping[str, Comparison], verdict: RecipeVerdict, *, smoke: bool, waiting: bool) -> str:
+def _lead(groups: Mapping[str, Comparison], verdict: SavedVerdict, *, smoke: bool, waiting: bool) -> str:
     sentences = [expectations_in_words(verdict)]
     for name, comparison in groups.items():
         words = [f"{result.arm.name} {result.verdict.word}" for result in comparison.arms[1:]]
@@ -89,20 +111,24 @@ def _lead(groups: Mapping[str, Comparison], verdict: RecipeVerdict, *, smoke: bo
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _waiting(points: Sequence[Point], *, smoke: bool) -> tuple[Section, ...]:
+def _waiting(points: Sequence[OpenedPoint], *, smoke: bool) -> tuple[Section, ...]:
     if not points:
         return ()
     text = None if smoke else Text("There is no comparison.json yet: it is written once the runs have ended.", "warn")
     return (section("Comparison", text, sweep_plot(points)),)
 
 
-def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: Sequence[Point]) -> list[Section]:
+def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: Sequence[OpenedPoint]) -> list[Section]:
     """The parts of the one comparison, or the tables of all groups and a section for each."""
     if len(groups) == 1:
         ((name, comparison),) = groups.items()
         return list(comparison_sections(Compared(comparison, folder, read, _of_group(points, name))))
     sections = [
-        section(f"{name or 'Others'}: comparison", comparison_table(comparison), verdict_list(comparison))
+        section(
+            f"{name or 'Others'}: comparison",
+            comparison_parts.comparison_table(comparison),
+            comparison_parts.verdict_list(comparison),
+        )
         for name, comparison in groups.items()
     ]
     for at, (name, comparison) in enumerate(groups.items(), 1):
@@ -116,13 +142,13 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
     return sections
 
 
-def _of_group(points: Sequence[Point], name: str) -> list[Point]:
+def _of_group(points: Sequence[OpenedPoint], name: str) -> list[OpenedPoint]:
     """The points whose arms are called ``GROUP/ARM``."""
     return [point for point in points if point.job.arm.rpartition("/")[0] == name]
 
 
 def _commands(
-    groups: Mapping[str, Comparison], folder: Path, sweep: Sweep | None, recipe: str, verdict: RecipeVerdict
+    groups: Mapping[str, Comparison], folder: Path, sweep: Sweep | None, recipe: str, verdict: SavedVerdict
 ) -> list[Block]:
     if sweep is None:
         runs = [run for comparison in groups.values() for result in comparison.arms for run in result.arm.runs]
@@ -133,3 +159,189 @@ def _commands(
     more = [str(word) for word in words] if isinstance(words, list) else []
     smoke = ["--smoke"] if sweep.plan.get("smoke") else []
     return [Code(shlex.join(["mptrain", "reproduce", recipe, *more, *smoke]), "sh"), *command_blocks(sweep)]
+
+
+#: Arms with colours of their own; more of them become shades of one ramp.
+_MOST_COLOURS: Final = 14
+
+#: Settings of a numeric key from which on the metric is drawn over it.
+_LEAST_SETTINGS: Final = 3
+
+#: Bytes of one sample of an arm.
+_MOST_BYTES: Final = 400_000
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison and where its records are.
+
+    Attributes:
+        comparison: What was found.
+        folder: What paths of runs are relative to.
+        read: Opens a run, or says why it cannot.
+        points: The jobs that belong to it; none where runs were compared that existed.
+        prefix: Of the names of its figures.
+    """
+
+    comparison: Comparison
+    folder: Path
+    read: Callable[[Path], OpenedRun | str]
+    points: Sequence[OpenedPoint]
+    prefix: str = ""
+
+
+def comparison_sections(compared: Compared) -> tuple[Section, ...]:
+    """Table and verdicts first, then what they rest on."""
+    comparison = compared.comparison
+    arms = [_arm_runs(compared, result) for result in comparison.arms]
+    others = len(arms) - 1
+    drawn = ordered_series(others) if others >= _MOST_COLOURS else dashed_series(others)
+    styles = dict(zip([arm.name for arm in arms], [(BLACK, "-"), *drawn], strict=True))
+    lost = tuple(problem for arm in arms for problem in arm.problems)
+    return (
+        section("Comparison", comparison_parts.comparison_table(comparison), comparison_parts.verdict_list(comparison)),
+        section("Differences", _differences(compared, styles)),
+        section("Is it fair?", *_fairness(comparison)),
+        section(
+            "Speed and memory",
+            comparison_parts.ratios_table(comparison),
+            _speed(compared),
+            comparison_parts.remarks_table(comparison),
+        ),
+        section("Curves", _curves(comparison, arms, styles, compared.prefix), Bullets(lost, "warn")),
+        section("Samples", *_samples(compared, arms)),
+        section("At equal work", comparison_parts.aligned_table(comparison)),
+        section("Configuration", _differing_keys(comparison)),
+    )
+
+
+def _samples(compared: Compared, arms: Sequence[ArmRuns]) -> list[Block]:
+    """Return what the first run of each arm exhibited."""
+    blocks: list[Block] = []
+    for arm, result in zip(arms, compared.comparison.arms, strict=True):
+        for opened, run in zip(arm.runs[:1], result.arm.runs, strict=False):
+            shown = exhibits(opened.run, over=f"{run.path}/", most_bytes=_MOST_BYTES)
+            blocks += [Text(f"{result.arm.name}, seed {run.seed}:"), *shown] if shown else []
+    return blocks
+
+
+def _arm_runs(compared: Compared, result: ArmResult) -> ArmRuns:
+    """The records of an arm's runs."""
+    found: list[OpenedRun] = []
+    problems: list[str] = []
+    for run in result.arm.runs:
+        opened = compared.read(compared.folder / run.path)
+        if isinstance(opened, str):
+            problems.append(f"{result.arm.name}, seed {run.seed}: {opened}")
+        else:
+            found.append(opened)
+            problems += [f"{result.arm.name}, seed {run.seed}: {note}" for note in opened.history.notes]
+    return ArmRuns(result.arm.name, tuple(found), tuple(problems))
+
+
+def _differences(compared: Compared, styles: comparison_parts.Styles) -> Plots:
+    comparison, prefix = compared.comparison, compared.prefix
+    axis = numeric_axis(compared.points)
+    metric = f"{comparison.metric} ({comparison.split})"
+    return plots(
+        comparison_parts.forest_plot(f"{prefix}differences", comparison),
+        comparison_parts.seeds_plot(f"{prefix}seeds", comparison, styles),
+        cliffs_plot(f"{prefix}cliffs", compared.points, axis, metric)
+        if axis is not None and len(axis.values) >= _LEAST_SETTINGS
+        else None,
+    )
+
+
+def _fairness(comparison: Comparison) -> list[Block | None]:
+    return [
+        comparison_parts.objections_list(comparison),
+        Text("The same in all arms:") if comparison.checks else None,
+        Bullets(comparison.checks),
+        Text("To know when reading it:") if comparison.notes else None,
+        Bullets(comparison.notes),
+    ]
+
+
+def _speed(compared: Compared) -> Plots:
+    results = compared.comparison.arms
+    done = {result.arm.name: [run for run in result.arm.runs if run.status == "done"] for result in results}
+    term = next((run.term for result in results for run in result.arm.runs), "samples")
+    most = max((run.peak_memory for runs in done.values() for run in runs), default=0)
+    size, bytes_unit = (1e9, "GB") if most >= 2e9 else (1e6, "MB")
+    throughput = {arm: [run.terms_per_second for run in runs if run.terms_per_second] for arm, runs in done.items()}
+    memory = {arm: [run.peak_memory / size for run in runs if run.peak_memory] for arm, runs in done.items()}
+    energy = {arm: [run.energy for run in runs if run.energy] for arm, runs in done.items()}
+    bars = (
+        ("throughput", f"{term} a second", "Throughput after warm-up", throughput),
+        ("memory", bytes_unit, "Peak memory", memory),
+        ("energy", "J", "Energy of the device while training", energy),
+    )
+    return plots(
+        *(
+            comparison_parts.bars_plot(f"{compared.prefix}{name}", unit, what, arms)
+            for name, unit, what, arms in bars
+            if any(arms.values())
+        )
+    )
+
+
+def _differing_keys(comparison: Comparison) -> Table:
+    """The keys in which any arm differs from the reference, with the values of all arms."""
+    reference = {key: result.differs[key][0] for result in comparison.arms for key in result.differs}
+    rows = [
+        [key, *(show(result.differs[key][1] if key in result.differs else own) for result in comparison.arms)]
+        for key, own in reference.items()
+    ]
+    return table(("key", *(result.arm.name for result in comparison.arms)), rows)
+
+
+#: Panels of one figure of loss scales.
+_MOST_PANELS: Final = 8
+
+
+@dataclass(frozen=True)
+class ArmRuns:
+    """The records of an arm: its opened runs, and what could not be read of them."""
+
+    name: str
+    runs: tuple[OpenedRun, ...]
+    problems: tuple[str, ...]
+
+    def learners(self) -> list[LearnerHistory]:
+        """The first learner of every run."""
+        return [next(iter(run.history.learners.values())) for run in self.runs if run.history.learners]
+
+    def metric(self, name: str) -> list[Curve]:
+        """A metric on validation data over steps, of every run that has it."""
+        found = [run.history.evaluations.get("val", {}).get(name) for run in self.runs]
+        return [curve for curve in found if curve is not None]
+
+    def panel(self) -> Panel | None:
+        """Its loss scales with their overflows, where they moved or overflowed; None otherwise."""
+        curves = [learner.loss_scale for learner in self.learners()]
+        overflows: list[Overflows] = []
+        for run in self.runs:
+            first = next(iter(run.history.learners), "")
+            overflows += [run.history.overflows[first]] if first in run.history.overflows else []
+        values = {value for curve in curves for value in curve.finite()}
+        return Panel(self.name, curves, overflows) if len(values) > 1 else None
+
+
+def _curves(comparison: Comparison, arms: Sequence[ArmRuns], styles: comparison_parts.Styles, prefix: str) -> Block:
+    """Losses and metrics with their bands, then the loss scales of the arms in which they move."""
+    losses = {arm.name: [learner.loss for learner in arm.learners()] for arm in arms}
+    if not any(losses.values()):
+        return Text("The records of the runs are not where they were, so there are no curves.")
+    metric, metrics = comparison.metric, {arm.name: arm.metric(comparison.metric) for arm in arms}
+    panels = [panel for arm in arms if (panel := arm.panel()) is not None]
+    few = panels[:_MOST_PANELS]
+    left = f" Shown are the first {len(few)} of {len(panels)} such arms." if len(panels) > len(few) else ""
+    caption = f"Loss scales of all seeds of the arms in which they move, with overflows.{left}"
+    known = any(curve.finite() for curves in metrics.values() for curve in curves)
+    return plots(
+        comparison_parts.arms_plot(f"{prefix}losses", "training loss", "Training loss", losses, styles),
+        comparison_parts.arms_plot(f"{prefix}metrics", metric, f"{metric} on validation data", metrics, styles)
+        if known
+        else None,
+        loss_scale_plot(f"{prefix}loss-scales", caption, few) if few else None,
+    )

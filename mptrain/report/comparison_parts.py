@@ -1,180 +1,345 @@
-"""What a report says of one comparison, as titled parts; of several groups, each with figures of its own names."""
+"""The tables and figures of a comparison: the table that everybody reads first, verdicts, differences, curves, speed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final
 
-from mptrain.comparison.results import ArmResult, Comparison
-from mptrain.config.ranges import show
-from mptrain.report.canvas import BLACK, dashed_series, ordered_series
-from mptrain.report.comparison_curves import ArmRuns, curve_blocks
-from mptrain.report.comparison_figures import bars_figure, forest_figure, seeds_figure
-from mptrain.report.comparison_tables import (
-    aligned_table,
-    comparison_table,
-    objections_list,
-    ratios_table,
-    remarks_table,
-    verdict_list,
-)
-from mptrain.report.exhibits_part import exhibits
-from mptrain.report.page import Block, Bullets, Cell, Plot, Plots, Section, Table, Text, plots, section, table
-from mptrain.report.run_parts import OpenedRun
-from mptrain.report.sweep_axes import Point, numeric_axis
-from mptrain.report.sweep_page import cliffs_plot
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
-#: Arms with colours of their own; more of them become shades of one ramp.
-_MOST_COLOURS: Final = 14
+from mptrain.comparison.results import ArmResult, Comparison, Interval
+from mptrain.report import canvas
+from mptrain.report.curves import Curve, together
+from mptrain.report.formatting import TIMES, UNKNOWN, elided, number, rate, share, signed
+from mptrain.report.page import Bullets, Cell, Plot, Table, Tone, table
+from mptrain.runlog.storage import readable_bytes
 
-#: Settings of a numeric key from which on the metric is drawn over it.
-_LEAST_SETTINGS: Final = 3
+#: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.
+_LEAST_FOR_RATIO: Final = 3
 
-#: Bytes of one sample of an arm.
-_MOST_BYTES: Final = 400_000
-
-_FOREST: Final = (
-    "Differences from the reference, paired by seed. An arm is equivalent where its thick interval lies inside the band, "
-    "better or worse where its thin one lies on one side of zero; see the verdicts for the rest."
-)
+_TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse": "bad", "undecided": "warn"}
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A comparison and where its records are.
-
-    Attributes:
-        comparison: What was found.
-        folder: What paths of runs are relative to.
-        read: Opens a run, or says why it cannot.
-        points: The jobs that belong to it; none where runs were compared that existed.
-        prefix: Of the names of its figures.
-    """
-
-    comparison: Comparison
-    folder: Path
-    read: Callable[[Path], OpenedRun | str]
-    points: Sequence[Point]
-    prefix: str = ""
-
-
-def comparison_sections(compared: Compared) -> tuple[Section, ...]:
-    """Table and verdicts first, then what they rest on."""
-    comparison = compared.comparison
-    arms = [_arm_runs(compared, result) for result in comparison.arms]
-    others = len(arms) - 1
-    drawn = ordered_series(others) if others >= _MOST_COLOURS else dashed_series(others)
-    styles = dict(zip([arm.name for arm in arms], [(BLACK, "-"), *drawn], strict=True))
-    lost = tuple(problem for arm in arms for problem in arm.problems)
-    return (
-        section("Comparison", comparison_table(comparison), verdict_list(comparison)),
-        section("Differences", _differences(compared, styles)),
-        section("Is it fair?", *_fairness(comparison)),
-        section("Speed and memory", ratios_table(comparison), _speed(compared), remarks_table(comparison)),
-        section(
-            "Curves",
-            *curve_blocks(comparison, arms, styles, compared.prefix),
-            Bullets(lost, "warn") if lost else None,
-        ),
-        section("Samples", *_samples(compared, arms)),
-        section("At equal work", aligned_table(comparison)),
-        section("Configuration", _differing_keys(comparison)),
-    )
-
-
-def _samples(compared: Compared, arms: Sequence[ArmRuns]) -> list[Block]:
-    """What the first run of each arm exhibited."""
-    blocks: list[Block] = []
-    for arm, result in zip(arms, compared.comparison.arms, strict=True):
-        for opened, run in zip(arm.runs[:1], result.arm.runs, strict=False):
-            shown = exhibits(opened.run, over=f"{run.path}/", most_bytes=_MOST_BYTES)
-            blocks += [Text(f"{result.arm.name}, seed {run.seed}:"), *shown] if shown else []
-    return blocks
-
-
-def _arm_runs(compared: Compared, result: ArmResult) -> ArmRuns:
-    """The records of an arm's runs."""
-    found: list[OpenedRun] = []
-    problems: list[str] = []
-    for run in result.arm.runs:
-        opened = compared.read(compared.folder / run.path)
-        if isinstance(opened, str):
-            problems.append(f"{result.arm.name}, seed {run.seed}: {opened}")
-        else:
-            found.append(opened)
-            problems += [f"{result.arm.name}, seed {run.seed}: {note}" for note in opened.history.notes]
-    return ArmRuns(result.arm.name, tuple(found), tuple(problems))
-
-
-def _differences(compared: Compared, styles: dict[str, tuple[str, str]]) -> Plots | None:
-    comparison, prefix = compared.comparison, compared.prefix
-    forest, seeds = f"{prefix}differences", f"{prefix}seeds"
-    axis = numeric_axis(compared.points)
-    metric = f"{comparison.metric} ({comparison.split})"
-    return plots(
-        Plot(forest, _FOREST, forest_figure(forest, comparison)) if len(comparison.arms) > 1 else None,
-        Plot(
-            seeds,
-            f"{comparison.metric} of every run; a line joins the runs of a seed.",
-            seeds_figure(seeds, comparison, styles),
-        ),
-        cliffs_plot(f"{prefix}cliffs", compared.points, axis, metric)
-        if axis is not None and len(axis.values) >= _LEAST_SETTINGS
-        else None,
-    )
-
-
-def _fairness(comparison: Comparison) -> list[Block | None]:
-    same: list[Block | None] = [Text("The same in all arms:"), Bullets(comparison.checks)] if comparison.checks else []
-    notes: list[Block | None] = (
-        [Text("To know when reading it:"), Bullets(comparison.notes)] if comparison.notes else []
-    )
-    return [objections_list(comparison), *same, *notes]
-
-
-def _speed(compared: Compared) -> Plots | None:
-    throughput: dict[str, list[float]] = {}
-    memory: dict[str, list[float]] = {}
-    energy: dict[str, list[float]] = {}
-    for result in compared.comparison.arms:
-        done = [run for run in result.arm.runs if run.status == "done"]
-        throughput[result.arm.name] = [run.terms_per_second for run in done if run.terms_per_second]
-        memory[result.arm.name] = [float(run.peak_memory) for run in done if run.peak_memory]
-        energy[result.arm.name] = [run.energy for run in done if run.energy]
-    term = next((run.term for result in compared.comparison.arms for run in result.arm.runs), "samples")
-    size, unit = _unit(max((value for values in memory.values() for value in values), default=0.0))
-    memory = {arm: [value / size for value in values] for arm, values in memory.items()}
-    bars = (
-        ("throughput", "Throughput after warm-up", f"{term} a second", throughput),
-        ("memory", "Peak memory", unit, memory),
-        ("energy", "Energy of the device while training", "J", energy),
-    )
-    return plots(
-        *(
-            Plot(f"{compared.prefix}{name}", f"{caption}; dots are runs.", bars_figure(f"{compared.prefix}{name}", label, values))
-            for name, caption, label, values in bars
-            if any(values.values())
-        )
-    )  # fmt: skip
-
-
-def _unit(most: float) -> tuple[float, str]:
-    return (1e9, "GB") if most >= 2e9 else (1e6, "MB")
-
-
-def _differing_keys(comparison: Comparison) -> Table | None:
-    """The keys in which any arm differs from the reference, with the values of all arms."""
-    keys = list(dict.fromkeys(key for result in comparison.arms for key in result.differs))
-    if not keys:
-        return None
-    reference = {key: result.differs[key][0] for result in comparison.arms for key in result.differs}
+def comparison_table(comparison: Comparison) -> Table:
+    """A row for each arm: metric, difference, speed, memory, skipped share, verdict."""
+    term = next((run.term for result in comparison.arms for run in result.arm.runs), "samples")
+    metric, reference, energy = comparison.metric, comparison.reference, _energy(comparison)
+    measured = (f"{metric} ± 95 % CI", f"Δ vs {reference} [95 % CI]", f"{term}/s", "speed", "peak", energy, "skipped")
     rows: list[list[Cell | str]] = [
         [
-            key,
-            *(show(result.differs[key][1] if key in result.differs else reference[key]) for result in comparison.arms),
+            result.arm.name,
+            _runs(result),
+            value_and_error(result.metric),
+            difference_and_interval(result.difference),
+            rate(result.throughput.mean) if result.throughput else UNKNOWN,
+            _ratio(result, result.speed),
+            readable_bytes(round(result.peak.mean)) if result.peak and math.isfinite(result.peak.mean) else UNKNOWN,
+            _ratio(result, result.energy),
+            share(result.skip_rate),
+            Cell(_verdict(comparison, result), _TONES.get(result.verdict.word, "")),
         ]
-        for key in keys
+        for result in comparison.arms
     ]
-    return table(("key", *(result.arm.name for result in comparison.arms)), rows)
+    direction = "higher" if comparison.higher_is_better else "lower"
+    note = (
+        f"{metric} on {comparison.split} data, {direction} is better; a difference counts as none within "
+        f"±{comparison.margin:g}. Ratios are geometric means of pairs, with their 95 % intervals."
+    )
+    return table(("arm", "runs", *measured, "verdict"), rows, numeric=range(1, 9), note=note)
+
+
+def _energy(comparison: Comparison) -> str | None:
+    """The head of a column of energies; None where no device says what it took."""
+    return "energy" if any(result.energy for result in comparison.arms) else None
+
+
+def ratios_table(comparison: Comparison) -> Table | None:
+    """Return what each arm takes, as ratios to the reference."""
+    if len(comparison.arms) < 2:
+        return None
+    rows = [
+        [result.arm.name, *(_ratio(result, one) for one in (result.speed, result.time, result.memory, result.energy))]
+        for result in comparison.arms
+    ]
+    head = ("arm", "speed after warm-up", "training time, warm-up included", "peak memory", _energy(comparison))
+    note = f"Against {comparison.reference}, with 95 % intervals from {_LEAST_FOR_RATIO} pairs on."
+    return table(head, rows, numeric=range(1, 5), note=note)
+
+
+def _runs(result: ArmResult) -> str:
+    """Return how many runs have a metric, so that a mean over some of them is not taken for one over all."""
+    total, lost = len(result.arm.runs), result.failed + result.missing
+    return f"{total - lost} of {total}" if lost else f"{total}"
+
+
+def _ratio(result: ArmResult, ratio: Interval | None) -> str:
+    if result.verdict.word == "reference":
+        return f"1.00{TIMES}"
+    if ratio is None or not math.isfinite(ratio.mean):
+        return UNKNOWN
+    spread = "" if ratio.n < _LEAST_FOR_RATIO else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"{ratio.mean:.2f}{TIMES}{spread}"
+
+
+def _verdict(comparison: Comparison, result: ArmResult) -> str:
+    equal = result.equivalence
+    power = f", power {share(equal.power)}" if equal is not None and math.isfinite(equal.power) else ""
+    if result.verdict.word in ("equivalent", "undecided"):
+        return f"{result.verdict.word} (margin ±{comparison.margin:g}{power})"
+    return result.verdict.word
+
+
+def value_and_error(interval: Interval | None) -> str:
+    """``0.9184 ± 0.0021``; the value alone where there is one run."""
+    if interval is None:
+        return UNKNOWN
+    error = (interval.high - interval.low) / 2
+    if not math.isfinite(error):
+        return number(interval.mean)
+    return f"{number(interval.mean, error)} ± {number(error, error)}"
+
+
+def difference_and_interval(interval: Interval | None) -> str:
+    """``+0.0005 [+0.0001, +0.0009]``; the value alone where there is one pair."""
+    if interval is None:
+        return UNKNOWN
+    error = (interval.high - interval.low) / 2
+    if not math.isfinite(error):
+        return signed(interval.mean)
+    return f"{signed(interval.mean, error)} [{signed(interval.low, error)}, {signed(interval.high, error)}]"
+
+
+def verdict_list(comparison: Comparison) -> Bullets:
+    """Return why each arm has its verdict."""
+    return Bullets(
+        tuple(
+            f"{result.arm.name} is {result.verdict.word}: {result.verdict.why.rstrip('.')}."
+            for result in comparison.arms
+            if result.verdict.word != "reference"
+        )
+    )
+
+
+def remarks_table(comparison: Comparison) -> Table:
+    """Return why arms are not faster or smaller, and what else deserves a sentence."""
+    rows = [
+        [result.arm.name if at == 0 else "", remark]
+        for result in comparison.arms
+        for at, remark in enumerate(result.remarks)
+    ]
+    return table(("arm", "remark"), rows)
+
+
+def aligned_table(comparison: Comparison) -> Table:
+    """Every arm and the reference after the same number of updates, and of samples."""
+    rows = [
+        [
+            result.arm.name,
+            f"{aligned.at:,} {aligned.by}",
+            aligned.quantity,
+            value_and_error(aligned.value),
+            difference_and_interval(aligned.difference),
+        ]
+        for result in comparison.arms
+        for aligned in result.aligned
+    ]
+    note = "So that skipped updates can neither hide nor count twice."
+    head = ("arm", "after", "quantity", "value ± 95 % CI", f"Δ vs {comparison.reference} [95 % CI]")
+    return table(head, rows, numeric=(3, 4), note=note)
+
+
+def objections_list(comparison: Comparison) -> Bullets:
+    """Return what makes the comparison less than fair."""
+    items = [
+        f"{'Not comparable: ' if objection.fatal else ''}{objection.what.rstrip('.')}."
+        + (f" To mend it: {objection.hint.rstrip('.')}." if objection.hint else "")
+        for objection in comparison.objections
+    ]
+    return Bullets(tuple(items), "warn")
+
+
+#: Colour of each verdict; the word stands beside it.
+VERDICTS: Final = {
+    "better": canvas.BLUE,
+    "equivalent": canvas.GREEN,
+    "worse": canvas.VERMILLION,
+    "undecided": canvas.GREY,
+}
+
+#: An arm whose interval reaches so many margins from zero is far away, if others are not.
+_FAR: Final = 12
+
+Styles = Mapping[str, tuple[str, str]]
+
+
+def forest_plot(name: str, comparison: Comparison) -> Plot | None:
+    """Differences from the reference with their intervals, the band of the margin behind them.
+
+    The axis is made for what lies near the margin; an arm far away from it is an arrow with its numbers.
+    """
+    arms = [result for result in comparison.arms if result.verdict.word != "reference"]
+    if len(comparison.arms) < 2:
+        return None
+    limit = _limit(comparison.margin, [_reach(result.difference) for result in arms])
+    with canvas.drawing(name, 0.95 + 0.38 * len(arms)) as figure:
+        (axes,) = figure.panels()
+        axes.axvspan(-comparison.margin, comparison.margin, color=canvas.SKY, alpha=0.22, linewidth=0)
+        axes.axvline(0, color=canvas.GREY, linewidth=1)
+        axes.set_xlim(-limit, limit)
+        for row, result in enumerate(arms):
+            _difference(axes, row, result, limit)
+        _rows(axes, [result.arm.name for result in arms])
+        _numbers(axes, f"{elided(comparison.metric, 22)}, minus {elided(comparison.reference, 22)}")
+        figure.label("95 % interval", color=canvas.GREY, linewidth=1.4)
+        figure.label("90 % interval (two one-sided tests)", color=canvas.GREY, linewidth=4.5)
+        figure.label(f"margin ±{canvas.tick(comparison.margin)}", Patch(color=canvas.SKY, alpha=0.3, linewidth=0))
+    caption = (
+        "Differences from the reference, paired by seed. An arm is equivalent where its thick interval lies inside the band, "
+        "better or worse where its thin one lies on one side of zero; see the verdicts for the rest."
+    )
+    return Plot(name, caption, figure.svg)
+
+
+def _reach(difference: Interval | None) -> float:
+    """Return how far from zero an interval, or a single difference, reaches; NaN where there is none."""
+    if difference is None:
+        return math.nan
+    ends = [abs(end) for end in (difference.low, difference.high) if math.isfinite(end)]
+    return max(ends, default=abs(difference.mean))
+
+
+def _limit(margin: float, reaches: Sequence[float]) -> float:
+    known = [reach for reach in reaches if math.isfinite(reach)]
+    near = [reach for reach in known if reach <= _FAR * margin]
+    return 1.12 * max([*(near or known), 1.5 * margin])
+
+
+def _difference(axes: Axes, row: int, result: ArmResult, limit: float) -> None:
+    """The intervals of one arm, its verdict beside them."""
+    colour = VERDICTS.get(result.verdict.word, canvas.GREY)
+    found = result.difference
+    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    axes.text(1.02, row, result.verdict.word, color=colour, **place)
+    if found is None or not math.isfinite(found.mean):
+        axes.text(0.5, row, "no difference can be given", ha="center", color=canvas.GREY, **place)
+        return
+    if abs(found.mean) > limit:
+        left = found.mean < 0
+        at, mark, text_at, side = (0.02, "<", 0.06, "left") if left else (0.98, ">", 0.94, "right")
+        axes.plot([at], [row], transform=place["transform"], marker=mark, color=colour, markersize=8)
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        axes.text(text_at, row, difference_and_interval(found), bbox=white, ha=side, **place)
+        return
+    flat: dict[str, Any] = {"color": colour, "solid_capstyle": "butt"}
+    axes.plot([found.low, found.high], [row, row], linewidth=1.4, **flat)
+    if result.equivalence is not None:
+        axes.plot([result.equivalence.low, result.equivalence.high], [row, row], linewidth=4.5, **flat)
+    axes.plot([found.mean], [row], marker="o", color=colour, markersize=6.5, markeredgecolor="white")
+
+
+def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
+    """The metric of every run, those with the same seed joined."""
+    metric = comparison.metric
+    values = {
+        result.arm.name: {
+            run.seed: run.metrics[metric]
+            for run in result.arm.runs
+            if run.status == "done" and math.isfinite(run.metrics.get(metric, math.nan))
+        }
+        for result in comparison.arms
+    }
+    failed = [at for at, result in enumerate(comparison.arms) if result.failed]
+    with canvas.drawing(name, 2.9) as figure:
+        (axes,) = figure.panels()
+        for seed in sorted({seed for found in values.values() for seed in found}):
+            line = [found.get(seed, math.nan) for found in values.values()]
+            axes.plot(range(len(values)), line, color=canvas.GREY, linewidth=0.8, alpha=0.5)
+        for at, (arm, found) in enumerate(values.items()):
+            canvas.dots(axes, [at] * len(found), list(found.values()), edge=True, markersize=5, color=styles[arm][0])
+            if found:
+                axes.plot([at - 0.22, at + 0.22], [fmean(found.values())] * 2, color=canvas.BLACK, linewidth=1.8)
+        canvas.numbers_up(axes)
+        figure.label("seed", color=canvas.GREY, marker="o", markersize=5, linewidth=0.8)
+        figure.label("mean", color=canvas.BLACK)
+        if failed:
+            low, high = axes.get_ylim()
+            axes.set_ylim(low - 0.07 * (high - low), high)
+            for at in failed:
+                canvas.failures_at(axes, [at], [0.035])
+            figure.label("failed or diverged", **canvas.FAILED)
+        axes.set_ylabel(elided(metric, 22))
+        _arms_across(axes, list(values))
+    return Plot(name, f"{metric} of every run; a line joins the runs of a seed.", figure.svg)
+
+
+def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve]], styles: Styles) -> Plot | None:
+    """A quantity over steps: for each arm the mean over its seeds, and a band from the lowest to the highest.
+
+    Args:
+        name: Of the figure.
+        unit: Label of the vertical axis.
+        what: The quantity, in the caption.
+        arms: By name, the curves of the arm's runs.
+        styles: Colour and line style of each arm.
+    """
+    merged = {arm: together(curves) for arm, curves in arms.items() if any(curve.finite() for curve in curves)}
+    with canvas.drawing(name, 2.7) as figure:
+        (axes,) = figure.panels()
+        for arm, (steps, means, lows, highs) in merged.items():
+            colour, line = styles[arm]
+            if len(merged) <= 8:
+                axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
+            mark: dict[str, Any] = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
+            (handle,) = axes.plot(steps, means, color=colour, linestyle=line, linewidth=1.5, **mark)
+            if len(merged) <= canvas.MOST_NAMED:
+                figure.label(elided(arm, canvas.NAME), handle)
+        canvas.numbers_up(axes, [value for _, means, *_ in merged.values() for value in means], 30)
+        axes.set_ylabel(elided(unit, 22))
+        canvas.steps_across(axes, max((steps[-1] for steps, *_ in merged.values() if steps), default=1))
+    return Plot(name, f"{what}, means over seeds; the band reaches from the lowest to the highest.", figure.svg)
+
+
+def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float]]) -> Plot:
+    """A bar for the mean of each arm, a dot for each of its runs.
+
+    Args:
+        name: Of the figure.
+        unit: Label of the axis.
+        what: The quantity, in the caption.
+        arms: By name, the values of the arm's runs; the first is the reference.
+    """
+    with canvas.drawing(name, 0.85 + 0.3 * len(arms)) as figure:
+        (axes,) = figure.panels()
+        for row, values in enumerate(arms.values()):
+            if values:
+                colour = canvas.GREY if row == 0 else canvas.SKY
+                axes.barh([row], [fmean(values)], height=0.62, color=colour, alpha=0.75, linewidth=0)
+                canvas.dots(axes, values, [row] * len(values), edge=True, markersize=3.6, color=canvas.BLACK, alpha=0.7)
+        _rows(axes, list(arms))
+        axes.set_xlim(left=0)
+        _numbers(axes, unit)
+    return Plot(name, f"{what}; dots are runs.", figure.svg)
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    canvas.named_rows(axes, names)
+    axes.grid(visible=False, axis="y")
+
+
+def _numbers(axes: Axes, label: str) -> None:
+    canvas.numbers_across(axes, label)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _arms_across(axes: Axes, names: Sequence[str]) -> None:
+    """Names of arms on the horizontal axis, turned where they have no room."""
+    canvas.ticks_at(axes.xaxis, range(len(names)), lambda value: elided(names[int(value)], 20))
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.grid(visible=False, axis="x")
+    if sum(len(elided(name, 20)) + 2 for name in names) > 40:
+        for label in axes.get_xticklabels():
+            label.set(rotation=40, horizontalalignment="right", rotation_mode="anchor")

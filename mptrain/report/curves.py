@@ -38,7 +38,7 @@ class Curve:
         self._buckets: list[list[float]] = []
 
     def __len__(self) -> int:
-        """How many buckets there are."""
+        """Return how many buckets there are."""
         return len(self._buckets)
 
     def add(self, step: int, value: float) -> None:
@@ -86,7 +86,7 @@ class Curve:
         return steps, [_mean(values[max(at - reach, 0) : at + reach + 1]) for at in range(len(values))]
 
     def lost(self) -> list[float]:
-        """Where values were not finite: the middles of those buckets."""
+        """Return where values were not finite: the middles of those buckets."""
         return [self._middle(bucket) for bucket in self._buckets if bucket[_LOST]]
 
     def finite(self) -> list[float]:

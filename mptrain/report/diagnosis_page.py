@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Final
 
 from mptrain.numerics.formats import FLOAT16
-from mptrain.report.operators_part import operator_blocks
+from mptrain.report.formatting import number, scale, share
 from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section, table
 from mptrain.report.rendering import html, markdown_page
-from mptrain.report.wording import number, scale, share
+from mptrain.report.run_parts import operator_blocks
 from mptrain.runlog.diagnosis import CauseKind, Examination, ModuleRow, Reach, Remedy, file_stem, write_examination
 from mptrain.runlog.storage import storing, write_atomically
 
@@ -66,9 +66,9 @@ def diagnosis_page(found: Examination) -> Page:
         status=Cell("finite" if found.cause == "none" else f"goes wrong in {NAMES[found.cause]}", tone),
         lead=f"{as_sentence(found.verdict, found.operator)}{f' {FINITE}.' if found.cause == 'none' else ''}",
         sections=(
-            section("The step", Tiles(_tiles(found)), Bullets(found.remarks) if found.remarks else None),
-            section("Wrong as well", Bullets(tuple(one.sentence for one in found.also), "bad") if found.also else None),
-            section("Worth knowing", Bullets(found.notes, "warn") if found.notes else None),
+            section("The step", Tiles(_tiles(found)), Bullets(found.remarks)),
+            section("Wrong as well", Bullets(tuple(one.sentence for one in found.also), "bad")),
+            section("Worth knowing", Bullets(found.notes, "warn")),
             section("What was tried", _remedies(found.remedies)),
             section("Forward pass, module by module", _modules(found.modules, "forward")),
             section("Backward pass, module by module", _modules(found.modules[::-1], "backward")),
@@ -99,13 +99,11 @@ def _tiles(found: Examination) -> tuple[tuple[str, str, str], ...]:
 
 
 def verdict_on(remedy: Remedy) -> str:
-    """Whether a remedy helped, in one word or two."""
+    """Return whether a remedy helped, in one word or two."""
     return {True: "helps", False: "no help", None: "not checked"}[remedy.helped]
 
 
-def _remedies(remedies: Sequence[Remedy]) -> Table | None:
-    if not remedies:
-        return None
+def _remedies(remedies: Sequence[Remedy]) -> Table:
     tones: dict[bool | None, Tone] = {True: "good", False: "bad", None: "warn"}
     rows: list[list[Cell | str]] = [
         [one.text, " ".join(one.words), Cell(verdict_on(one), tones[one.helped]), one.outcome] for one in remedies
@@ -113,21 +111,14 @@ def _remedies(remedies: Sequence[Remedy]) -> Table | None:
     return table(("remedy", "what to write", "checked", "on this batch"), rows)
 
 
-def _modules(modules: Sequence[ModuleRow], phase: str) -> Table | None:
-    reached = [(row, row.forward if phase == "forward" else row.backward) for row in modules]
-    rows: list[list[Cell | str]] = [
-        [
-            Cell(row.name or "(model)", "bad" if row.breaks == phase else ""),
-            row.type + (f", {row.calls} calls" if row.calls > 1 else ""),
-            row.dtype,
-            *cells(row, reach),
-            Cell(breaking(row), "bad") if row.breaks == phase else "",
-        ]
-        for row, reach in reached
-        if reach is not None or row.breaks == phase
-    ]
-    if not rows:
-        return None
+def _modules(modules: Sequence[ModuleRow], phase: str) -> Table:
+    rows: list[list[Cell | str]] = []
+    for row in modules:
+        reach, breaks = row.forward if phase == "forward" else row.backward, row.breaks == phase
+        if reach is not None or breaks:
+            name = Cell(row.name or "(model)", "bad" if breaks else "")
+            kind = row.type + (f", {row.calls} calls" if row.calls > 1 else "")
+            rows.append([name, kind, row.dtype, *cells(row, reach), Cell(breaking(row), "bad") if breaks else ""])
     scaled = " Gradients carry the loss scale." if phase == "backward" else ""
     note = (
         f"Of all that a module's own operators gave.{scaled} Below 2^-14: share of the nonzero values, which FP16 holds with "

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 from mptrain.errors import StorageError
 from mptrain.report.curves import MOST_BUCKETS
 from mptrain.report.forecast_part import forecast_plot, forecast_table, reasons, recommendation, scale_words
+from mptrain.report.formatting import counted
 from mptrain.report.histogram_summary import forecasts, read_histograms
 from mptrain.report.page import Bullets, Cell, Page, Section, Table, Text, plots, section
 from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history, unfinished
-from mptrain.report.sweep_measurements import Measured, read_measured
-from mptrain.report.wording import counted
+from mptrain.report.sweep_points import Measured, read_measured
 
 if TYPE_CHECKING:
     from mptrain.numerics.forecast import Forecast
@@ -27,7 +27,7 @@ _FIRST: Final = ("model", "dataset", "task", "train")
 
 @dataclass(frozen=True)
 class Recommendation:
-    """What the histograms of a run say about static scales.
+    """The static scales that the histograms of a run speak for.
 
     Attributes:
         opened: The run.
@@ -49,25 +49,22 @@ class Recommendation:
         found = self.measured.unlike(self.opened.run.config) if self.measured else {}
         if not found:
             return ""
-        named = [
-            f"{key} is {own} in the run, {theirs} in the sweep"
-            for key, (own, theirs) in sorted(found.items(), key=_weight)
-        ]
+        ordered = sorted(found.items(), key=_weight)
+        named = [f"{key} is {own} in the run, {theirs} in the sweep" for key, (own, theirs) in ordered]
         more = f"; and {counted(len(named) - _NAMED, 'more key')}" if len(named) > _NAMED else ""
         return f"The sweep is not of this run's configuration, so what it measured says little here: {'; '.join(named[:_NAMED])}{more}."
 
     def sentences(self) -> list[str]:
         """One for each learner, with its name where there are several."""
         settings = self.opened.settings
-        if len(self.forecasts) == 1:
-            return [recommendation(forecast, scale_words(settings)) for forecast in self.forecasts.values()]
+        several = len(self.forecasts) > 1
         return [
-            f"{name}: {recommendation(forecast, scale_words(settings, name))}"
+            (f"{name}: " if several else "") + recommendation(forecast, scale_words(settings, name if several else ""))
             for name, forecast in self.forecasts.items()
         ]
 
     def reasons(self, learner: str) -> list[str]:
-        """Why, in sentences."""
+        """Return why, in sentences."""
         return reasons(self.forecasts[learner])
 
     def table(self, learner: str) -> Table | None:
@@ -77,7 +74,7 @@ class Recommendation:
 
 
 def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
-    """What the histograms of a run say.
+    """Return what the histograms of a run say.
 
     Args:
         path: The run directory.
@@ -103,7 +100,7 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
 def forecast_page(found: Recommendation) -> Page:
     """The page of a recommendation."""
     opened = found.opened
-    notes = Bullets(found.notes, "warn") if found.notes else None
+    notes = Bullets(found.notes, "warn")
     return Page(
         over="mptrain, recommended loss scale",
         title=opened.title(),

@@ -1,20 +1,27 @@
-"""A forecast in words and as a table: which static scales are usable for a run, and why the others are not."""
+"""A forecast in words, as a table and as a figure: which static scales are usable for a run, and why the others are not.
+
+What underflows is on the left, what overflows on the right; what a sweep measured stands below.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from statistics import fmean
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from mptrain.numerics.confidence import CONFIDENCE, FEWEST, MOST
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
 from mptrain.numerics.overflow_limits import EXPONENTS
-from mptrain.report.forecast_figure import forecast_figure
+from mptrain.report import canvas
+from mptrain.report.formatting import ONE_BECOMES_ALL, counted, elided, number, share
 from mptrain.report.page import Cell, Plot, Table, table
-from mptrain.report.wording import ONE_BECOMES_ALL, counted, elided, number, share
-
-if TYPE_CHECKING:
-    from mptrain.report.sweep_measurements import Measured, MeasuredRun
+from mptrain.report.sweep_points import Measured, MeasuredRun
 
 #: Letters of a module's name.
 _NAME = 36
@@ -38,7 +45,7 @@ def power(exponent: int) -> str:
 
 
 def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
-    """What gives a run like this one a static scale, up to the number: ``precision=fp16_static scaler.scale=``.
+    """Return what gives a run like this one a static scale, up to the number: ``precision=fp16_static scaler.scale=``.
 
     Args:
         settings: The configuration of the run, dotted key to value.
@@ -136,7 +143,7 @@ def _more_looks(forecast: Forecast) -> str:
 
 
 def reasons(forecast: Forecast) -> list[str]:
-    """Why the edges are where they are, and what to mind, in sentences."""
+    """Return why the edges are where they are, and what to mind, in sentences."""
     said = []
     if forecast.scales:
         said += [*_below(forecast), *_above(forecast)]
@@ -237,11 +244,14 @@ def forecast_table(forecast: Forecast, measured: Measured | None = None) -> Tabl
         measured: What a sweep found at some of them.
     """
     kinds = list(measured.kinds) if measured else []
-    rows: list[list[Cell | str]] = []
-    for each in forecast.scales:
-        row: list[Cell | str] = [
+    head = ["scale", "", "lost", "worst", "magnitude", "in module", "weights", "subnormal", "overflow"]
+    for kind in kinds:
+        of = f", {elided(kind, _NAME)}" if kind else ""
+        head += [f"{measured.metric if measured else ''}{of}", f"skipped{of}"]
+    rows = [
+        [
             f"2^{each.exponent}",
-            _mark(forecast, each.exponent),
+            _usability(forecast, each.exponent),
             _rounded(each.lost),
             _rounded(each.worst_lost.share),
             Cell(_rounded(each.taken.share), "bad" if each.taken.share > MOST_TAKEN else ""),
@@ -249,20 +259,15 @@ def forecast_table(forecast: Forecast, measured: Measured | None = None) -> Tabl
             _rounded(each.weights_lost),
             _rounded(each.subnormal),
             _rounded(each.overflow_share),
+            *(cell for kind in kinds if measured for cell in _found(measured.at(kind, each.exponent))),
         ]
-        for kind in kinds:
-            row += _found(measured.at(kind, each.exponent)) if measured else []
-        rows.append(row)
-    head = ["scale", "", "lost", "worst", "magnitude", "in module", "weights", "subnormal", "overflow"]
-    for kind in kinds:
-        of = f", {elided(kind, _NAME)}" if kind else ""
-        head += [f"{measured.metric if measured else ''}{of}", f"skipped{of}"]
-    numeric = (2, 3, 4, 6, 7, *range(8, len(head)))
-    return table(tuple(head), rows, numeric=numeric, note=_legend(measured))
+        for each in forecast.scales
+    ]
+    return table(head, rows, numeric=(2, 3, 4, 6, 7, *range(8, len(head))), note=_legend(measured))
 
 
 def _legend(measured: Measured | None) -> str:
-    """What the columns are."""
+    """Return what the columns are."""
     said = (
         "Lost: activation gradients, other than zero, that FP16 rounds to zero, of all modules together; worst: of the module "
         "that loses most of them. Magnitude: what that takes of the sum of |x| of one module at one step, where it is most; more "
@@ -276,7 +281,7 @@ def _legend(measured: Measured | None) -> str:
     return f"{said}, means of n runs." if several else f"{said}."
 
 
-def _mark(forecast: Forecast, exponent: int) -> Cell:
+def _usability(forecast: Forecast, exponent: int) -> Cell:
     if exponent == forecast.recommended:
         return Cell("recommended", "good")
     low, high = forecast.lowest, forecast.highest
@@ -304,20 +309,59 @@ def _found(runs: list[MeasuredRun]) -> list[Cell | str]:
     values = [run.metric for run in runs if run.metric is not None]
     skipped = [run.skipped for run in runs if run.skipped is not None]
     failed = sum(run.failed for run in runs)
-    metric = number(math.fsum(values) / len(values)) if values else ""
-    if len(values) > 1:
-        metric += f" (n={len(values)})"
+    metric = number(fmean(values)) if values else ""
+    metric += f" (n={len(values)})" if len(values) > 1 else ""
     lost = f"{failed} of {len(runs)} failed" if failed else ""
     return [
         Cell(", ".join(filter(None, (metric, lost))), "bad" if failed else ""),
-        share(math.fsum(skipped) / len(skipped)) if skipped else "",
+        share(fmean(skipped)) if skipped else "",
     ]
 
 
+_RANGE: Final = "#d9efe6"
+_LOST: Final[dict[str, Any]] = {"color": canvas.BLUE, "marker": "o", "markersize": 3.5}
+_WORST: Final[dict[str, Any]] = {"color": canvas.SKY, "linestyle": "--"}
+_OVERFLOWING: Final[dict[str, Any]] = {"color": canvas.VERMILLION, "marker": "s", "markersize": 3.5}
+
+
 def forecast_plot(name: str, forecast: Forecast, whose: str = "", measured: Measured | None = None) -> Plot | None:
-    """The figure of a forecast; None where there is nothing to draw."""
+    """Shares over the exponent of the scale, with the usable range and the recommended scale; below, a sweep.
+
+    Args:
+        name: Of the figure.
+        forecast: Without scales there is nothing to draw.
+        whose: Learner, for the caption.
+        measured: What a sweep found at some scales; None where there is none.
+    """
     if not forecast.scales:
         return None
+    curves = (
+        ("gradients lost", [each.lost for each in forecast.scales], _LOST),
+        ("lost, worst module", [each.taken.share for each in forecast.scales], _WORST),
+        ("steps overflowing", [each.overflow_share for each in forecast.scales], _OVERFLOWING),
+    )
+    scales = [each.exponent for each in forecast.scales]
+    with canvas.drawing(name, 2.6 if measured is None else 4.9) as figure:
+        grid = figure.panels(3, (5, 3, 3)) if measured else figure.panels()
+        for label, shares, style in curves:
+            figure.label(label, *grid[0].plot(scales, [100 * share for share in shares], **style))
+        grid[0].set_ylim(-4, 104)
+        grid[0].set_ylabel("forecast (%)")
+        handles = _measured(grid[1], grid[2], measured) if measured else []
+        for axes in grid:
+            _range_on(axes, forecast)
+        if forecast.has_range:
+            figure.label("usable range", Patch(facecolor=_RANGE))
+        if forecast.recommended is not None:
+            figure.label("recommended", color=canvas.GREEN, linewidth=2)
+        if measured and len(measured.kinds) > 1:
+            for kind, handle in zip(measured.kinds, handles, strict=True):
+                figure.label(f"measured: {elided(kind, canvas.NAME)}", handle)
+        _scales_across(grid[-1])
+    return Plot(name, _caption(forecast, whose, measured), figure.svg)
+
+
+def _caption(forecast: Forecast, whose: str, measured: Measured | None) -> str:
     caption = (
         f"What every static loss scale would do{whose}, from {counted(len(forecast.looks), 'look')}: the share of the "
         "activation gradients that FP16 rounds to zero, what the worst module loses of its magnitude, and the share of "
@@ -329,4 +373,41 @@ def forecast_plot(name: str, forecast: Forecast, whose: str = "", measured: Meas
         failed = any(run.failed for runs in measured.kinds.values() for run in runs)
         crosses = "; a cross marks runs that failed" if failed else ""
         caption += f" Below: {measured.metric} and skipped updates of a sweep, a dot for each run{crosses}."
-    return Plot(name, caption, forecast_figure(name, forecast, measured))
+    return caption
+
+
+def _range_on(axes: Axes, forecast: Forecast) -> None:
+    if forecast.has_range and forecast.lowest is not None and forecast.top is not None:
+        axes.axvspan(forecast.lowest - 0.25, forecast.top + 0.25, color=_RANGE, linewidth=0, zorder=0)
+    if forecast.recommended is not None:
+        axes.axvline(forecast.recommended, color=canvas.GREEN, linewidth=2, alpha=0.9, zorder=1)
+
+
+def _measured(above: Axes, below: Axes, measured: Measured) -> list[Line2D]:
+    """Every run of a sweep as a dot, a line through the means of each scale; the skipped share below."""
+    handles = []
+    styles = canvas.series(len(measured.kinds)) if len(measured.kinds) > 1 else [(canvas.BLACK, "-")]
+    for runs, (colour, line) in zip(measured.kinds.values(), styles, strict=True):
+        metrics = [(run.exponent, run.metric) for run in runs if run.metric is not None]
+        skipped = [(run.exponent, 100 * run.skipped) for run in runs if run.skipped is not None]
+        for axes, values in ((above, metrics), (below, skipped)):
+            style: dict[str, Any] = {"means": {"linewidth": 1.3}, "markersize": 3.5, "alpha": 0.55}
+            handle = canvas.dots_and_means(axes, values, colour, line, **style)
+        handles.append(handle)
+        failed = sorted({run.exponent for run in runs if run.failed})
+        if failed:  # a line without points beyond the axes would make the layout collapse
+            canvas.failures_at(above, failed, [0.06] * len(failed))
+    canvas.numbers_up(above)
+    above.yaxis.set_major_locator(MaxNLocator(4))
+    above.set_ylabel(elided(measured.metric, 18))
+    below.set_ylabel("skipped (%)")
+    below.set_ylim(-6, 106)
+    below.yaxis.set_major_locator(FixedLocator([0, 50, 100]))
+    return handles
+
+
+def _scales_across(axes: Axes) -> None:
+    axes.set_xlim(EXPONENTS[0] - 0.6, EXPONENTS[-1] + 0.6)
+    canvas.ticks_at(axes.xaxis, list(EXPONENTS[::4]), lambda value: f"2^{value:g}")
+    axes.xaxis.set_minor_locator(FixedLocator(list(EXPONENTS)))
+    axes.set_xlabel("loss scale")

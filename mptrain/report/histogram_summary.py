@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -90,7 +90,7 @@ class LearnerHistograms:
 
     @property
     def looks(self) -> int:
-        """How many steps were looked at."""
+        """Return how many steps were looked at."""
         return len(self.seen) + len(self.overflowed)
 
     def together(self, kind: TensorKind) -> ExponentCounts:
@@ -139,19 +139,15 @@ def read_histograms(run: Run, notes: list[str]) -> dict[str, LearnerHistograms]:
 
 
 def forecasts(run: Run, histograms: dict[str, LearnerHistograms]) -> dict[str, Forecast]:
-    """What follows from the histograms, by learner; damaged steps end what is known of the steps between."""
+    """Return what follows from the histograms, by learner; damaged steps end what is known of the steps between."""
     return {name: one.gradients.forecast(_steps_of(run, name)) for name, one in histograms.items()}
 
 
 def _steps_of(run: Run, learner: str) -> Iterator[StepRecord]:
     try:
-        yield from _only(run.steps(), learner)
+        yield from (step for step in run.steps() if step.learner == learner)
     except StorageError:  # the report says so where it shows steps
         return
-
-
-def _only(steps: Iterable[StepRecord], learner: str) -> Iterator[StepRecord]:
-    return (step for step in steps if step.learner == learner)
 
 
 def worst_first(named: dict[str, ExponentCounts]) -> list[tuple[str, ExponentCounts]]:

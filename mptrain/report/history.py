@@ -77,7 +77,7 @@ class Ends:
 
     @property
     def between(self) -> int:
-        """How many are kept in neither."""
+        """Return how many are kept in neither."""
         return self.count - len(self.first) - len(self.last)
 
     def kept(self) -> list[Any]:
@@ -155,14 +155,14 @@ class History:
 
     @property
     def scaled(self) -> bool:
-        """Whether any loss was multiplied by anything but 1."""
+        """Return whether any loss was multiplied by anything but 1."""
         return any(
             value != 1 for learner in self.learners.values() for value in (learner.loss_scale.finite() or [1.0])
         ) or any(len(learner.loss_scale.lost()) for learner in self.learners.values())
 
 
 def read_history(run: Run, most: int = MOST_BUCKETS) -> History:
-    """What the record files of a run say, as far as they can be read.
+    """Return what the record files of a run say, as far as they can be read.
 
     Args:
         run: The run.

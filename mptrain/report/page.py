@@ -1,10 +1,11 @@
-"""What a report consists of, whatever it is written in: sections of plain blocks, shown by the templates.
+"""The content of a report, whatever it is written in: sections of plain blocks, shown by the templates.
 
 Every string here is text, never markup; making it safe is the business of `mptrain.report.rendering` alone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -162,8 +163,15 @@ class Page:
 
 
 def section(title: str, *blocks: Block | None) -> Section:
-    """A section of the blocks that there are."""
-    return Section(title, tuple(block for block in blocks if block is not None))
+    """A section of the blocks that there are and that have something to show."""
+    return Section(title, tuple(block for block in blocks if block is not None and not _is_empty(block)))
+
+
+def _is_empty(block: Block) -> bool:
+    match block:
+        case Bullets(items=()) | Facts(rows=()) | Table(rows=()) | Plots(plots=()):
+            return True
+    return False
 
 
 def facts(*rows: tuple[str, str]) -> Facts:
@@ -171,16 +179,27 @@ def facts(*rows: tuple[str, str]) -> Facts:
     return Facts(tuple((name, text) for name, text in rows if text))
 
 
-def table(head: tuple[str, ...], rows: list[list[Cell | str]], numeric: tuple[int, ...] = (), note: str = "") -> Table:
-    """A table of cells and of plain texts."""
-    cells = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in rows)
-    return Table(head, cells, frozenset(numeric), note)
+def table(
+    head: Sequence[str | None], rows: Iterable[Sequence[Cell | str]], numeric: Iterable[int] = (), note: str = ""
+) -> Table:
+    """A table of cells and of plain texts.
+
+    Args:
+        head: Names of the columns; a column that has None is left out.
+        rows: A cell for each column, those that are left out included.
+        numeric: The columns that hold numbers, counted with those that are left out.
+        note: A sentence below it.
+    """
+    kept, right = [at for at, name in enumerate(head) if name is not None], set(numeric)
+    texts = ([row[at] for at in kept] for row in rows)
+    cells = tuple(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row) for row in texts)
+    names = tuple(name for name in head if name is not None)
+    return Table(names, cells, frozenset(place for place, at in enumerate(kept) if at in right), note)
 
 
-def plots(*found: Plot | None) -> Plots | None:
-    """The figures that there are; None where there are none."""
-    present = tuple(plot for plot in found if plot is not None)
-    return Plots(present) if present else None
+def plots(*found: Plot | None) -> Plots:
+    """The figures that there are."""
+    return Plots(tuple(plot for plot in found if plot is not None))
 
 
 def _plots(block: Block) -> tuple[Plot, ...]:

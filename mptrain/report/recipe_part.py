@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from mptrain.errors import StorageError
 from mptrain.files import read_bytes
+from mptrain.report.formatting import counted, number
 from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
-from mptrain.report.wording import counted, number
 from mptrain.runlog.schema_checks import is_number
 from mptrain.runlog.state import check_schema, parse_object
 from mptrain.runlog.storage import storing
@@ -31,8 +31,8 @@ _TONES: Final[dict[str, Tone]] = {
 
 
 @dataclass(frozen=True)
-class RecipeVerdict:
-    """What ``verdict.json`` says, as far as it can be read; ``problem`` says why not."""
+class SavedVerdict:
+    """The content of ``verdict.json``, as far as it can be read; ``problem`` says why not."""
 
     fields: Mapping[str, Any]
     problem: str = ""
@@ -49,25 +49,25 @@ class RecipeVerdict:
         return str(self.fields.get("title") or self.fields.get("recipe") or "")
 
 
-def read_verdict(folder: Path) -> RecipeVerdict:
+def read_verdict(folder: Path) -> SavedVerdict:
     """The verdict in a recipe's folder; empty where it is not there yet."""
     path = SweepPaths(folder).verdict
     try:
         if not path.exists():
-            return RecipeVerdict({})
+            return SavedVerdict({})
         with storing(path, "read"):
             text = read_bytes(path).decode("utf-8", "replace")
         fields = parse_object(text, path)
         check_schema(fields, SCHEMA, path)
-        return RecipeVerdict(restore_nonfinite(fields))
+        return SavedVerdict(restore_nonfinite(fields))
     except StorageError as error:
-        return RecipeVerdict({}, str(error))
+        return SavedVerdict({}, str(error))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        return RecipeVerdict({}, f"{path} is damaged: its list of non-finite numbers")
+        return SavedVerdict({}, f"{path} is damaged: its list of non-finite numbers")
 
 
-def expectations_in_words(found: RecipeVerdict) -> str:
-    """How many expectations are met; empty where none is judged."""
+def expectations_in_words(found: SavedVerdict) -> str:
+    """Return how many expectations are met; empty where none is judged."""
     outcomes = [str(one.get("outcome")) for one in _expectations(found)]
     if not outcomes or not found.verdict:
         return ""
@@ -76,44 +76,34 @@ def expectations_in_words(found: RecipeVerdict) -> str:
     return ", ".join(parts) + "."
 
 
-def _expectations(found: RecipeVerdict) -> list[Mapping[str, Any]]:
+def _expectations(found: SavedVerdict) -> list[Mapping[str, Any]]:
     listed = found.fields.get("expectations")
     return [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
 
 
-def claim_blocks(found: RecipeVerdict) -> list[Block]:
+def claim_blocks(found: SavedVerdict) -> list[Block]:
     """The claim and its source, every expectation with its numbers, and the arithmetic where there is any."""
     fields = found.fields
-    blocks: list[Block] = []
-    about = facts(("claim", str(fields.get("claim") or "")), ("source", str(fields.get("source") or "")))
-    if about.rows:
-        blocks.append(about)
-    if found.problem:
-        blocks.append(Text(found.problem, "warn"))
-    rows = [_expectation(one) for one in _expectations(found)]
-    if rows:
-        blocks.append(table(("expectation", "outcome", "numbers"), rows))
-    arithmetic = _arithmetic(fields.get("arithmetic"))
-    if arithmetic is not None:
-        blocks.append(arithmetic)
-    return blocks
+    rows: list[list[Cell | str]] = []
+    for one in _expectations(found):
+        outcome = str(one.get("outcome") or "undecided")
+        rows.append([str(one.get("text") or ""), Cell(outcome, _TONES.get(outcome, "")), str(one.get("numbers") or "")])
+    return [
+        facts(("claim", str(fields.get("claim") or "")), ("source", str(fields.get("source") or ""))),
+        *([Text(found.problem, "warn")] if found.problem else []),
+        table(("expectation", "outcome", "numbers"), rows),
+        _arithmetic(fields.get("arithmetic")),
+    ]
 
 
-def _expectation(one: Mapping[str, Any]) -> list[Cell | str]:
-    outcome = str(one.get("outcome") or "undecided")
-    return [str(one.get("text") or ""), Cell(outcome, _TONES.get(outcome, "")), str(one.get("numbers") or "")]
-
-
-def _arithmetic(found: Any) -> Table | None:
-    """What was computed without training: a row for each case."""
-    if not isinstance(found, Mapping):
-        return None
-    rows: list[list[Cell | str]] = [
+def _arithmetic(found: Any) -> Table:
+    """Return what was computed without training: a row for each case."""
+    rows = [
         [str(name), ", ".join(f"{measure} {_value(value)}" for measure, value in values.items())]
-        for name, values in found.items()
+        for name, values in (found.items() if isinstance(found, Mapping) else ())
         if isinstance(values, Mapping)
     ]
-    return table(("arithmetic", "what it gave"), rows) if rows else None
+    return table(("arithmetic", "what it gave"), rows)
 
 
 def _value(value: Any) -> str:

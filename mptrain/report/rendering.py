@@ -1,11 +1,13 @@
-"""Turns a page into HTML and into Markdown. The one module that knows of markup, and the one that makes text safe.
+"""Pages as HTML and as Markdown. The one module that knows of markup, and the one that makes text safe.
 
-Values reach the templates as text and are escaped there, each of them, by the environment itself.
+Values reach the templates as text and are escaped there, each of them, by the environment itself: for HTML by markupsafe,
+for Markdown so that a name stays a name whatever it contains.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -15,9 +17,8 @@ from markupsafe import Markup, escape
 
 from mptrain import __version__
 from mptrain.report.canvas import inlined
-from mptrain.report.escaping import fenced, markdown
+from mptrain.report.formatting import elided, plain
 from mptrain.report.page import Page, Plot
-from mptrain.report.wording import elided, plain
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
@@ -82,7 +83,27 @@ _HTML: Final = _environment(
     png=lambda data: Markup("data:image/png;base64,") + base64.b64encode(data).decode(),
 )
 _MARKDOWN: Final = _environment(
-    _as_markdown,
-    fenced=lambda text, language="": Markup(fenced(text, language)),
-    path=lambda text: Markup(quote(text)),
+    _as_markdown, fenced=lambda text, language="": Markup(fenced(text, language)), path=lambda text: Markup(quote(text))
 )
+
+
+#: What Markdown, its tables, its mathematics and its raw HTML react to.
+_ENTITIES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
+_SPECIAL: Final = re.compile(r"[\\`*\[\]|~$!&<>]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_LINKS: Final = re.compile(r":(?=//)|(?<=www)\.|@", re.IGNORECASE)
+_START: Final = re.compile(r"^([-+#=]|\d+[.)](?=\s|$))")
+
+
+def markdown(text: object) -> str:
+    """A line of text that every Markdown reader shows as it is, in a paragraph and in a cell of a table alike."""
+    escaped = _SPECIAL.sub(lambda found: _ENTITIES.get(found[0], f"\\{found[0]}"), plain(text))
+    escaped = _LINKS.sub(lambda found: f"&#{ord(found[0])};", escaped)
+    return _START.sub(lambda found: f"{found[0][:-1]}\\{found[0][-1]}", escaped)
+
+
+def fenced(text: object, language: str = "") -> str:
+    """A block of code inside a fence that no line of the text can close."""
+    code = plain(text, lines=True)
+    longest = max((len(found) for found in re.findall(r"`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{code.rstrip()}\n{fence}"

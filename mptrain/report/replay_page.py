@@ -1,4 +1,4 @@
-"""What a loss scaling rule would have done to a run: the values, and the page that shows them."""
+"""The page of a replay: what a loss scaling rule would have done to a run, beside the scales that the run had."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mptrain.masking import masked
+from mptrain.report.canvas import BLUE, GREY, ORANGE, VERMILLION, dots, drawing, exponents, powers_up, steps_across
 from mptrain.report.curves import Curve
+from mptrain.report.formatting import counted, elided, scale
 from mptrain.report.history import MOST_MARKS
-from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Plots, Table, Text, facts, section, table
-from mptrain.report.replay_figures import replay_figure
-from mptrain.report.wording import counted, scale
+from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Text, facts, plots, section, table
 
 
 @dataclass
@@ -103,11 +103,11 @@ class ReplayedLearner:
 
     @property
     def stuck(self) -> bool:
-        """Whether a scale that never changes, and is not the run's own, would refuse updates."""
+        """Return whether a scale that never changes, and is not the run's own, would refuse updates."""
         return self.constant and self.parted is not None and self.replayed.skipped > 0
 
     def agreement(self) -> str:
-        """How far the replayed scales are the recorded ones, in one clause."""
+        """Return how far the replayed scales are the recorded ones, in one clause."""
         steps = self.recorded.steps
         if self.parted is None:
             return f"its scale is the recorded one at all {steps:,} steps"
@@ -116,16 +116,9 @@ class ReplayedLearner:
         return f"its scale is the recorded one at {self.same:,} of {steps:,} steps, another one first at step {self.parted:,}"
 
     def basis(self) -> str:
-        """How its verdicts are known, in one clause."""
-        parts = [
-            f"{count:,} {how}"
-            for count, how in (
-                (self.known, "known"),
-                (self.estimated, "estimated"),
-                (self.replayed.unknown, "unknown"),
-            )
-            if count
-        ]
+        """Return how its verdicts are known, in one clause."""
+        counts = {"known": self.known, "estimated": self.estimated, "unknown": self.replayed.unknown}
+        parts = [f"{count:,} {how}" for how, count in counts.items() if count]
         return f"verdicts of {counted(self.recorded.steps, 'step')}: {', '.join(parts)}"
 
 
@@ -193,9 +186,14 @@ def replay_page(replay: Replay) -> Page:
         status=Cell("the run's own rule" if not replay.words else "another rule than the run's"),
         lead=f"{lead}." if several else f"{lead[0].upper()}{lead[1:]}.",
         sections=(
-            section("What it would have done", _table(replay), _rules(replay), Plots((_plot(replay),))),
+            section(
+                "What it would have done",
+                table(COLUMNS, replay_rows(replay), numeric=range(2, 9)),
+                _rules(replay),
+                plots(_plot(replay)),
+            ),
             section("How that is known", *_basis(replay)),
-            section("Command", Code(_command(replay), "sh")),
+            section("Command", Code(shlex.join(["mptrain", "replay", str(replay.root), *replay.words]), "sh")),
         ),
     )
 
@@ -213,10 +211,6 @@ def _in_short(learner: ReplayedLearner) -> str:
     )
 
 
-def _table(replay: Replay) -> Table:
-    return table(COLUMNS, [[*row] for row in replay_rows(replay)], numeric=(2, 3, 4, 5, 6, 7, 8))
-
-
 def _rules(replay: Replay) -> Block:
     several = len(replay.learners) > 1
     rows = []
@@ -224,14 +218,6 @@ def _rules(replay: Replay) -> Block:
         of = f" ({learner.name})" if several else ""
         rows += [(f"recorded{of}", learner.recorded_rule), (f"replayed{of}", learner.rule)]
     return facts(*rows)
-
-
-def _plot(replay: Replay) -> Plot:
-    caption = "Loss scales over steps, recorded and replayed; marks are steps that overflowed, or would have."
-    name = file_name(replay)
-    panels = [(one.name if len(replay.learners) > 1 else "", one.recorded, one.replayed) for one in replay.learners]
-    courses = [(title, (a.scales, a.marks), (b.scales, b.marks)) for title, a, b in panels]
-    return Plot(name, caption, replay_figure(name, courses))
 
 
 def file_name(replay: Replay) -> str:
@@ -246,7 +232,7 @@ def file_name(replay: Replay) -> str:
 
 def _basis(replay: Replay) -> list[Block | None]:
     several = len(replay.learners) > 1
-    rows: list[list[Cell | str]] = [
+    rows = [
         [one.name, f"{one.recorded.steps:,}", f"{one.known:,}", f"{one.estimated:,}", f"{one.replayed.unknown:,}"]
         for one in replay.learners
     ]
@@ -265,9 +251,40 @@ def _basis(replay: Replay) -> list[Block | None]:
             )
         ),
         Text(CAVEAT),
-        Bullets(tuple(f"{note[0].upper()}{note[1:]}." for note in replay.notes), "warn") if replay.notes else None,
+        Bullets(tuple(f"{note[0].upper()}{note[1:]}." for note in replay.notes), "warn"),
     ]
 
 
-def _command(replay: Replay) -> str:
-    return shlex.join(["mptrain", "replay", str(replay.root), *replay.words])
+_RECORDED: Final[dict[str, Any]] = {"color": GREY, "linewidth": 3.2, "alpha": 0.45}
+_REPLAYED: Final[dict[str, Any]] = {"color": BLUE, "linewidth": 1.4}
+_MARKS: Final[tuple[dict[str, Any], dict[str, Any]]] = (
+    {"color": ORANGE, "marker": "v", "markersize": 8},
+    {"color": VERMILLION, "marker": "X", "markersize": 5.5},
+)
+
+
+def _plot(replay: Replay) -> Plot:
+    """A panel for each learner, steps in common."""
+    learners, name = replay.learners, file_name(replay)
+    height = 2.8 if len(learners) == 1 else 1.9 * len(learners) + 0.3
+    with drawing(name, height) as figure:
+        grid = figure.panels(len(learners))
+        for axes, learner in zip(grid, learners, strict=True):
+            courses = (learner.recorded, learner.replayed)
+            for course, style in zip(courses, (_RECORDED, _REPLAYED), strict=True):
+                axes.plot(*exponents(course.scales.extremes()), drawstyle="steps-post", **style)
+            for course, style in zip(courses, _MARKS, strict=True):
+                dots(axes, *exponents(course.marks.extremes()), alpha=0.9, **style)
+            powers_up(axes)
+            if len(learners) > 1:
+                axes.set_title(elided(learner.name, 40))
+        ends = [one.recorded.scales.extremes()[0][-1] for one in learners if len(one.recorded.scales)]
+        steps_across(grid[-1], max(ends, default=1))
+        figure.label("recorded", **_RECORDED)
+        figure.label("replayed", **_REPLAYED)
+        if any(len(one.recorded.marks) for one in learners):
+            figure.label("overflow, recorded", linestyle="none", markeredgewidth=0, **_MARKS[0])
+        if any(len(one.replayed.marks) for one in learners):
+            figure.label("overflow, replayed", linestyle="none", markeredgewidth=0, **_MARKS[1])
+    caption = "Loss scales over steps, recorded and replayed; marks are steps that overflowed, or would have."
+    return Plot(name, caption, figure.svg)

@@ -1,21 +1,23 @@
-"""The report of one run, finished or not."""
+"""The report of one run, finished or not, with figures of its losses, metrics, gradient norms and learning rates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mptrain.report.curves import MOST_BUCKETS
-from mptrain.report.exhibits_part import exhibits
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from mptrain.report.canvas import BLACK, BLUE, FAILED, NAME, VERMILLION, dots, drawing, numbers_up, series, steps_across
+from mptrain.report.curves import MOST_BUCKETS, Curve
 from mptrain.report.exponents_part import exponent_blocks
-from mptrain.report.history import PHASES, LearnerHistory, Overflows
-from mptrain.report.operators_part import operator_blocks
+from mptrain.report.formatting import UNKNOWN, counted, duration, elided, number, rate, scale_path, share
+from mptrain.report.history import PHASES, History, LearnerHistory, Overflows
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Table, Text, Tiles, plots, section, table
-from mptrain.report.run_figures import MetricView, loss_figure, metric_figure, quantity_figure
-from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history
+from mptrain.report.run_parts import OpenedRun, commands, environment, exhibits, open_with_history, operator_blocks
 from mptrain.report.scaling_part import scaling_blocks
-from mptrain.report.wording import UNKNOWN, counted, duration, number, rate, scale_path, share
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.storage import readable_bytes
 
@@ -31,7 +33,7 @@ def run_page(paths: RunPaths) -> Page:
     """
     opened = open_with_history(paths.root, MOST_BUCKETS)
     history, run = opened.history, opened.run
-    notes = Bullets(tuple(history.notes), "warn") if history.notes else None
+    notes = Bullets(tuple(history.notes), "warn")
     return Page(
         over="mptrain, report of a run",
         title=opened.title(),
@@ -113,16 +115,16 @@ def _metric_table(opened: OpenedRun) -> Table | None:
     if len(names) < 2:
         return None
     reach = summary.get("intervals") or {}
-    rows: list[list[Cell | str]] = [
+    rows = [
         [
             name,
             *(number(values.get(name)) for values in found.values()),
-            *([" to ".join(map(number, reach[name])) if reach.get(name) else ""] if reach else []),
+            " to ".join(map(number, reach[name])) if reach.get(name) else "",
         ]
         for name in names
     ]
-    head = ("metric", *(_SPLITS[split] for split in found), *(["on other samples (95 %)"] if reach else []))
-    return table(head, rows, numeric=tuple(range(1, len(head))))
+    head = ("metric", *(_SPLITS[split] for split in found), "on other samples (95 %)" if reach else None)
+    return table(head, rows, numeric=range(1, len(head)))
 
 
 _SPLITS = {"val": "validation data", "test": "test data"}
@@ -149,27 +151,24 @@ def _energy(joules: float | None) -> str:
     return f"{joules / 1000:,.3g} kJ" if joules >= 1000 else f"{joules:.3g} J"
 
 
-def _learner_table(opened: OpenedRun) -> Table | None:
+def _learner_table(opened: OpenedRun) -> Table:
     history = opened.history
     others = {phase for overflows in history.overflows.values() for phase in overflows.counts} - set(PHASES)
     phases = (*PHASES, *sorted(others))  # records of another version have words of their own
-    rows: list[list[Cell | str]] = []
+    rows = []
     for name, learner in history.learners.items():
         counts = history.overflows.get(name, Overflows()).counts
         finite = learner.loss.last()
-        path = _path_of(learner)
         rows.append(
             [
                 name,
                 f"{learner.updates:,}",
                 f"{learner.refused:,}",
                 number(finite[1]) if finite else "not finite",
-                scale_path(path) if history.scaled else "none",
+                scale_path(_path_of(learner)) if history.scaled else "none",
                 *(f"{counts.get(phase, 0):,}" for phase in phases),
             ]
         )
-    if not rows:
-        return None
     head = ("learner", "updates", "skipped", "last loss", "loss scale", *(f"overflows: {phase}" for phase in phases))
     return table(head, rows, numeric=(1, 2, 3, *range(5, len(head))))
 
@@ -181,34 +180,25 @@ def _path_of(learner: LearnerHistory) -> dict[str, float]:
 
 
 def _training(opened: OpenedRun) -> list[Block | None]:
-    history = opened.history
-    if not history.learners:
+    history, learners = opened.history, opened.history.learners
+    if not learners:
         return [Text("No step was recorded, so there are no curves.")]
     views = _views(opened)
-    learners = history.learners
     norms = {name: learner.grad_norm for name, learner in learners.items()}
     rates = {name: learner.lr for name, learner in learners.items()}
-    smoothed = any(len(learner.loss) >= 100 for learner in learners.values())
-    how = (
-        " Faint: every step, or the extremes of some steps; strong: moving mean over 2 % of the run."
-        if smoothed
-        else ""
-    )
     return [
         plots(
-            Plot("loss", f"Loss over steps.{how}", loss_figure(history)),
-            Plot("metric", _metric_caption(views), metric_figure(history, views)) if views else None,
-            _quantity("grad-norm", "Norm of the unscaled gradients before clipping; steps that overflowed have none.", norms, "gradient norm", True),
-            _quantity("lr", "Learning rate; it follows updates, not steps.", rates, "learning rate", False),
+            _loss_plot(history),
+            _metric_plot(history, views) if views else None,
+            _quantity_plot("grad-norm", "gradient norm", norms, _NORMS),
+            _quantity_plot("lr", "learning rate", rates, _RATES),
         ),
         None if history.evaluations else Text("Nothing was evaluated yet, so there is no metric over steps."),
-    ]  # fmt: skip
+    ]
 
 
-def _quantity(name: str, caption: str, curves: Mapping[str, Any], unit: str, logarithmic: bool) -> Plot | None:
-    if not any(curve.finite() for curve in curves.values()):
-        return None
-    return Plot(name, caption, quantity_figure(name, unit, curves, logarithmic=logarithmic))
+_NORMS = "Norm of the unscaled gradients before clipping; steps that overflowed have none."
+_RATES = "Learning rate; it follows updates, not steps."
 
 
 def _views(opened: OpenedRun) -> list[MetricView]:
@@ -223,17 +213,111 @@ def _views(opened: OpenedRun) -> list[MetricView]:
     return [MetricView(name) for name in names[:1]]
 
 
-def _metric_caption(views: list[MetricView]) -> str:
-    return f"{', '.join(view.name for view in views)} over steps."
-
-
-def _events(opened: OpenedRun) -> Table | None:
+def _events(opened: OpenedRun) -> Table:
     ends = opened.history.occurrences
-    if not ends.count:
-        return None
     tones: dict[str, Any] = {"failure": "bad", "warning": "warn"}
-    rows: list[list[Cell | str]] = [
-        [f"{step:,}", Cell(kind, tones.get(kind, "")), text] for step, kind, text in ends.kept()
-    ]
+    rows = [[f"{step:,}", Cell(kind, tones.get(kind, "")), text] for step, kind, text in ends.kept()]
     note = f"{counted(ends.between, 'event')} in between left out; events.jsonl has all." if ends.between else ""
     return table(("step", "event", "what it says"), rows, numeric=(0,), note=note)
+
+
+#: From so many points on a curve is drawn smoothed, over its raw extremes.
+LONG = 100
+
+#: Up to so many evaluations are dots.
+_FEW = 60
+
+
+@dataclass(frozen=True)
+class MetricView:
+    """A metric that is shown, and the value of it that counts as the best (None where the direction is not known)."""
+
+    name: str
+    best: float | None = None
+
+
+def _loss_plot(history: History) -> Plot:
+    """Training loss of every learner over steps, raw and smoothed, and the loss on validation data."""
+    learners = history.learners
+    validation = history.evaluations.get("val", {}).get("loss", Curve())
+    lost = sorted({step for learner in learners.values() for step in learner.loss.lost()})
+    with drawing("loss", 2.7) as figure:
+        (axes,) = figure.panels()
+        for (name, learner), (colour, _) in zip(learners.items(), series(len(learners)), strict=True):
+            label = "training loss" if len(learners) == 1 else elided(name, NAME)
+            figure.label(label, curve_with_raw(axes, learner.loss, colour))
+        if validation.finite():
+            style: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1, "linestyle": "--"}
+            figure.label("validation loss", *axes.plot(*validation.means(), color=BLACK, **style))
+        numbers_up(axes, [value for learner in learners.values() for value in learner.loss.finite()], 30)
+        if lost:
+            dots(axes, lost, [0.97] * len(lost), transform=axes.get_xaxis_transform(), **_LOST | {"markersize": 5})
+            figure.label("loss not finite", **_LOST)
+        axes.set_ylabel("loss")
+        steps_across(axes, history.steps)
+    long = any(len(learner.loss) >= LONG for learner in learners.values())
+    how = " Faint: every step, or the extremes of some steps; strong: moving mean over 2 % of the run." if long else ""
+    return Plot("loss", f"Loss over steps.{how}", figure.svg)
+
+
+_LOST = {key: value for key, value in FAILED.items() if key != "clip_on"} | {"markersize": 6}
+
+
+def curve_with_raw(axes: Axes, curve: Curve, colour: str) -> Line2D:
+    """A curve: as it is where it is short; where it is long its extremes faintly, and a moving mean over them."""
+    if len(curve) < LONG:
+        alone = len(curve.finite()) <= 2  # the ends of one bucket: a line needs two
+        (line,) = axes.plot(*curve.means(), color=colour, marker="o" if alone else "", markersize=4)
+        return line
+    axes.plot(*curve.extremes(), color=colour, linewidth=0.6, alpha=0.3)
+    (line,) = axes.plot(*curve.smooth(), color=colour, linewidth=1.8)
+    return line
+
+
+def _metric_plot(history: History, views: Sequence[MetricView]) -> Plot:
+    """Metrics on validation data over steps, an axis for each, and their values on test data at the end."""
+    validation, tests = history.evaluations.get("val", {}), history.evaluations.get("test", {})
+    with drawing("metric", 2.7 if len(views) == 1 else 1.35 * len(views) + 0.3) as figure:
+        grid = figure.panels(len(views))
+        for axes, view in zip(grid, views, strict=True):
+            _metric(axes, view, validation.get(view.name, Curve()), tests.get(view.name, Curve()))
+            axes.set_ylabel(elided(view.name, 22)) if len(views) == 1 else axes.set_title(elided(view.name, 40))
+        steps_across(grid[-1], history.steps)
+        if any(view.name in validation for view in views):
+            figure.label("validation", color=BLUE, marker="o", markersize=4)
+        if any(view.best is not None for view in views):
+            figure.label("best", color=BLACK, marker="o", markersize=8, markerfacecolor="none", linestyle="none")
+        if any(view.name in tests for view in views):
+            figure.label("test", color=VERMILLION, marker="D", markersize=6, linestyle="none")
+    return Plot("metric", f"{', '.join(view.name for view in views)} over steps.", figure.svg)
+
+
+def _metric(axes: Axes, view: MetricView, validation: Curve, test: Curve) -> None:
+    if validation.finite():
+        axes.plot(*validation.means(), color=BLUE, marker="o", markersize=3.5 if len(validation) <= _FEW else 0)
+    if best := [point for point in zip(*validation.extremes(), strict=True) if point[1] == view.best]:
+        axes.plot(*best[0], marker="o", markersize=9, markerfacecolor="none", color=BLACK)
+    if end := test.last():
+        axes.plot(*end, marker="D", markersize=6, color=VERMILLION)
+    numbers_up(axes)
+
+
+def _quantity_plot(name: str, unit: str, curves: Mapping[str, Curve], caption: str) -> Plot | None:
+    """A positive quantity of every learner over steps; norms on a logarithmic axis where they span a factor of 20."""
+    shown = {learner: curve for learner, curve in curves.items() if curve.finite()}
+    if not shown:
+        return None
+    with drawing(name, 2.3) as figure:
+        (axes,) = figure.panels()
+        for (learner, curve), (colour, _) in zip(shown.items(), series(len(shown)), strict=True):
+            line = curve_with_raw(axes, curve, colour)
+            if len(shown) > 1:
+                figure.label(elided(learner, NAME), line)
+        if name == "lr":
+            numbers_up(axes)
+            axes.set_ylim(bottom=0)
+        else:
+            numbers_up(axes, [value for curve in shown.values() for value in curve.finite()], 20)
+        axes.set_ylabel(unit)
+        steps_across(axes, max(curve.means()[0][-1] for curve in shown.values()))
+    return Plot(name, caption, figure.svg)

@@ -1,17 +1,28 @@
-"""The parts that reports of one run and of several share: an opened run, its environment, command, configuration."""
+"""The parts that reports of one run and of several share.
+
+An opened run, its environment, command and configuration; its samples, which are the newest pictures, texts and recordings
+of its folder; and which operators of a step ran in which dtypes, and how often tensors were cast.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from mptrain.comparison.configurations import flat
 from mptrain.errors import StorageError
+from mptrain.files import read_bytes, read_text
+from mptrain.report.formatting import counted, duration, moment
 from mptrain.report.history import History, read_history
-from mptrain.report.page import Block, Cell, Code, Facts, Fold, Text, facts
-from mptrain.report.settings import chosen, flat
-from mptrain.report.wording import counted, duration, moment
+from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Text, facts, table
 from mptrain.runlog.directory import open_run
+from mptrain.runlog.layout import CAPTIONS
 from mptrain.runlog.reader import Run, read_run
 
 
@@ -33,7 +44,7 @@ class OpenedRun:
 
     @property
     def status(self) -> Cell:
-        """How it stands, in words."""
+        """Return how it stands, in words."""
         state = self.run.state
         code = f" (exit code {state.exit_code})" if state.exit_code else ""
         match state.status:
@@ -57,8 +68,8 @@ class OpenedRun:
         return str(self.run.summary.get("metric_name") or "")
 
     def title(self) -> str:
-        """What it is: model, data, precision."""
-        names = [chosen(self.settings, group) for group in ("model", "dataset", "precision")]
+        """Return what it is: model, data, precision."""
+        names = [str(self.settings.get(f"chosen.{group}") or "") for group in ("model", "dataset", "precision")]
         return f"{names[0]} on {names[1]}, {names[2]}" if all(names) else self.run.state.id
 
 
@@ -83,14 +94,14 @@ def open_with_history(path: Path, most: int) -> OpenedRun:
 
 
 def unfinished(dead: bool) -> str:
-    """What to mind of a run that says it is running; ``dead`` where no process holds it."""
+    """Return what to mind of a run that says it is running; ``dead`` where no process holds it."""
     if dead:
         return "the run has not ended (it was killed, or its machine went down): this is about the steps so far"
     return "the run is still running: this is about the steps so far"
 
 
 def environment(run: Run, settings: dict[str, Any]) -> Facts:
-    """Where and with what a run was computed."""
+    """Return where and with what a run was computed."""
     state = run.state
     attempts = state.attempts
     threads = run.summary.get("threads")
@@ -130,3 +141,137 @@ def tried(path: Path, most: int) -> OpenedRun | str:
         return open_with_history(path, most)
     except StorageError as error:
         return str(error)
+
+
+#: Bytes of a file that is put into a page at most.
+MOST_BYTES: Final = 3_000_000
+
+#: Rows of a table of texts, and recordings of a kind, at most.
+_MOST: Final = 24
+
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+_WAV: Final = b"RIFF"
+
+
+def exhibits(run: Run, *, over: str = "", most_bytes: int = MOST_BYTES) -> list[Block]:
+    """The newest file of each kind, pictures first, then texts and recordings; what is damaged or too large is left out.
+
+    Recordings are in the order of their numbers, so that those which belong together stand beside each other.
+
+    Args:
+        run: Whose.
+        over: The folder of the run as the report sees it, ending with a slash; empty for its own report.
+        most_bytes: Of one file.
+    """
+    blocks: list[Block] = []
+    captions = _captions(run.paths.samples)
+    for suffix in (".png", ".tsv", ".wav"):
+        newest: dict[str, Path] = {}
+        try:
+            for path in sorted(run.paths.samples.glob(f"*{suffix}"), key=_kind_and_step):
+                newest[_kind_and_step(path)[0]] = path
+            kinds = sorted(newest, key=_number_and_name) if suffix == ".wav" else list(newest)
+            found = [
+                (newest[kind], read_bytes(newest[kind]), captions.get(kind, ""))
+                for kind in kinds
+                if newest[kind].stat().st_size <= most_bytes
+            ]
+        except OSError:
+            continue
+        for path, data, caption in found[:_MOST]:
+            blocks += _block(path, f"{over}{run.paths.samples.name}/{path.name}", data, caption)
+    return blocks
+
+
+def _block(path: Path, file: str, data: bytes, caption: str) -> list[Block]:
+    words = ". ".join(filter(None, (_what(path), caption)))
+    if path.suffix == ".png" and data.startswith(_PNG):
+        return [Picture(file, words, data)]
+    if path.suffix == ".wav" and data.startswith(_WAV):
+        return [Sound(file, words, data)]
+    if path.suffix == ".tsv":
+        try:
+            rows = list(csv.reader(io.StringIO(data.decode(errors="replace"), newline=""), dialect="excel-tab"))
+        except csv.Error:
+            return []
+        if rows[1:] and rows[0]:
+            width = len(rows[0])
+            body = [[*row, *[""] * width][:width] for row in rows[1 : _MOST + 1]]
+            return [Text(f"{_what(path)}:"), table(rows[0], body)]
+    return []
+
+
+def _kind_and_step(path: Path) -> tuple[str, int]:
+    """``("samples", 60)`` of ``samples-000060.png``; other files are of a kind of their own."""
+    name, _, step = path.stem.rpartition("-")
+    return (name, int(step)) if name and step.isdecimal() else (path.stem, 0)
+
+
+def _number_and_name(kind: str) -> tuple[int, str]:
+    """``(2, "drawn")`` of ``drawn-2``."""
+    name, _, number = kind.rpartition("-")
+    return (int(number), name) if name and number.isdecimal() else (0, kind)
+
+
+def _captions(samples: Path) -> dict[str, str]:
+    """Return what the samples are, by kind; empty where nothing is said, or it cannot be read."""
+    try:
+        found = json.loads(read_text(samples / CAPTIONS))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return {kind: text for kind, text in found.items() if isinstance(text, str)} if isinstance(found, dict) else {}
+
+
+def _what(path: Path) -> str:
+    """``samples-000060.png`` in words."""
+    name, _, step = path.stem.rpartition("-")
+    return f"{name} after step {int(step):,}" if name and step.isdecimal() else path.stem
+
+
+Calls = Sequence[Mapping[str, Any]]
+
+
+def operator_blocks(found: Mapping[str, Calls]) -> list[Block]:
+    """Return how many operators ran in which dtypes, and how many casts there were, in a sentence; the tables on demand.
+
+    Args:
+        found: ``operators`` and ``casts``, as in the event ``operators``; empty where a run has none.
+    """
+    operators, casts = found.get("operators") or [], found.get("casts") or []
+    if not operators:
+        return []
+    note = "Views and reservations of memory are left out; casts are counted apart."
+    head = ("pass", "operator", "dtypes in", "dtypes out", "calls")
+    folds = [Fold("Every operator", (table(head, by_operator(operators), numeric=(4,), note=note),))]
+    if casts:
+        folds.append(Fold("Every cast", (table(("pass", "from", "to", "calls"), by_cast(casts), numeric=(3,)),)))
+    return [Text(summary(found)), *folds]
+
+
+def summary(found: Mapping[str, Calls]) -> str:
+    """Return how many operators gave what, and how many casts there were, in one sentence."""
+    by_dtype: Counter[str] = Counter()
+    for one in found.get("operators") or []:
+        by_dtype[str(one["outputs"])] += int(one["calls"])
+    casts = sum(int(one["calls"]) for one in found.get("casts") or [])
+    shares = ", ".join(f"{calls:,} gave {name}" for name, calls in by_dtype.most_common())
+    return f"Of {counted(by_dtype.total(), 'operator')} in one step, {shares}; {counted(casts, 'cast')} between dtypes."
+
+
+def by_operator(operators: Calls) -> list[tuple[str, ...]]:
+    """Rows of pass, operator, inputs, outputs and calls, with the passes in their order."""
+    return _by_pass(operators, ("operator", "inputs", "outputs"))
+
+
+def by_cast(casts: Calls) -> list[tuple[str, ...]]:
+    """Rows of pass, from, to and calls."""
+    return _by_pass(casts, ("from", "to"))
+
+
+def _by_pass(calls: Calls, words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    return [
+        (phase, *(one[word] for word in words), f"{one['calls']:,}")
+        for phase in ("forward", "backward")
+        for one in calls
+        if one["phase"] == phase
+    ]

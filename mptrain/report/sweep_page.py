@@ -1,15 +1,26 @@
-"""The report of a sweep: every point with how it ended, and what they show together."""
+"""The report of a sweep: every point with how it ended, and what they show together.
+
+Figures have the final metrics and skipped shares over what was varied, and the curves of all runs. Runs that failed are
+drawn as failed, at the edge of the figure, and never left out.
+"""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any, Final
 
-from mptrain.comparison.ranking import metric_in_words, sweep_lead
-from mptrain.comparison.settings import in_short
-from mptrain.report.canvas import BLACK, LINES, SERIES, ordered_series, series
+from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
+
+from mptrain.comparison.configurations import in_short
+from mptrain.comparison.ranking import sweep_lead
+from mptrain.report import canvas
+from mptrain.report.curves import Curve
+from mptrain.report.formatting import counted, duration, elided, moment, number, rate, scale_path, share
 from mptrain.report.history import LearnerHistory
 from mptrain.report.page import (
     Block,
@@ -27,16 +38,12 @@ from mptrain.report.page import (
     section,
     table,
 )
+from mptrain.report.run_page import LONG
 from mptrain.report.run_parts import environment, tried
-from mptrain.report.sweep_axes import Axis, Point, kinds, numeric_axis, read_points
-from mptrain.report.sweep_figures import categories_figure, cliffs_figure, overlay_figure
-from mptrain.report.wording import counted, duration, moment, number, rate, scale_path, share
+from mptrain.report.sweep_points import BUCKETS, Axis, OpenedPoint, kinds, metric_name, numeric_axis, read_points
 from mptrain.runlog.storage import readable_bytes
 from mptrain.runlog.sweep_csv import interval_of
 from mptrain.runlog.sweeps import Sweep
-
-#: Buckets of a curve where many share a figure.
-BUCKETS: Final = 300
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted": "warn", "preempted": "warn"}
 
@@ -52,7 +59,7 @@ def sweep_page(sweep: Sweep) -> Page:
         lead=sweep_lead(sweep.jobs, {point.job.number: point.summary for point in points}, number),
         sections=(
             section("What was varied", sweep_plot(points)),
-            section("Points", points_table(points), Bullets(tuple(notes), "warn") if notes else None),
+            section("Points", points_table(points), Bullets(tuple(notes), "warn")),
             section("Curves", overlays(points)),
             section("Environment", *environments(points)),
             section("Commands", *command_blocks(sweep)),
@@ -67,7 +74,7 @@ def sweep_title(sweep: Sweep) -> str:
 
 
 def standing(sweep: Sweep) -> Cell:
-    """How many of its jobs are done."""
+    """Return how many of its jobs are done."""
     counts = Counter(job.status for job in sweep.jobs)
     done, total = counts["done"], len(sweep.jobs)
     if done == total:
@@ -76,85 +83,47 @@ def standing(sweep: Sweep) -> Cell:
     return Cell(f"{done:,} of {total:,} done{failed}", "bad" if failed else "warn")
 
 
-def metric_name(points: Sequence[Point]) -> str:
-    """The metric of the runs, and the split that it is of."""
-    found = next((point.opened for point in points if point.opened and point.opened.metric), None)
-    return metric_in_words(found.run.summary) if found else "metric"
-
-
-def sweep_plot(points: Sequence[Point]) -> Plots | None:
+def sweep_plot(points: Sequence[OpenedPoint]) -> Plots | None:
     """The final metric over what was varied, where there is any."""
     if all(point.summary.get("metric") is None for point in points):
         return None
-    name = metric_name(points)
-    axis = numeric_axis(points)
-    if axis is None:
-        return plots(Plot("categories", f"{name} of every run.", categories_figure(points, name)))
-    return plots(cliffs_plot("cliffs", points, axis, name))
+    name, axis = metric_name(points), numeric_axis(points)
+    return plots(categories_plot(points, name) if axis is None else cliffs_plot("cliffs", points, axis, name))
 
 
-def cliffs_plot(name: str, points: Sequence[Point], axis: Axis, metric: str) -> Plot:
-    """Metric and skipped share over a numeric key, with what its marks mean."""
-    level = any(point.setting(axis.key) is None for point in points)
-    failed = any(point.metric is None for point in points if point.setting(axis.key) is not None)
-    marks = ["dots are runs, lines go through their means"]
-    marks += ["a cross marks runs that failed or diverged"] * failed
-    marks += ["a dashed line is the mean of runs without this key"] * level
-    caption = f"{metric} and the share of skipped updates over {axis.key}: {'; '.join(marks)}."
-    return Plot(name, caption, cliffs_figure(name, points, axis, metric))
-
-
-def points_table(points: Sequence[Point]) -> Table:
+def points_table(points: Sequence[OpenedPoint]) -> Table:
     """A row for each point."""
     keys = list(dict.fromkeys(key for point in points for key in point.words))
     intervals = any(point.done and interval_of(point.summary) for point in points)
     rows: list[list[Cell | str]] = []
     for point in points:
         job, summary = point.job, point.summary
-        code = f" ({job.code})" if job.code else ""
         learners = list((summary.get("learners") or {}).values())
-        throughput = summary.get("steady_terms_per_second") or summary.get("terms_per_second")
+        ends = interval_of(summary) if point.metric is not None else None
         rows.append(
             [
                 f"{job.number}",
                 *(point.words.get(key, "") for key in keys),
-                Cell(job.status + code, _TONES.get(job.status, "")),
+                Cell(f"{job.status} ({job.code})" if job.code else job.status, _TONES.get(job.status, "")),
                 number(summary.get("metric") if point.done else None),
-                *([_interval(point)] if intervals else []),
+                f"{number(ends[0])} to {number(ends[1])}" if ends else "",
                 share(point.skip_rate),
                 scale_path(learners[0]["scale"]) if learners and learners[0].get("scale") else "",
-                rate(throughput),
+                rate(summary.get("steady_terms_per_second") or summary.get("terms_per_second")),
                 readable_bytes(int(summary.get("peak_memory") or 0)) if summary else "",
                 duration(job.seconds),
                 job.reason or point.problem,
             ]
         )
-    term = next((point.summary.get("term") for point in points if point.summary), "samples")
-    first = len(keys)
-    head = (
-        "",
-        *keys,
-        "status",
-        metric_name(points),
-        *(["95 % CI"] if intervals else []),
-        "skipped",
-        "loss scale",
-        f"{term}/s",
-        "peak memory",
-        "time",
-        "reason",
-    )
-    numeric = {metric_name(points), "95 % CI", "skipped", f"{term}/s", "peak memory", "time"}
-    return table(head, rows, numeric=(0, *(at for at, name in enumerate(head) if at > first and name in numeric)))
+    speed = f"{next((point.summary.get('term') for point in points if point.summary), 'samples')}/s"
+    interval = "95 % CI" if intervals else None
+    measured = (metric_name(points), interval, "skipped", "loss scale", speed, "peak memory", "time")
+    first = len(keys) + 2
+    numeric = {0, *range(first, first + len(measured))} - {first + measured.index("loss scale")}
+    return table(("", *keys, "status", *measured, "reason"), rows, numeric)
 
 
-def _interval(point: Point) -> str:
-    """The 95 % CI over test samples of a point's metric; empty where there is none."""
-    ends = interval_of(point.summary) if point.metric is not None else None
-    return f"{number(ends[0])} to {number(ends[1])}" if ends else ""
-
-
-def overlays(points: Sequence[Point]) -> Plots | None:
+def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
     """Losses and loss scales of all runs, each in one figure."""
     runs = [point for point in points if point.opened and point.opened.history.learners]
     if not runs:
@@ -170,34 +139,33 @@ def overlays(points: Sequence[Point]) -> Plots | None:
             for name, some in groups.items()
         }
         rest = len(groups) - len(along)
-        styles = [*ordered_series(len(along)), *((BLACK, LINES[at % len(LINES)]) for at in range(rest))]
+        styles = [
+            *canvas.ordered_series(len(along)),
+            *((canvas.BLACK, canvas.LINES[at % len(canvas.LINES)]) for at in range(rest)),
+        ]
     else:
-        styles = series(len(groups)) if len(groups) <= 2 * len(SERIES) else ordered_series(len(groups))
-    losses = {name: [_first(point).loss for point in some] for name, some in groups.items()}
-    scales = {name: [_first(point).loss_scale for point in some] for name, some in groups.items()}
-    scaled = any(point.opened.history.scaled for point in runs if point.opened)
+        styles = (
+            canvas.series(len(groups)) if len(groups) <= 2 * len(canvas.SERIES) else canvas.ordered_series(len(groups))
+        )
     alone = all(len(point.opened.history.learners) == 1 for point in runs if point.opened)
     whose = "of every run" if alone else "of the first learner of every run"
-    return plots(
-        Plot(
-            "losses",
-            f"Training loss {whose}; long ones smoothed.",
-            overlay_figure("losses", "training loss", losses, styles),
-        ),
-        Plot("scales", f"Loss scale {whose}.", overlay_figure("scales", "loss scale", scales, styles, powers=True))
-        if scaled
-        else None,
-    )
+    losses = {name: [_first(point).loss for point in some] for name, some in groups.items()}
+    scales = {name: [_first(point).loss_scale for point in some] for name, some in groups.items()}
+    caption = f"Training loss {whose}; long ones smoothed."
+    found = [overlay_plot("losses", "training loss", caption, losses, styles)]
+    if any(point.opened.history.scaled for point in runs if point.opened):
+        found.append(overlay_plot("scales", "loss scale", f"Loss scale {whose}.", scales, styles))
+    return plots(*found)
 
 
-def _first(point: Point) -> LearnerHistory:
+def _first(point: OpenedPoint) -> LearnerHistory:
     """The first learner of a run that has one."""
     return next(iter(point.opened.history.learners.values())) if point.opened else LearnerHistory.empty(1)
 
 
-def environments(points: Sequence[Point]) -> list[Block]:
-    """Where the runs were computed: once for all that agree."""
-    found: dict[Any, list[Point]] = {}
+def environments(points: Sequence[OpenedPoint]) -> list[Block]:
+    """Return where the runs were computed: once for all that agree."""
+    found: dict[Any, list[OpenedPoint]] = {}
     for point in points:
         if point.opened:
             rows = environment(point.opened.run, point.opened.settings).rows
@@ -212,7 +180,7 @@ def environments(points: Sequence[Point]) -> list[Block]:
 
 
 def command_blocks(sweep: Sweep) -> list[Block]:
-    """What was asked for, and the plain command of every job."""
+    """Return what was asked for, and the plain command of every job."""
     given = [word for folder in sweep.config_dirs for word in ("--config-dir", folder)]
     given += ["--config-name", sweep.config_name] if sweep.config_name != "train" else []
     jobs = "\n".join(shlex.join(["mptrain", *given, *job.overrides]) for job in sweep.jobs)
@@ -228,3 +196,135 @@ def command_blocks(sweep: Sweep) -> list[Block]:
         blocks.append(Fold(f"The command of each of its {counted(len(sweep.jobs), 'job')}", (Code(jobs, "sh"),)))
     started = ("planned", moment(sweep.started))
     return [facts(("folder", str(sweep.folder)), started, ("jobs at a time", str(sweep.parallel))), *blocks]
+
+
+_FAILED: Final = "failed or diverged"
+
+
+def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: str) -> Plot:
+    """Above: the metric over a numeric key, a line for each combination of the others. Below: the skipped share."""
+    swept = [point for point in points if point.setting(axis.key) is not None]
+    rest = kinds([point for point in points if point.setting(axis.key) is None])
+    level = {kind: fmean(known) for kind, found in rest.items() if (known := _metrics(found))}
+    groups = kinds(swept, (axis.key,))
+    colours = dict(zip([*groups, *level], canvas.series(len(groups) + len(level)), strict=True))
+    failed = sorted({axis.place(point) for point in swept if _failed(point)})
+    lines: dict[str, Any] = {}
+    with canvas.drawing(name, 4.0) as figure:
+        above, below = figure.panels(2, (3, 2))
+        for kind, found in groups.items():
+            shares = [(axis.place(point), 100 * point.skip_rate) for point in found if point.skip_rate is not None]
+            metrics = [(axis.place(point), point.metric) for point in found if point.metric is not None]
+            for axes, values in ((below, shares), (above, metrics)):
+                lines[kind] = canvas.dots_and_means(axes, values, *colours[kind], means={}, edge=True, markersize=4.5)
+        levels = [
+            above.axhline(mean, color=colours[kind][0], linestyle="--", linewidth=1.3) for kind, mean in level.items()
+        ]
+        canvas.numbers_up(above)
+        for kind, line in [*lines.items(), *zip(level, levels, strict=True)]:
+            if kind:
+                figure.label(elided(kind, canvas.NAME), line)
+        if failed:
+            _failures(above, failed)
+            figure.label(_FAILED, **canvas.FAILED)
+        above.set_ylabel(elided(metric, 22))
+        below.set_ylabel("skipped (%)")
+        below.set_ylim(-4, 104)
+        _key_across(below, axis)
+    marks = ["dots are runs, lines go through their means"]
+    marks += ["a cross marks runs that failed or diverged"] * any(point.metric is None for point in swept)
+    marks += ["a dashed line is the mean of runs without this key"] * (len(swept) < len(points))
+    caption = f"{metric} and the share of skipped updates over {axis.key}: {'; '.join(marks)}."
+    return Plot(name, caption, figure.svg)
+
+
+def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
+    """The metric of every point, a row for each combination of what was varied but the seed."""
+    groups = kinds(points)
+    mark: dict[str, Any] = {"marker": "|", "markeredgewidth": 2, "color": canvas.BLACK}
+    with canvas.drawing("categories", 0.9 + 0.34 * len(groups)) as figure:
+        (axes,) = figure.panels()
+        for row, found in enumerate(groups.values()):
+            values = _metrics(found)
+            canvas.dots(axes, values, [row] * len(values), edge=True, markersize=5, color=canvas.GREY, alpha=0.6)
+            if values:
+                axes.plot([fmean(values)], [row], markersize=13, **mark)
+            if any(map(_failed, found)):
+                canvas.failures_at(axes, [0.015], [row], axes.get_yaxis_transform())
+        canvas.named_rows(axes, list(groups))
+        axes.grid(visible=False, axis="y")
+        canvas.numbers_across(axes, elided(metric, 40))
+        figure.label("run", color=canvas.GREY, marker="o", linestyle="none", markersize=5)
+        figure.label("mean", linestyle="none", markersize=11, **mark)
+        if any(map(_failed, points)):
+            figure.label(_FAILED, **canvas.FAILED)
+    return Plot("categories", f"{metric} of every run.", figure.svg)
+
+
+def overlay_plot(
+    name: str, unit: str, caption: str, groups: Mapping[str, Sequence[Curve]], styles: Sequence[tuple[str, str]]
+) -> Plot:
+    """One curve for each run, smoothed where it is long; steps between powers of two where the name is ``scales``.
+
+    Args:
+        name: Of the figure.
+        unit: Label of the vertical axis.
+        caption: Below it.
+        groups: Curves of runs that differ in their seed only, by what they have in common.
+        styles: Colour and line style of each group.
+    """
+    curves = [curve for some in groups.values() for curve in some]
+    with canvas.drawing(name, 2.7) as figure:
+        (axes,) = figure.panels()
+        for (group, some), (colour, line) in zip(groups.items(), styles, strict=True):
+            style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.3, "alpha": 0.9}
+            for curve in some:
+                if name == "scales":
+                    axes.plot(*canvas.exponents(curve.extremes()), drawstyle="steps-post", **style)
+                else:
+                    axes.plot(*(curve.smooth() if len(curve) > LONG else curve.means()), **style)
+            if 1 < len(groups) <= canvas.MOST_NAMED:
+                figure.label(elided(group, canvas.NAME), **style)
+        if name == "scales":
+            canvas.powers_up(axes)
+        else:
+            canvas.numbers_up(
+                axes, [value for curve in curves for value in curve.means()[1] if not math.isnan(value)], 30
+            )
+        axes.set_ylabel(unit)
+        canvas.steps_across(axes, max((curve.means()[0][-1] for curve in curves if len(curve)), default=1))
+    return Plot(name, caption, figure.svg)
+
+
+def _metrics(points: Sequence[OpenedPoint]) -> list[float]:
+    return [point.metric for point in points if point.metric is not None]
+
+
+def _failed(point: OpenedPoint) -> bool:
+    """It ended, and has no finite metric."""
+    return point.metric is None and (point.job.status == "failed" or (point.done and "metric" in point.summary))
+
+
+def _failures(axes: Axes, places: Sequence[float]) -> None:
+    """Crosses at the lower edge, with a line up, so that nobody takes them for values."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low - 0.06 * (high - low), high)
+    axes.vlines(places, 0, 1, transform=axes.get_xaxis_transform(), color=canvas.VERMILLION, linewidth=0.8, alpha=0.35)
+    canvas.failures_at(axes, places, [0.03] * len(places))
+
+
+def _key_across(axes: Axes, axis: Axis) -> None:
+    """Ticks at the settings themselves, as many as have room."""
+    base = axis.logarithm
+    places = [math.log(value, base) if base else value for value in axis.values]
+    span = max(places[-1] - places[0], 1e-12)
+    shown: list[float] = []
+    for place in places:
+        if not shown or place - shown[-1] >= span / 8.5:
+            shown.append(place)
+    canvas.ticks_at(
+        axes.xaxis, shown, lambda value: f"2^{value:g}" if base == 2 else canvas.tick(base**value if base else value)
+    )
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(places[0] - 0.04 * span, places[-1] + 0.04 * span)
+    axes.set_xlabel(f"{elided(axis.key, 40)}{', logarithmic' if base else ''}")

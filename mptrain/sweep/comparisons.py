@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from mptrain.comparison.arms import group as group_runs
 from mptrain.comparison.arms import precision_of
 from mptrain.comparison.comparison import MARGIN, compare
+from mptrain.comparison.configurations import differing, settings
 from mptrain.comparison.measures import measure
-from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures
-from mptrain.comparison.serialization import write_comparisons
-from mptrain.comparison.settings import differing, settings
+from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures, write_comparisons
 from mptrain.config.overrides import parse
 from mptrain.config.ranges import UnfitError, fit, show
 from mptrain.config.trust import retyped_for

@@ -25,7 +25,7 @@ assert "torch" not in sys.modules and "hydra" not in sys.modules
 
 LIGHT = """
 import sys
-import mptrain.comparison.serialization
+import mptrain.comparison.results
 heavy = {"scipy", "numpy", "torch", "omegaconf"} & set(sys.modules)
 assert not heavy, heavy
 """

@@ -17,7 +17,7 @@ from mptrain.config import location
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
 from mptrain.recipe.catalogue import recipe_points
-from mptrain.recipe.format import read_recipe
+from mptrain.recipe.recipe import read_recipe
 from mptrain.sweep.comparisons import name_arms
 from mptrain.sweep.points import expand, validate
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report.folders import make_comparison, make_sweep
 
-from mptrain.comparison.serialization import read_comparisons, write_comparisons
+from mptrain.comparison.results import read_comparisons, write_comparisons
 from mptrain.report import canvas
 from mptrain.report.writing import page_of
 from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy, read_examination, write_examination

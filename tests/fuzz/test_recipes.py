@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mptrain.config import location
 from mptrain.errors import ConfigError
-from mptrain.recipe.format import read_recipe
+from mptrain.recipe.recipe import read_recipe
 
 RECIPES = sorted(location.configs().parent.glob("recipes/**/*.yaml"))
 SOUND = {

@@ -8,7 +8,7 @@ import re
 import pytest
 from small_runs import TINY, run_in_process
 
-from mptrain.comparison.serialization import read_comparisons
+from mptrain.comparison.results import read_comparisons
 from mptrain.runlog.sweeps import SweepPaths
 
 pytestmark = pytest.mark.process

@@ -12,7 +12,7 @@ import pytest
 import torch
 from small_runs import environment, run_command
 
-from mptrain.comparison.serialization import read_comparisons
+from mptrain.comparison.results import read_comparisons
 
 pytestmark = pytest.mark.process
 

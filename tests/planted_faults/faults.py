@@ -604,7 +604,7 @@ FAULTS = (
     # Pages, words and the command line.
     Fault(
         78,
-        "report/escaping.py",
+        "report/rendering.py",
         '"<": "&lt;"',
         '"<": "<"',
         "a name can put HTML into a Markdown page",

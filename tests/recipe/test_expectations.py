@@ -10,8 +10,7 @@ from comparison.fake_runs import measures
 from loops import each
 from scipy import stats
 
-from mptrain.recipe.arm_values import MEASURES, unknown_measures
-from mptrain.recipe.expectations import judge
+from mptrain.recipe.expectations import MEASURES, judge, unknown_measures
 from mptrain.recipe.recipe import Expectation
 from mptrain.recipe.statements import read_statement
 

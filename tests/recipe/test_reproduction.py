@@ -14,7 +14,7 @@ from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError, StorageError
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.recipe import Recipe
-from mptrain.recipe.reproduction import Reproduction, Verdict, compute, folder_of, measured, plan, write_verdict
+from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, compute, folder_of, measured, plan, write_verdict
 from mptrain.runlog.lock import hold
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.sweep_csv import write_sweep
@@ -87,13 +87,13 @@ def test_arithmetic_that_returns_no_numbers_is_refused():
     ],
 )
 def test_one_expectation_that_is_not_met_is_enough(outcomes, word):
-    verdict = Verdict(tuple(Finding("", outcome, "") for outcome in outcomes))
+    verdict = RecipeVerdict(tuple(Finding("", outcome, "") for outcome in outcomes))
     assert verdict.word == word
     assert verdict.count("met") == outcomes.count("met")
 
 
 def test_a_verdict_is_strict_json_and_keeps_numbers_that_are_not_finite(tmp_path):
-    verdict = Verdict((Finding("a.sum = inf within 0", "met", "a.sum is inf", {"n": 1, "off": math.inf}),))
+    verdict = RecipeVerdict((Finding("a.sum = inf within 0", "met", "a.sum is inf", {"n": 1, "off": math.inf}),))
     reproduction = Reproduction(RECIPE, False, ("train.epochs=3",), tmp_path, (), Composer())
     path = write_verdict(reproduction, verdict, {"a": {"sum": math.inf, "lost": math.nan, "mean": 8.3}})
     found = restore_nonfinite(parse_strict(path.read_text()))

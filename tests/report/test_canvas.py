@@ -5,18 +5,16 @@ import matplotlib as mpl
 from loops import each
 from report.folders import HOSTILE
 
-from mptrain.report.canvas import dashed_series, drawn, inlined, legend_below, ordered_series, series, thousands, tick
-from mptrain.report.wording import elided
+from mptrain.report.canvas import dashed_series, drawing, inlined, ordered_series, series, thousands, tick
+from mptrain.report.formatting import elided
 
 
 def sample(name="sample", text="a name"):
-    def paint(figure):
-        axes = figure.subplots()
-        (line,) = axes.plot([1, 2, 3], [1.0, 3.0, 2.0], marker="o")
+    with drawing(name, 2.5) as figure:
+        (axes,) = figure.panels()
+        figure.label(elided(text, 30), *axes.plot([1, 2, 3], [1.0, 3.0, 2.0], marker="o"))
         axes.set_title(elided(text, 40))
-        legend_below(figure, [line], [elided(text, 30)])
-
-    return drawn(name, 2.5, paint)
+    return figure.svg
 
 
 def test_the_same_figure_has_the_same_bytes():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from report.folders import interval, make_comparison, make_sweep
 
-from mptrain.comparison.serialization import write_comparisons
+from mptrain.comparison.results import write_comparisons
 from mptrain.errors import StorageError
 from mptrain.report.rendering import html, markdown_page
 from mptrain.report.writing import page_of

@@ -7,11 +7,11 @@ from report.microscope import looks, make_looked_at
 
 from mptrain.config.compose import compose, reload
 from mptrain.errors import StorageError
-from mptrain.report import forecast_figure, recommend, write_forecast
-from mptrain.report.canvas import drawn
+from mptrain.report import recommend, write_forecast
+from mptrain.report.canvas import Drawing
 from mptrain.report.forecast_page import forecast_page
-from mptrain.report.sweep_measurements import read_measured
-from mptrain.report.wording import ONE_BECOMES_ALL
+from mptrain.report.formatting import ONE_BECOMES_ALL
+from mptrain.report.sweep_points import read_measured
 from mptrain.runlog import RunDirectory, RunPaths
 
 SCALES = (1, 128, 8192, 1048576)
@@ -258,15 +258,13 @@ def test_the_axes_of_a_forecast_with_a_sweep_have_a_sensible_height(tmp_path, mo
     """Whether or not some runs failed: nothing that is drawn beyond the axes may squeeze them."""
     heights = []
 
-    def measure(name, height, paint):
-        def painted(figure):
-            paint(figure)
-            figure.canvas.draw()
-            heights.extend(axes.get_position().height for axes in figure.axes)
+    def measure(figure):
+        figure.figure.canvas.draw()
+        heights.extend(axes.get_position().height for axes in figure.figure.axes)
+        finish(figure)
 
-        return drawn(name, height, painted)
-
-    monkeypatch.setattr(forecast_figure, "drawn", measure)
+    finish = Drawing.finish
+    monkeypatch.setattr(Drawing, "finish", measure)
     points = [([f"scaler.scale={scale}"], "done", {"metric": 0.9}) for scale in (8, 64)]
     points += [(["scaler.scale=1048576"], "failed", {"status": "failed"})] if failing else []
     found = recommend(make_looked_at(tmp_path / "run"), make_sweep(tmp_path / "sweep", points))

@@ -7,7 +7,7 @@ from report.browser import CHROMIUM, visit
 from report.folders import HOSTILE, make_comparison, make_run
 from report.test_writing import hostile_run
 
-from mptrain.comparison.serialization import write_comparisons
+from mptrain.comparison.results import write_comparisons
 from mptrain.report import write_report
 from mptrain.runlog.sweeps import SweepPaths
 

@@ -2,8 +2,8 @@ from report.folders import make_sweep
 
 from mptrain.report.rendering import html, markdown_page
 from mptrain.report.run_parts import tried
-from mptrain.report.sweep_axes import kinds, numeric_axis, read_points
 from mptrain.report.sweep_page import sweep_page
+from mptrain.report.sweep_points import kinds, numeric_axis, read_points
 from mptrain.runlog.sweeps import read_sweep
 
 

@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from report.folders import CONFIG, HOSTILE, make_comparison, make_run, make_sweep, warning
 from small_runs import environment
 
-from mptrain.comparison.serialization import write_comparisons
+from mptrain.comparison.results import write_comparisons
 from mptrain.errors import StorageError
 from mptrain.records import EventRecord
 from mptrain.report import write_report

@@ -63,7 +63,7 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
 
 
 def test_reading_and_showing_needs_no_torch():
-    code = "import mptrain.report.diagnosis_page, mptrain.report.operators_part, sys; assert 'torch' not in sys.modules"
+    code = "import mptrain.report.diagnosis_page, mptrain.report.run_parts, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -10,13 +10,13 @@ from PIL import Image
 from small_runs import TINY, run_command
 
 from mptrain.cli.main import main
-from mptrain.comparison.serialization import write_comparisons
+from mptrain.comparison.results import write_comparisons
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.differences import diff
 from mptrain.masking import MaskedText, masked
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.recipe import Recipe
-from mptrain.recipe.reproduction import Reproduction, Verdict, write_verdict
+from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
 from mptrain.report.writing import Written, write_page
 from mptrain.runlog.naming import fresh_name
@@ -70,7 +70,7 @@ def test_pages_comparisons_diagnoses_and_what_trackers_print_hold_none(secret, t
     for path in (written.html, written.md):
         assert PLAIN not in path.read_text()
         assert "TRACKER_API_KEY" in path.read_text().replace("\\", "")
-    monkeypatch.setattr("mptrain.comparison.serialization.to_json", lambda comparison: {"arm": comparison})
+    monkeypatch.setattr("mptrain.comparison.results.to_json", lambda comparison: {"arm": comparison})
     write_comparisons(tmp_path / "comparison.json", {"": PLAIN})
     assert PLAIN not in (tmp_path / "comparison.json").read_text()
     stream = MaskedText((tmp_path / "log").open("wb"), encoding="utf-8")
@@ -153,7 +153,7 @@ def test_no_diagnosis_and_no_verdict_holds_a_secret(secret, tmp_path):
     assert sum("/diagnosis/" in name and name.endswith(".json") for name in held) == 2
     assert [name for name, content in held.items() if PLAIN.encode() in content] == []
     recipe = Recipe("mine", Path("mine/recipe.yaml"), "Mine", "It works.", "me")
-    verdict = Verdict((Finding(f"{PLAIN} = 1", "met", f"it is {PLAIN}", {}),))
+    verdict = RecipeVerdict((Finding(f"{PLAIN} = 1", "met", f"it is {PLAIN}", {}),))
     path = write_verdict(Reproduction(recipe, False, (f"run.root={PLAIN}",), tmp_path, (), Composer()), verdict, {})
     assert PLAIN not in path.read_text()
     assert f"run.root={secret}" in path.read_text()

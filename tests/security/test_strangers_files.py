@@ -24,7 +24,7 @@ from mptrain.cli.main import main
 from mptrain.config.compose import compose, reload
 from mptrain.engine.weights_io import read_weights
 from mptrain.errors import CheckpointError, ConfigError, StorageError
-from mptrain.recipe.format import read_recipe
+from mptrain.recipe.recipe import read_recipe
 from mptrain.runlog import RunPaths, create_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest

@@ -1,4 +1,4 @@
-"""Reads saved configurations as flat mappings, and says which keys of two of them differ.
+"""Saved configurations as flat mappings, the keys in which two of them differ, and words of a command in short.
 
 What a key means, and whether it may differ, is the business of `mptrain.comparison.fairness`.
 """
@@ -47,7 +47,7 @@ def differing(left: str, right: str, ignoring: Sequence[str] = NOT_COMPARED) -> 
 
 
 def is_below(key: str, names: Sequence[str]) -> bool:
-    """Whether a dotted key is one of the names or lies in one of them."""
+    """Return whether a dotted key is one of the names or lies in one of them."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
@@ -72,3 +72,13 @@ def in_short(words: Mapping[str, str]) -> str:
         value if as_number(value) is None and value else f"{key.rpartition('.')[2]}={value}"
         for key, value in words.items()
     )
+
+
+def flat(config: str) -> dict[str, Any]:
+    """Dotted key to value of a resolved configuration; empty where it is missing or cannot be read."""
+    if not config.strip():
+        return {}
+    try:
+        return {key: value for key, value in settings(config).items() if key}
+    except Exception:  # whatever a YAML reader says of a damaged file: the report shows the text itself
+        return {}

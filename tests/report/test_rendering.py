@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from report.folders import HOSTILE
 
-from mptrain.report.escaping import fenced, markdown
-from mptrain.report.wording import plain
+from mptrain.report.formatting import plain
+from mptrain.report.rendering import fenced, markdown
 
 READER = MarkdownIt("gfm-like", {"linkify": False}).enable("table")
 

@@ -2,7 +2,7 @@ import math
 
 from loops import each
 
-from mptrain.report.wording import counted, duration, elided, moment, number, plain, scale_path, share, signed
+from mptrain.report.formatting import counted, duration, elided, moment, number, plain, scale_path, share, signed
 
 
 @each(

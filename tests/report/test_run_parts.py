@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from mptrain.report.exhibits_part import exhibits
 from mptrain.report.page import Picture, Sound, Table, Text
+from mptrain.report.run_parts import exhibits
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

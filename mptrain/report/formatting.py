@@ -106,7 +106,7 @@ def scale(value: float | None) -> str:
 
 
 def scale_path(path: dict[str, float]) -> str:
-    """How a loss scale went, from ``first``, ``min``, ``max`` and ``last``; empty where that is not known."""
+    """Return how a loss scale went, from ``first``, ``min``, ``max`` and ``last``; empty where that is not known."""
     if not {"first", "min", "max", "last"} <= path.keys():
         return ""
     if path["min"] == path["max"]:

@@ -9,8 +9,20 @@ from dataclasses import replace
 import pytest
 from comparison.fake_runs import arm
 
-from mptrain.comparison.results import Aligned, ArmResult, Comparison, Equivalence, Interval, Moment, Objection, Verdict
-from mptrain.comparison.serialization import from_json, read_comparisons, to_json, write_comparisons
+from mptrain.comparison.results import (
+    Aligned,
+    ArmResult,
+    Comparison,
+    Equivalence,
+    Interval,
+    Moment,
+    Objection,
+    Verdict,
+    from_json,
+    read_comparisons,
+    to_json,
+    write_comparisons,
+)
 from mptrain.errors import StorageError
 from mptrain.runlog.strict_json import parse_strict
 

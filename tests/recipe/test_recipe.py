@@ -10,7 +10,7 @@ from loops import each
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
 from mptrain.recipe.catalogue import recipe_points
-from mptrain.recipe.format import RESERVED, read_recipe
+from mptrain.recipe.recipe import RESERVED, read_recipe
 
 SOUND = {
     "title": "Mine",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mptrain.comparison.settings import ABSENT, chosen, differing, is_below, settings
+from mptrain.comparison.configurations import ABSENT, chosen, differing, is_below, settings
 
 LEFT = "seed: 0\noptimizer: {lr: 0.1, betas: [0.9, 0.99]}\nlearners: {}\nchosen: {model: mlp}\n"
 RIGHT = "seed: 1\noptimizer: {lr: 0.2, betas: [0.9, 0.99]}\nscaler: {scale: 8.0}\nchosen: {model: cnn}\n"
