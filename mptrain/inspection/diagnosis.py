@@ -20,7 +20,7 @@ from mptrain.inspection.failure_folder import Ending, read_ending
 from mptrain.inspection.step_replay import SavedStep, moment_at, stand_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.report.diagnosis_page import write_diagnosis
-from mptrain.run.start_state import least_micro_batches
+from mptrain.run.attempt import least_micro_batches
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of

@@ -11,16 +11,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptrain.config.build import build
 from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.parallelism import check_parallelism, device_of
 from mptrain.config.ranges import show
+from mptrain.config.schema import Config
 from mptrain.config.trust import is_trust, retyped
+from mptrain.engine.job import Options, Parts
 from mptrain.engine.loop import Loop
 from mptrain.engine.snapshot import require_fit, require_same_schema
-from mptrain.engine.storage import Storage
+from mptrain.engine.storage import NoStorage, Storage
 from mptrain.errors import (
     EXIT_BUG,
     EXIT_OK,
@@ -32,17 +34,21 @@ from mptrain.errors import (
     Problem,
     StorageError,
 )
+from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import gathered
 from mptrain.parallel.torchrun import begun_alike, remember_run, run_before_restart
 from mptrain.precision.support import Support, require_support
 from mptrain.records import EventRecord
-from mptrain.run.data_fingerprint import other_training_data
+from mptrain.run.consistency import (
+    other_training_data,
+    reload_config,
+    require_as_trained,
+    require_no_damage,
+    written_config,
+)
 from mptrain.run.describe import describe
 from mptrain.run.failure_report import how_it_failed, in_the_users_terms
-from mptrain.run.saved_config import reload_config, require_as_trained, require_no_damage, written_config
-from mptrain.run.start_state import Beginning, Outcome, least_micro_batches
 from mptrain.run.tracking import require_logger, track
-from mptrain.run.worker_rank import follow
 from mptrain.runlog import (
     RecordWriter,
     RunDirectory,
@@ -57,13 +63,39 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.manifest import manifest_name
-from mptrain.runlog.sink import Sink
+from mptrain.runlog.sink import Fanout, Sink
 
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.engine.job import Options, Parts
-    from mptrain.parallel.communicator import Communicator
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended in order.
+
+    Attributes:
+        root: The run directory.
+        summary: The final numbers.
+        already_done: The run was finished before; nothing was trained.
+    """
+
+    root: Path
+    summary: dict[str, Any]
+    already_done: bool = False
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What the first rank tells the others before they build.
+
+    Attributes:
+        manifest: Of the checkpoint to go on from; None begins at the beginning.
+        forgive: Count refused steps in a row anew.
+        done: How the run has ended before, where there is nothing to do.
+    """
+
+    manifest: Path | None = None
+    forgive: bool = False
+    done: Outcome | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +138,7 @@ def launch(config: Config, show: Show) -> Outcome:
     """
     check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
     with gathered(config.distributed) as comm:
-        return _launch(config, show, comm) if comm.is_rank_zero else follow(config, comm)
+        return _launch(config, show, comm) if comm.is_rank_zero else _follow(config, comm)
 
 
 def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
@@ -171,7 +203,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
     with gathered(config.distributed) as comm:
         if not comm.is_rank_zero:
-            return follow(config, comm)
+            return _follow(config, comm)
         return _continue(directory, config, show, comm, explicit=True, said=said)
 
 
@@ -191,22 +223,16 @@ def _continue(
         state = directory.read_state()
         if changes and not explicit:
             require_no_damage(directory, old, state)
-            raise ConfigError(
-                [Problem(f"{directory.root}: {change_in_words(*change)}") for change in changes]
-                + [
-                    Problem(
-                        "a run goes on with the configuration it began with",
-                        f"choose another run.name, or change it on purpose: {begun_alike('mptrain resume')} {directory.root} KEY=VALUE"
-                        f"{retyped(config.extensions.allow)}",
-                    )
-                ]
-            )
+            problems = [Problem(f"{directory.root}: {change_in_words(*change)}") for change in changes]
+            line = f"{begun_alike('mptrain resume')} {directory.root} KEY=VALUE{retyped(config.extensions.allow)}"
+            hint = f"choose another run.name, or change it on purpose: {line}"
+            raise ConfigError([*problems, Problem("a run goes on with the configuration it began with", hint)])
         if state is not None and state.status == "done" and not changes:
             done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
             comm.broadcast_object(Beginning(done=done))
             return done
         require_logger(config)
-        store = _store(directory, config, higher_is_better=True)
+        store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
         loaded = store.load_latest()
         if loaded is not None and explicit:
             _require_effect(changes)
@@ -235,6 +261,46 @@ def _continue(
         )
 
 
+def _follow(config: Config, comm: Communicator) -> Outcome:
+    """Take part in a run that the first rank keeps: train, evaluate, and write nothing but this rank's parts of tensors.
+
+    Args:
+        config: The same as the first rank's.
+        comm: Who they are; this is not the first.
+
+    Raises:
+        MptrainError: What ends the run on any rank.
+    """
+    beginning = comm.broadcast_object(Beginning())
+    if beginning.done is not None:
+        return beginning.done
+    with comm.together():
+        loaded = CheckpointStore(beginning.manifest.parent, 1).load(beginning.manifest) if beginning.manifest else None
+        built = build(config, weights=loaded is None, comm=comm, micro_batches=least_micro_batches(config, loaded))
+    parts, options = built
+    root = comm.broadcast_object(Path())
+    try:
+        loop = Loop(parts, options, NoStorage(RunPaths(root)))
+        if loaded is not None:
+            loop.checkpointing.restore(loaded.state, forgive=beginning.forgive)
+    except BaseException as error:  # whoever waits for this rank is to say why it has gone
+        comm.tell_why(error)
+        raise
+    summary = loop.run()
+    loop.require_success()
+    return Outcome(root, summary)
+
+
+def least_micro_batches(config: Config, loaded: Loaded | None) -> int:
+    """The least number of micro-batches of an update: as many as before, so that none needs more memory, at any number of ranks.
+
+    Where ``train.accumulate`` was changed on purpose, that is what counts.
+    """
+    saved = loaded.state if loaded is not None else {}
+    found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
+    return found if isinstance(found, int) and 1 <= found <= config.train.batch_size else 1
+
+
 def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
     """Refuse to change what a run only begins with, once it has a checkpoint.
 
@@ -251,13 +317,8 @@ def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
         if name == "init_scale" and rule.endswith("scaler") and alone:
             found[key] = "its loss scale is that"
     if found:
-        hint = "leave it out, or start another run with it"
-        raise ConfigError(
-            [
-                Problem(f"{key} has no effect on a resumed run: {what} of the checkpoint", hint)
-                for key, what in found.items()
-            ]
-        )
+        sentences = [f"{key} has no effect on a resumed run: {what} of the checkpoint" for key, what in found.items()]
+        raise ConfigError([Problem(what, "leave it out, or start another run with it") for what in sentences])
 
 
 def _require_work(
@@ -302,10 +363,6 @@ def _require_never_saved(directory: RunDirectory, state: RunState | None) -> Non
         )
 
 
-def _store(directory: RunDirectory, config: Config, *, higher_is_better: bool) -> CheckpointStore:
-    return CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=higher_is_better)
-
-
 def _attempt(
     directory: RunDirectory,
     config: Config,
@@ -338,14 +395,16 @@ def _attempt(
     storage = Storage(
         directory.paths,
         writer,
-        _store(directory, config, higher_is_better=parts.task.higher_is_better),
+        CheckpointStore(
+            directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=parts.task.higher_is_better
+        ),
         config_digest(config.yaml),
     )
     loop: Loop | None = None
     sinks: Sequence[Sink] = ()
     try:
         parts.comm.broadcast_object(directory.root.absolute())
-        displays = _Late()
+        displays = Fanout(())  # the sinks are known once the loop is made; their owner closes them
         loop = Loop(parts, options, storage, (displays,))
         if loaded is None:
             writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
@@ -364,11 +423,14 @@ def _attempt(
         write_summary(directory.paths.summary, summary)
         loop.require_success()
         displays.take(EventRecord("summary", loop.progress.step, summary))
-        _close(writer, sinks)
+        for sink in (*sinks, writer):
+            sink.close()
         directory.write_state(state.end("done", "", EXIT_OK, loop.progress.step))
         return Outcome(directory.root, summary)
     except BaseException as error:
-        _close_quietly(writer, sinks)
+        for sink in (*sinks, writer):
+            with contextlib.suppress(Exception):  # the failure is what is reported
+                sink.close()
         shown = in_the_users_terms(error, config, directory, parts.comm)
         reached = loop.progress.step if loop else from_step
         to_step = None if isinstance(shown, Preempted) and not shown.saved else reached
@@ -378,29 +440,3 @@ def _attempt(
         if shown is error:
             raise
         raise shown from error
-
-
-class _Late:
-    """A sink whose sinks are known only after the loop was made."""
-
-    def __init__(self) -> None:
-        self.sinks: tuple[Sink, ...] = ()
-
-    def take(self, record: Any) -> None:
-        for sink in self.sinks:
-            sink.take(record)
-
-    def close(self) -> None:
-        """The sinks are closed by their owner."""
-
-
-def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
-    for sink in (*sinks, writer):
-        sink.close()
-
-
-def _close_quietly(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
-    """Close everything on the way out of a failure, which is the one to be reported."""
-    for sink in (*sinks, writer):
-        with contextlib.suppress(Exception):
-            sink.close()
