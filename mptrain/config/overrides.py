@@ -36,6 +36,9 @@ COUNTERPARTS = {
     "dataset.root": "dataset.path",
 }
 
+#: Stands for a key that is not there.
+_ABSENT = object()
+
 _DIRECTORIES = [f"hydra.{name}" for name in ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir", "job.chdir")]
 
 
@@ -287,12 +290,19 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
 
 def has_key(tree: Any, key: str) -> bool:
     """Whether a dotted key exists in nested containers; list entries count by index."""
-    return _walk(tree, key)[0] if key else False
+    return bool(key) and lookup(tree, key, _ABSENT) is not _ABSENT
 
 
-def lookup(tree: Any, key: str) -> Any:
-    """The value at a dotted key, the whole tree for an empty key, None where there is nothing."""
-    return _walk(tree, key)[1] if key else tree
+def lookup(tree: Any, key: str, absent: Any = None) -> Any:
+    """Return the value at a dotted key, the whole tree for an empty key, ``absent`` where there is nothing."""
+    for part in key.split(".") if key else ():
+        if isinstance(tree, dict) and part in tree:
+            tree = tree[part]
+        elif isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        else:
+            return absent
+    return tree
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -312,17 +322,6 @@ def known_keys(tree: Mapping[str, Any], key: str) -> Iterator[str]:
         yield f"learners.{name}.{group}"
         for argument in tree.get(group) or {}:
             yield f"learners.{name}.{group}.{argument}"
-
-
-def _walk(tree: Any, key: str) -> tuple[bool, Any]:
-    for part in key.split("."):
-        if isinstance(tree, dict) and part in tree:
-            tree = tree[part]
-        elif isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
-            tree = tree[int(part)]
-        else:
-            return False, None
-    return True, tree
 
 
 def _guess(key: str, tree: dict[str, Any], catalogue: Catalogue) -> str:

@@ -199,11 +199,7 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
     _require_classifier(model, card, classifier)
     own = dataset.card().get("labels") if hasattr(dataset, "card") else None
     labelled = bool(own) and own == card.get("labels")
-
-    def make(device: torch.device) -> nn.Module:
-        return model.to(device)
-
-    return Features(make, preparation, labelled=labelled)
+    return Features(model.to, preparation, labelled=labelled)
 
 
 def _require_classifier(model: nn.Module, card: dict[str, Any], classifier: str) -> None:

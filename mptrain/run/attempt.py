@@ -47,7 +47,7 @@ from mptrain.run.consistency import (
     written_config,
 )
 from mptrain.run.describe import describe
-from mptrain.run.failure_report import how_it_failed, in_the_users_terms
+from mptrain.run.failure_report import explain_error, failure_status
 from mptrain.run.tracking import require_logger, track
 from mptrain.runlog import (
     RecordWriter,
@@ -84,7 +84,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartState:
     """What the first rank tells the others before they build.
 
     Attributes:
@@ -143,7 +143,7 @@ def launch(config: Config, show: Show) -> Outcome:
 
 def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
     if before := run_before_restart():
-        return _continue(_that_may_go_on(before), config, show, comm, explicit=False)
+        return _continue(_restarted_run(before), config, show, comm, explicit=False)
     root, name = Path(config.run.root), config.run.name
     existing = existing_run(root, name) if name else None
     if config.run.resume != "never" and not name:
@@ -159,7 +159,7 @@ def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
     require_support(config.precision, device_of(config.device, comm))  # before anything is written or loaded
     require_logger(config)
     label = "-".join(config.chosen.get(group, "custom") for group in ("model", "dataset", "precision"))
-    comm.broadcast_object(Beginning())
+    comm.broadcast_object(StartState())
     with comm.together():
         built = build(config, comm=comm)
     directory = create_run(root, label, name)
@@ -168,7 +168,7 @@ def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
         return _attempt(directory, config, built, None, show, built[0].notes)
 
 
-def _that_may_go_on(root: str) -> RunDirectory:
+def _restarted_run(root: str) -> RunDirectory:
     """The run that torchrun has begun these ranks again for.
 
     Raises:
@@ -229,7 +229,7 @@ def _continue(
             raise ConfigError([*problems, Problem("a run goes on with the configuration it began with", hint)])
         if state is not None and state.status == "done" and not changes:
             done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
-            comm.broadcast_object(Beginning(done=done))
+            comm.broadcast_object(StartState(done=done))
             return done
         require_logger(config)
         store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
@@ -239,10 +239,10 @@ def _continue(
         strange = require_as_trained(directory, old, state, loaded.manifest, said or {}) if loaded is not None else ""
         manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
         forgive = state is not None and state.status == "failed"
-        comm.broadcast_object(Beginning(manifest and manifest.absolute(), forgive))
+        comm.broadcast_object(StartState(manifest and manifest.absolute(), forgive))
         remember_run(str(directory.root))
         with comm.together():
-            built = build(config, weights=loaded is None, comm=comm, micro_batches=least_micro_batches(config, loaded))
+            built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
             _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
@@ -271,12 +271,12 @@ def _follow(config: Config, comm: Communicator) -> Outcome:
     Raises:
         MptrainError: What ends the run on any rank.
     """
-    beginning = comm.broadcast_object(Beginning())
+    beginning = comm.broadcast_object(StartState())
     if beginning.done is not None:
         return beginning.done
     with comm.together():
         loaded = CheckpointStore(beginning.manifest.parent, 1).load(beginning.manifest) if beginning.manifest else None
-        built = build(config, weights=loaded is None, comm=comm, micro_batches=least_micro_batches(config, loaded))
+        built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
     parts, options = built
     root = comm.broadcast_object(Path())
     try:
@@ -291,7 +291,7 @@ def _follow(config: Config, comm: Communicator) -> Outcome:
     return Outcome(root, summary)
 
 
-def least_micro_batches(config: Config, loaded: Loaded | None) -> int:
+def min_micro_batches(config: Config, loaded: Loaded | None) -> int:
     """The least number of micro-batches of an update: as many as before, so that none needs more memory, at any number of ranks.
 
     Where ``train.accumulate`` was changed on purpose, that is what counts.
@@ -376,30 +376,21 @@ def _attempt(
     as_written: bool = False,
 ) -> Outcome:
     parts, options = built
-    directory.remove_drafts()
-    manifest = loaded.manifest if loaded else None
-    lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
+    lost = _prepare_directory(directory, config, loaded, as_written=as_written)
     warnings = (*parts.warnings, *warnings, *lost)
-    if not as_written:  # not before it is sure that the records can be gone on with
-        directory.write_config(config.yaml, config.overrides)
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
     if loaded and (other := other_training_data(directory.root, parts)):
         warnings, changed = (*warnings, *other), (*changed, *other)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
-    state = describe(directory, config, parts.device, parts.comm.world_size, before).begin(
-        from_step, changed if loaded else ()
-    )
+    state = describe(directory, config, parts.device, parts.comm.world_size, before)
+    state = state.begin(from_step, changed if loaded else ())
     directory.write_state(state)
     writer = RecordWriter(directory.paths)
-    storage = Storage(
-        directory.paths,
-        writer,
-        CheckpointStore(
-            directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=parts.task.higher_is_better
-        ),
-        config_digest(config.yaml),
+    store = CheckpointStore(
+        directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=parts.task.higher_is_better
     )
+    storage = Storage(directory.paths, writer, store, config_digest(config.yaml))
     loop: Loop | None = None
     sinks: Sequence[Sink] = ()
     try:
@@ -423,20 +414,40 @@ def _attempt(
         write_summary(directory.paths.summary, summary)
         loop.require_success()
         displays.take(EventRecord("summary", loop.progress.step, summary))
-        for sink in (*sinks, writer):
-            sink.close()
+        _close(writer, sinks)
         directory.write_state(state.end("done", "", EXIT_OK, loop.progress.step))
         return Outcome(directory.root, summary)
     except BaseException as error:
         for sink in (*sinks, writer):
             with contextlib.suppress(Exception):  # the failure is what is reported
                 sink.close()
-        shown = in_the_users_terms(error, config, directory, parts.comm)
-        reached = loop.progress.step if loop else from_step
-        to_step = None if isinstance(shown, Preempted) and not shown.saved else reached
-        with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
-            hint = shown.hint if isinstance(shown, MptrainError) else ""
-            directory.write_state(state.end(*how_it_failed(shown, directory), to_step, hint))
+        shown = explain_error(error, config, directory, parts.comm)
+        _record_end(shown, directory, state, loop.progress.step if loop else from_step)
         if shown is error:
             raise
         raise shown from error
+
+
+def _prepare_directory(
+    directory: RunDirectory, config: Config, loaded: Loaded | None, *, as_written: bool
+) -> Sequence[str]:
+    """Cut the records back to the checkpoint and write the configuration; return what was lost, one sentence each."""
+    directory.remove_drafts()
+    manifest = loaded.manifest if loaded else None
+    lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
+    if not as_written:  # not before it is sure that the records can be continued
+        directory.write_config(config.yaml, config.overrides)
+    return lost
+
+
+def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
+    for sink in (*sinks, writer):
+        sink.close()
+
+
+def _record_end(error: BaseException, directory: RunDirectory, state: RunState, reached: int) -> None:
+    """Write into ``run.json`` how an attempt failed, and at which step; on a full disk the run stays "running" and resumable."""
+    to_step = None if isinstance(error, Preempted) and not error.saved else reached
+    with contextlib.suppress(StorageError):
+        hint = error.hint if isinstance(error, MptrainError) else ""
+        directory.write_state(state.end(*failure_status(error, directory), to_step, hint))

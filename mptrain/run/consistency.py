@@ -43,7 +43,7 @@ def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
         with contextlib.suppress(StorageError, ConfigError):  # then its own words are the best there are
             newest = next(iter(manifests_in(directory.paths.checkpoints)), None)
             if newest is not None:
-                strange = _strange(directory, written, directory.read_state(), read_manifest(newest))
+                strange = _mismatch(directory, written, directory.read_state(), read_manifest(newest))
         if strange:
             raise StorageError(f"{strange}: {error}", _RESTORE) from error
         raise
@@ -81,7 +81,7 @@ def require_as_trained(
     Raises:
         StorageError: It is another in keys that nobody has named.
     """
-    strange = _strange(directory, written, state, manifest)
+    strange = _mismatch(directory, written, state, manifest)
     if not strange:
         return ""
     edits = _edits(directory, written, manifest)
@@ -109,7 +109,7 @@ def require_no_damage(directory: RunDirectory, written: str, state: RunState | N
     """
     for path in manifests_in(directory.paths.checkpoints):
         with contextlib.suppress(StorageError):
-            if strange := _strange(directory, written, state, read_manifest(path)):
+            if strange := _mismatch(directory, written, state, read_manifest(path)):
                 break
             return
     else:
@@ -117,7 +117,7 @@ def require_no_damage(directory: RunDirectory, written: str, state: RunState | N
     raise StorageError(strange, _RESTORE)
 
 
-def _strange(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
+def _mismatch(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
     """A sentence where ``config.yaml`` is another than the checkpoint was made with, and no command has changed it."""
     attempts = state.attempts if state else ()
     if manifest.config_digest == config_digest(written) or any(

@@ -30,9 +30,7 @@ from mptrain.parallel.torchrun import begun_alike
 from mptrain.runlog import RunDirectory, storing, write_atomically
 
 
-def in_the_users_terms(
-    error: BaseException, config: Config, directory: RunDirectory, comm: Communicator
-) -> BaseException:
+def explain_error(error: BaseException, config: Config, directory: RunDirectory, comm: Communicator) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
     trust = retyped(config.extensions.allow)
     resume = begun_alike("mptrain resume")
@@ -68,11 +66,11 @@ def in_the_users_terms(
     elif isinstance(error, Exception) and not isinstance(error, MptrainError):
         own = users_own(error, config)
     if own is not None:
-        how_it_failed(cause, directory)  # keeps the traceback
+        failure_status(cause, directory)  # keeps the traceback
     return own or error
 
 
-def how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
+def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
     """Status, reason and exit code for ``run.json``; an unexpected error leaves its traceback in ``failure/``."""
     if isinstance(error, Preempted):
         return "preempted", str(error), error.exit_code
