@@ -224,9 +224,8 @@ class _Queue:
         """Ask the scheduler to end all jobs; those that run save themselves."""
         self._stopping = time.monotonic()
         for job in self._jobs:
-            with contextlib.suppress(
-                Exception
-            ):  # it has gone, or nobody answers; what it says is looked at all the same
+            # It has gone, or nobody answers; what it says is looked at all the same.
+            with contextlib.suppress(Exception):
                 if self._local:
                     os.kill(int(job.handle.job_id), signal.SIGTERM)  # its own way would leave a run one second
                 else:
