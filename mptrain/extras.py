@@ -24,15 +24,13 @@ def load_extra(module: str, extra: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        what = f"the package {package}, which is not installed"
         if error.name is None or error.name.partition(".")[0] != package:
-            raise EnvironmentRefused(f"{purpose} needs {package}, which needs {error.name}", _command(extra)) from error
-        raise EnvironmentRefused(
-            f"{purpose} needs the package {package}, which is not installed", _command(extra)
-        ) from error
+            what = f"{package}, which needs {error.name}"
+        raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra)) from error
     except (ImportError, OSError) as error:  # a library of C that does not fit the machine
-        raise EnvironmentRefused(
-            f"{purpose} needs {package}, which cannot be imported: {error}", _command(extra)
-        ) from error
+        what = f"{package}, which cannot be imported: {error}"
+        raise EnvironmentRefused(f"{purpose} needs {what}", _command(extra)) from error
 
 
 def require_extra(module: str, extra: str, purpose: str) -> None:

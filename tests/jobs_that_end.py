@@ -13,7 +13,7 @@ from mptrain.cli.job import PROGRAM
 from mptrain.errors import DataError, NumericsError, Preempted
 from mptrain.records import EvalRecord, ProgressRecord, StepRecord
 from mptrain.runlog import RunDirectory, RunPaths, RunState, write_summary
-from mptrain.sweep.worker import Program
+from mptrain.sweep.executor import Program
 
 DONE, NUMERICS, BUG, LEAVES, KILLED, SILENT, STUCK, HELD, STOPPED, SAYS = range(10)
 

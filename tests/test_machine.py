@@ -14,8 +14,7 @@ from small_runs import TINY, loop_of, steps_of
 from mptrain import machine
 from mptrain.engine.memory import memory_now, memory_peak
 from mptrain.runlog.hashed_file import HashedFile
-from mptrain.sweep.pool import Slots
-from mptrain.sweep.processes import is_alive
+from mptrain.sweep.local_executor import Slots
 
 
 @pytest.fixture
@@ -62,10 +61,9 @@ def test_a_process_is_known_to_run_with_and_without_proc(monkeypatch):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     for _ in range(2):
-        assert is_alive(os.getpid())
-        assert is_alive(1)  # somebody else's
-        assert not is_alive(ended.pid)
-        assert not is_alive(None)
+        assert machine.is_running(os.getpid())
+        assert machine.is_running(1)  # somebody else's
+        assert not machine.is_running(ended.pid)
         monkeypatch.setattr(machine, "_PROC", Path("/nonexistent"))
 
 
@@ -107,9 +105,9 @@ def test_a_process_ends_with_its_parent(tmp_path, linux):
         cwd=Path(__file__).parents[1],
     )
     pid, deadline = int(done.stdout), time.monotonic() + 20
-    while is_alive(pid) and time.monotonic() < deadline:
+    while machine.is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not is_alive(pid)
+    assert not machine.is_running(pid)
 
 
 @pytest.mark.usefixtures("without_linux")

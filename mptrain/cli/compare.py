@@ -23,9 +23,8 @@ from mptrain.config.schema import RunOptions
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError, did_you_mean
 from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
 from mptrain.sweep.comparisons import Question, beside, claimed_by, judge, judge_runs, name_arms, reference_of
-from mptrain.sweep.points import expand
+from mptrain.sweep.points import check, expand
 from mptrain.sweep.runner import plan_sweep, sweep_folder
-from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison

@@ -18,7 +18,7 @@ from mptrain.config.targets import parameters
 from mptrain.config.trust import is_trust
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.files import read_bytes
-from mptrain.run.export import Export, export_run
+from mptrain.run.evaluation import Export, export_run
 from mptrain.runlog.state import parse_object
 from mptrain.runlog.storage import readable_bytes, storing
 

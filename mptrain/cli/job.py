@@ -1,4 +1,4 @@
-"""What the jobs of a sweep run: the same as ``mptrain KEY=VALUE``, in the process that `mptrain.sweep.pool` gives them.
+"""What the jobs of a sweep run: the same as ``mptrain KEY=VALUE``, in the process that `mptrain.sweep.local_executor` gives them.
 
 Must not import torch before a function here is called.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mptrain.cli.messages import report, warn
-from mptrain.sweep.worker import Program
+from mptrain.sweep.executor import Program
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config

@@ -215,7 +215,7 @@ def _run(ready: Reproduction, sweep: Sweep) -> tuple[Sweep, int]:
     from mptrain.sweep.processes import warm_up
     from mptrain.sweep.runner import run_sweep
 
-    warm_up(PROGRAM)
+    warm_up(PROGRAM.modules)
     with watching(sweep) as watch:
         return run_sweep(sweep, ready.composer, PROGRAM, watch)
 

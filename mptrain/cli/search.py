@@ -19,9 +19,8 @@ from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, M
 from mptrain.runlog.sweep_csv import summary_of
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper, fixed_words, key_of
-from mptrain.sweep.points import NOT_SWEPT, Point
+from mptrain.sweep.points import NOT_SWEPT, Point, check
 from mptrain.sweep.runner import plan_sweep, run_sweep, sweep_folder
-from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
     from mptrain.cli.flags import Flags

@@ -16,9 +16,8 @@ from mptrain.config.launcher import is_elsewhere
 from mptrain.config.trust import confirm, let_in, retyped_for
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
-from mptrain.sweep.points import expand
+from mptrain.sweep.points import check, expand
 from mptrain.sweep.runner import missing_points, plan_sweep, require_free, sweep_folder, take_stock
-from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
     from mptrain.cli.flags import Flags

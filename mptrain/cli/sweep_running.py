@@ -14,7 +14,7 @@ from mptrain.config.launcher import Launcher, read_launcher
 from mptrain.config.trust import retyped_for
 from mptrain.errors import EXIT_OK
 from mptrain.sweep.runner import run_sweep
-from mptrain.sweep.submitted import require_scheduler
+from mptrain.sweep.scheduler_executor import require_scheduler
 
 if TYPE_CHECKING:
     from mptrain.config.compose import Composer

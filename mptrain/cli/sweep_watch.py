@@ -27,8 +27,8 @@ from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:
     from mptrain.runlog.sweeps import Sweep, SweepJob
+    from mptrain.sweep.executor import Progress
     from mptrain.sweep.runner import Watcher
-    from mptrain.sweep.worker import Progress
 
 #: Which jobs a table that is too short for all of them shows first.
 _URGENCY = ("running", "failed", "interrupted", "preempted", "done", "waiting")

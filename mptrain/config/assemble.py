@@ -9,22 +9,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from mptrain.config.checks import HEADER, check_section, check_together, check_train, fields_of, warnings_about
-from mptrain.config.learners import LearnerChoices, read_learners
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.checks import (
+    HEADER,
+    check_section,
+    check_together,
+    check_train,
+    fields_of,
+    read_learners,
+    warnings_about,
+)
 from mptrain.config.overrides import Words, check_key
 from mptrain.config.ranges import UNRESOLVED, first_line, show
-from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions
+from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
 from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
 from mptrain.errors import ConfigError, Problem
 from mptrain.masking import masked
-
-if TYPE_CHECKING:
-    from mptrain.config.catalogue import Catalogue
 
 _GENERAL = tuple(field.name for field in fields_of(GeneralOptions))
 _FIELDS = tuple(f"{name}.{field.name}" for name, schema in SECTIONS.items() for field in fields_of(schema))
@@ -56,15 +61,9 @@ def assemble(
     _apply_values(node, words, catalogue, problems)
     replaced = {group: path for group, path in _target_paths(node).items() if path != filed.get(group)}
     tree = cast("dict[str, Any]", resolve(node, "", problems))
-    chosen = {
-        **(tree.pop("chosen", None) or {}),
-        **chosen,
-        **replaced,
-    }  # a saved configuration says what it was made of
-    _refuse_unknown(tree, chosen, catalogue, problems)
-    general_values = {name: tree[name] for name in _GENERAL if name in tree}
-    general = check_section("", general_values, GeneralOptions, problems)
-    sections = {name: check_section(name, tree.get(name, {}), schema, problems) for name, schema in SECTIONS.items()}
+    # A saved configuration says what it was made of.
+    chosen = {**(tree.pop("chosen", None) or {}), **chosen, **replaced}
+    general, sections = _read_sections(tree, chosen, catalogue, problems)
     defaults = tree["model"].pop("defaults", None) or {} if isinstance(tree.get("model"), dict) else {}
     targets = _read_targets(tree, sections["extensions"], problems)
     targets = {name: dataclasses.replace(one, fetch=tuple(fetch.get(name, ()))) for name, one in targets.items()}
@@ -111,10 +110,7 @@ def wrong_words(node: DictConfig, chosen: dict[str, str], words: Words, catalogu
     problems = list(words.problems)
     _apply_values(node, words, catalogue, problems)
     tree = cast("dict[str, Any]", resolve(node, "", problems))
-    _refuse_unknown(tree, chosen, catalogue, problems)
-    check_section("", {name: tree[name] for name in _GENERAL if name in tree}, GeneralOptions, problems)
-    for name, schema in SECTIONS.items():
-        check_section(name, tree.get(name, {}), schema, problems)
+    _read_sections(tree, chosen, catalogue, problems)
     return list(dict.fromkeys(problems))
 
 
@@ -181,9 +177,10 @@ def _apply_values(node: DictConfig, words: Words, catalogue: Catalogue, problems
             problems.append(Problem(f"{word.input_line}: {first_line(error)}"))
 
 
-def _refuse_unknown(
+def _read_sections(
     tree: dict[str, Any], chosen: dict[str, str], catalogue: Catalogue, problems: list[Problem]
-) -> None:
+) -> tuple[Any, dict[str, Any]]:
+    """Return the checked keys at the top and the checked sections, None for what is wrong; refuse keys that are neither."""
     for name in tree:
         if name not in (*_GENERAL, *SECTIONS, *TARGET_GROUPS, "learners"):
             hint = "mptrain list shows the keys there are"
@@ -192,6 +189,8 @@ def _refuse_unknown(
             if name == "_target_":
                 hint = HEADER.format(group=_misplaced(chosen, catalogue))
             problems.append(Problem(f"unknown key '{name}' in the chosen files", hint))
+    general = check_section("", {name: tree[name] for name in _GENERAL if name in tree}, GeneralOptions, problems)
+    return general, {name: check_section(name, tree.get(name, {}), kind, problems) for name, kind in SECTIONS.items()}
 
 
 def _misplaced(chosen: dict[str, str], catalogue: Catalogue) -> str:
@@ -265,11 +264,7 @@ def _touches_targets(words: Words) -> bool:
 
 
 def _as_yaml(
-    general: Any,
-    targets: dict[str, Target],
-    sections: dict[str, Any],
-    beside: dict[str, Any],
-    chosen: dict[str, str],
+    general: Any, targets: dict[str, Target], sections: dict[str, Any], beside: dict[str, Any], chosen: dict[str, str]
 ) -> str:
     nodes = {
         group: {"_target_": target.path, **cast("dict[str, Any]", _plain(target.arguments))}

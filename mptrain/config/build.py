@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,8 @@ from mptrain.config.parallelism import (
     warnings_about_parallelism,
 )
 from mptrain.config.ranges import first_line, show
-from mptrain.config.together import build_dataset, build_task, require_facts
+from mptrain.config.schema import Config
+from mptrain.config.together import build_dataset, build_task, require_facts, require_known_learners
 from mptrain.device import capabilities, untried, use
 from mptrain.engine.evaluate import complete
 from mptrain.engine.fingerprints import Origin, digest_of_weights
@@ -33,8 +34,10 @@ from mptrain.engine.step import Learner, Plan
 from mptrain.engine.weights_io import has_averages, plain_weights, read_weights, take_over
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, out_of_memory
 from mptrain.optimizer.average import WeightAverage
+from mptrain.optimizer.rules import Rule
 from mptrain.optimizer.weights import Weights
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
+from mptrain.parallel.strategy import ParallelStrategy
 from mptrain.parallel.sync_batchnorm import synchronised
 from mptrain.precision.apply import about_clamped, autocast, cast_model, clamp_to_range, input_dtype, set_products
 from mptrain.precision.support import require_support
@@ -44,13 +47,8 @@ from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.schedule.table import rate_table
 from mptrain.workloads.base.loader import Loader
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.optimizer.rules import Rule
-    from mptrain.parallel.strategy import ParallelStrategy
-    from mptrain.workloads.base.source import Dataset
-    from mptrain.workloads.base.task import Objective
+from mptrain.workloads.base.source import Dataset
+from mptrain.workloads.base.task import Objective
 
 
 def build(
@@ -92,7 +90,8 @@ def build(
         warnings = (*warnings, unproven)
     if clamped and weights:  # else others take their place
         warnings = (*warnings, about_clamped(clamped, input_dtype(policy)))
-    initial = _drawn(model) if policy.parameters != "float32" else {}
+    drawn = model.named_parameters() if policy.parameters != "float32" else ()
+    initial = {name: value.detach().clone() for name, value in drawn}  # before they are cast, for master weights
     model.to(device)
     kept = cast_model(model, policy)
     memory_format = torch.channels_last if config.train.channels_last else torch.contiguous_format
@@ -134,11 +133,6 @@ def build(
     _refuse_single_samples(config, parts)
     seed_everything(config.seed)
     return parts, Options(config.train, config.checkpoint, config.log)
-
-
-def _drawn(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of the parameters by name, before they are cast: master weights begin with these."""
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def _ready(config: Config, comm: Communicator) -> torch.device:
@@ -235,28 +229,35 @@ def _build_learners(
     steps_per_epoch: int,
     strategy: ParallelStrategy | None = None,
 ) -> tuple[Learner, ...]:
-    names = [objective.learner for objective in objectives]
-    if unknown := [name for name in config.learners if name not in names]:
-        raise ConfigError(
-            [
-                Problem(f"learners.{name}: the task has no such learner", f"it has {', '.join(names)}")
-                for name in unknown
-            ]
-        )
-    trained = {objective.learner: _parameters(model, objective, config) for objective in objectives}
+    require_known_learners(config, objectives)
+    parts = {objective.learner: _parameters(model, objective, config) for objective in objectives}
     _refuse_shared(model, objectives)
-    return tuple(
-        _build_learner(
-            config,
-            objective,
-            trained[objective.learner],
-            [p for name, p in model.named_parameters() if p.requires_grad and name not in trained[objective.learner]],
-            initial,
-            steps_per_epoch,
-            strategy,
+    learners = []
+    for objective in objectives:
+        choices, trained = config.for_learner(objective.learner), parts[objective.learner]
+        rule: Rule = choices.optimizer.build()
+        if not hasattr(rule, "apply"):
+            raise ConfigError(
+                f"{choices.optimizer.path} is not an update rule of mptrain: it has no apply()",
+                "choose one of mptrain list optimizer",
+            )
+        weights = Weights(
+            trained,
+            rule,
+            master_weights=config.precision.master_weights,
+            state_in_half=config.precision.optimizer_state == "parameters",
+            clip_norm=choices.clip_norm,
+            initial=initial,
         )
-        for objective in objectives
-    )
+        device, decay = next(iter(trained.values())).device, config.train.ema_decay
+        rates = rate_table(choices.schedule.build(), rule.lr, config.train.planned(steps_per_epoch), device)
+        average = WeightAverage(weights, decay) if decay is not None else None
+        others = [p for name, p in model.named_parameters() if p.requires_grad and name not in trained]
+        scale = choices.scaler.build()
+        learners.append(
+            Learner(objective, weights, scale, rates, device, average=average, others=others, strategy=strategy)
+        )
+    return tuple(learners)
 
 
 def _refuse_shared(model: nn.Module, objectives: tuple[Objective, ...]) -> None:
@@ -273,39 +274,6 @@ def _refuse_shared(model: nn.Module, objectives: tuple[Objective, ...]) -> None:
                     f"the learners {learner} and {objective.learner} both train {also}",
                     "give every parameter to one learner: the task's objectives say which modules each trains",
                 )
-
-
-def _build_learner(
-    config: Config,
-    objective: Objective,
-    trained: dict[str, nn.Parameter],
-    others: list[nn.Parameter],
-    initial: dict[str, torch.Tensor],
-    steps_per_epoch: int,
-    strategy: ParallelStrategy | None = None,
-) -> Learner:
-    choices, policy = config.for_learner(objective.learner), config.precision
-    rule: Rule = choices.optimizer.build()
-    if not hasattr(rule, "apply"):
-        raise ConfigError(
-            f"{choices.optimizer.path} is not an update rule of mptrain: it has no apply()",
-            "choose one of mptrain list optimizer",
-        )
-    weights = Weights(
-        trained,
-        rule,
-        master_weights=policy.master_weights,
-        state_in_half=policy.optimizer_state == "parameters",
-        clip_norm=choices.clip_norm,
-        initial=initial,
-    )
-    device = next(iter(trained.values())).device
-    rates = rate_table(choices.schedule.build(), rule.lr, config.train.planned(steps_per_epoch), device)
-    decay = config.train.ema_decay
-    average = WeightAverage(weights, decay) if decay is not None else None
-    return Learner(
-        objective, weights, choices.scaler.build(), rates, device, average=average, others=others, strategy=strategy
-    )
 
 
 def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[str, nn.Parameter]:
@@ -381,14 +349,14 @@ def _require_copies(config: Config, model: nn.Module, *, sharded: bool) -> None:
     Raises:
         ConfigError: It holds tensors that were computed from parameters, as the older weight and spectral norms do.
     """
-    half_storage = config.precision.parameters != "float32"
-    if config.train.ema_decay is not None:
-        key = "train.ema_decay"
-    elif config.precision.eval == "fp32" and half_storage:
-        key = "precision.eval=fp32"
-    elif sharded:
-        key = "distributed=fsdp2"
-    else:
+    policy = config.precision
+    copied = {
+        "train.ema_decay": config.train.ema_decay is not None,
+        "precision.eval=fp32": policy.eval == "fp32" and policy.parameters != "float32",
+        "distributed=fsdp2": sharded,
+    }
+    key = next((key for key, needed in copied.items() if needed), "")
+    if not key:
         return
     try:
         copy.deepcopy(model)

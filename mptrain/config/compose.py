@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
@@ -27,12 +27,10 @@ from mptrain.config.catalogue import RECHOSEN, Catalogue, Option
 from mptrain.config.files import find_endless, find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
 from mptrain.config.ranges import first_line, show
+from mptrain.config.schema import Config
 from mptrain.config.trust import may_fetch, settle
 from mptrain.errors import ConfigError, Problem
 from mptrain.runlog.directory import refuse_older
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
 
 #: What a folder of one's own looks like.
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
@@ -87,27 +85,19 @@ def reload(
     node = OmegaConf.create(tree)
     composer = Composer()
     words = read(overrides, composer.catalogue)
-    problems = [
-        Problem(
-            f"{word.input_line}: the {word.key_or_group} of a saved run cannot be chosen again",
-            "start another run, perhaps from its weights",
-        )
-        for word in words.groups
-        if word.key_or_group not in RECHOSEN
-    ]
-    problems += [
-        Problem(
-            f"{word.input_line} has no effect on a saved run: it stays where it is",
-            "leave it out; to move a run, move its folder",
-        )
-        for word in words.values
-        if word.key_or_group.partition(".")[0] == "run"
-    ]
-    problems += [
-        Problem(f"{word} has no effect on a saved run: Hydra has composed it already", "leave it out")
-        for word in words.hydra
-    ]
-    words = dataclasses.replace(words, problems=(*words.problems, *problems))
+    problems = list(words.problems)
+    for word in words.groups:
+        if (group := word.key_or_group) not in RECHOSEN:
+            what = f"{word.input_line}: the {group} of a saved run cannot be chosen again"
+            problems.append(Problem(what, "start another run, perhaps from its weights"))
+    for word in words.values:
+        if word.key_or_group.partition(".")[0] == "run":
+            what = f"{word.input_line} has no effect on a saved run: it stays where it is"
+            problems.append(Problem(what, "leave it out; to move a run, move its folder"))
+    for text in words.hydra:
+        what = f"{text} has no effect on a saved run: Hydra has composed it already"
+        problems.append(Problem(what, "leave it out"))
+    words = dataclasses.replace(words, problems=tuple(problems))
     settle(node, words.values, "the saved configuration", allow)
     if words.groups and not words.problems:
         composer.choose_again(node, [str(word.input_line) for word in words.groups])
@@ -127,10 +117,7 @@ class Composer:
     """
 
     def __init__(
-        self,
-        config_dirs: Sequence[Path | str] = (),
-        config_name: str = "train",
-        typed: Sequence[str] | None = None,
+        self, config_dirs: Sequence[Path | str] = (), config_name: str = "train", typed: Sequence[str] | None = None
     ) -> None:
         #: See ``typed``.
         self.typed = None if typed is None else tuple(typed)

@@ -79,7 +79,8 @@ def find_endless(folders: Iterable[Path]) -> Problem | None:
     for path in (path for folder in folders for path in sorted(folder.rglob("*.yaml"))):
         try:
             text = read_bytes(path).decode("utf-8")
-            if max(map(text.count, "[{"), default=0) > _DEEPEST or max(map(_indent, text.split("\n"))) > _DEEPEST:
+            indents = (len(line) - len(line.lstrip(" -?")) for line in text.split("\n"))
+            if max(*map(text.count, "[{"), *indents) > _DEEPEST:
                 compose(text)
             if "&" in text and "*" in text and (too_large := _unfolded(compose(text))):
                 return Problem(f"{path}: {too_large}", _NO_ALIASES)
@@ -88,10 +89,6 @@ def find_endless(folders: Iterable[Path]) -> Problem | None:
         except (OSError, UnicodeDecodeError, YAMLError, ValueError):  # said when it is chosen
             continue
     return None
-
-
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip(" -?"))
 
 
 def _unfolded(root: Node | None) -> str:

@@ -7,7 +7,7 @@ of them is a command (submitit's ``setup``, ``python`` and ``srun_args`` are); a
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -75,11 +75,6 @@ class Launcher:
     comment: Word | None = None
     word: str = ""
 
-    @classmethod
-    def known(cls) -> list[str]:
-        """What a file may hold."""
-        return [field.name for field in fields(cls) if field.name != "word"]
-
 
 def is_elsewhere(launcher: Launcher | None) -> bool:
     """Whether jobs run on machines whose devices are not known here."""
@@ -120,11 +115,16 @@ def _made(tree: dict[str, Any], place: str) -> Launcher:
         ConfigError: With everything that is wrong with it.
     """
     hints = get_type_hints(Launcher, include_extras=True)
+    del hints["word"]
     problems: list[Problem] = []
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        if key not in Launcher.known():
-            problems.append(Problem(f"{place}: unknown key '{show(key)}'", _hint(show(key))))
+        if key not in hints:
+            guess = did_you_mean(show(key), hints)
+            hint = f"did you mean {guess}?" if guess else f"there is {', '.join(hints)}"
+            if key in _COMMANDS:
+                hint = "a launcher runs no commands: set the environment up before, jobs inherit it"
+            problems.append(Problem(f"{place}: unknown key '{show(key)}'", hint))
             continue
         try:
             values[key] = fit(value, hints[key])
@@ -136,10 +136,3 @@ def _made(tree: dict[str, Any], place: str) -> Launcher:
     if problems:
         raise ConfigError(problems)
     return made
-
-
-def _hint(key: str) -> str:
-    if key in _COMMANDS:
-        return "a launcher runs no commands: set the environment up before, jobs inherit it"
-    guess = did_you_mean(key, Launcher.known())
-    return f"did you mean {guess}?" if guess else f"there is {', '.join(Launcher.known())}"

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from mptrain.config.learners import known_keys
+from mptrain.config.catalogue import Catalogue
 from mptrain.config.ranges import show
-from mptrain.config.renamed import new_key
-from mptrain.config.schema import TARGET_GROUPS
-from mptrain.config.synonyms import near_options, torchvision_names, translate
+from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
+from mptrain.config.synonyms import near_options, new_key, torchvision_names, translate
 from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
-
-if TYPE_CHECKING:
-    from mptrain.config.catalogue import Catalogue
 
 #: Groups without which there is no run.
 REQUIRED = (*TARGET_GROUPS, "precision")
@@ -40,13 +36,10 @@ COUNTERPARTS = {
     "dataset.root": "dataset.path",
 }
 
-_DIRECTORIES = (
-    "hydra.run.dir",
-    "hydra.sweep.dir",
-    "hydra.sweep.subdir",
-    "hydra.output_subdir",
-    "hydra.job.chdir",
-)
+#: Stands for a key that is not there.
+_ABSENT = object()
+
+_DIRECTORIES = [f"hydra.{name}" for name in ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir", "job.chdir")]
 
 
 @dataclass(frozen=True)
@@ -85,9 +78,12 @@ def read(words: Sequence[str], catalogue: Catalogue) -> Words:
             continue
         key = override.key_or_group
         if key.split(".")[0] == "hydra" or key.startswith("hydra/"):
-            wrong_key = _hydra_key(key)
-            problems += wrong_key
-            if not wrong_key:
+            if key in _DIRECTORIES:
+                what = f"'{key}' has no effect: mptrain makes run directories"
+                problems.append(Problem(what, "use run.root or run.name"))
+            elif key == "hydra.searchpath":
+                problems.append(Problem(f"'{key}' is set by mptrain", "add a folder with --config-dir DIR"))
+            else:
                 hydra.append(word)
         elif override.is_sweep_override():
             problems.append(_several_values(word, override, catalogue))
@@ -203,7 +199,11 @@ def check_key(override: Override, tree: dict[str, Any], catalogue: Catalogue, kn
     section, _, rest = key.partition(".")
     open_ended = section in TARGET_GROUPS and bool(rest) and isinstance(tree.get(section), dict)
     if override.is_delete():
-        return _check_deletion(key, text, exists, open_ended, tree)
+        if not exists:
+            return Problem(f"'{text}': there is no key '{key}' to remove")
+        if not open_ended or key.endswith("._target_") or not has_key(tree, key):
+            return Problem(f"'{text}': {key} cannot be removed", "give it another value instead")
+        return None
     if exists:
         if override.is_add() and not isinstance(override.value(), (dict, list)) and has_key(tree, key):
             return Problem(f"'{text}': {key} exists already", f"write {key}={show(override.value())}")
@@ -290,12 +290,19 @@ def unknown_key(key: str, value: Any, tree: dict[str, Any], catalogue: Catalogue
 
 def has_key(tree: Any, key: str) -> bool:
     """Whether a dotted key exists in nested containers; list entries count by index."""
-    return _walk(tree, key)[0] if key else False
+    return bool(key) and lookup(tree, key, _ABSENT) is not _ABSENT
 
 
-def lookup(tree: Any, key: str) -> Any:
-    """The value at a dotted key, the whole tree for an empty key, None where there is nothing."""
-    return _walk(tree, key)[1] if key else tree
+def lookup(tree: Any, key: str, absent: Any = None) -> Any:
+    """Return the value at a dotted key, the whole tree for an empty key, ``absent`` where there is nothing."""
+    for part in key.split(".") if key else ():
+        if isinstance(tree, dict) and part in tree:
+            tree = tree[part]
+        elif isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        else:
+            return absent
+    return tree
 
 
 def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -307,31 +314,14 @@ def leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-def _hydra_key(key: str) -> list[Problem]:
-    if key in _DIRECTORIES:
-        return [Problem(f"'{key}' has no effect: mptrain makes run directories", "use run.root or run.name")]
-    if key == "hydra.searchpath":
-        return [Problem(f"'{key}' is set by mptrain", "add a folder with --config-dir DIR")]
-    return []
-
-
-def _walk(tree: Any, key: str) -> tuple[bool, Any]:
-    for part in key.split("."):
-        if isinstance(tree, dict) and part in tree:
-            tree = tree[part]
-        elif isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
-            tree = tree[int(part)]
-        else:
-            return False, None
-    return True, tree
-
-
-def _check_deletion(key: str, text: str, exists: bool, open_ended: bool, tree: dict[str, Any]) -> Problem | None:
-    if not exists:
-        return Problem(f"'{text}': there is no key '{key}' to remove")
-    if not open_ended or key.endswith("._target_") or not has_key(tree, key):
-        return Problem(f"'{text}': {key} cannot be removed", "give it another value instead")
-    return None
+def known_keys(tree: Mapping[str, Any], key: str) -> Iterator[str]:
+    """The keys that may stand below ``learners.NAME``, for the learner of a key ``learners.NAME...``."""
+    name = key.split(".")[1] if key.count(".") else "NAME"
+    yield f"learners.{name}.clip_norm"
+    for group in LEARNER_GROUPS:
+        yield f"learners.{name}.{group}"
+        for argument in tree.get(group) or {}:
+            yield f"learners.{name}.{group}.{argument}"
 
 
 def _guess(key: str, tree: dict[str, Any], catalogue: Catalogue) -> str:

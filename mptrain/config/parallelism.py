@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
+from mptrain.config.schema import Config
 from mptrain.device import count_of, use
 from mptrain.engine.evaluate import blank_of
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
+from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.sharding import shard
 from mptrain.parallel.strategy import LossModule, ParallelStrategy, strategy_of
 from mptrain.precision.apply import DTYPES
 from mptrain.precision.support import resolve_device
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.parallel.communicator import Communicator
 
 
 def device_of(name: str, comm: Communicator) -> torch.device:
@@ -55,18 +51,11 @@ def check_parallelism(config: Config, count: int) -> None:
         return
     problems = []
     if config.train.batch_size < count:
-        problems.append(
-            Problem(
-                f"train.batch_size={config.train.batch_size} for {count} ranks: not every rank would have a sample",
-                f"write train.batch_size={count} or more",
-            )
-        )
+        what = f"train.batch_size={config.train.batch_size} for {count} ranks: not every rank would have a sample"
+        problems.append(Problem(what, f"write train.batch_size={count} or more"))
     if config.inject.rank is not None and config.inject.rank >= count:
         problems.append(
-            Problem(
-                f"inject.rank={config.inject.rank}: there are {count} ranks",
-                f"they count from 0 to {count - 1}",
-            )
+            Problem(f"inject.rank={config.inject.rank}: there are {count} ranks", f"they count from 0 to {count - 1}")
         )
     if is_sharded_by(config, count):
         refused = {

@@ -21,6 +21,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
 from mptrain.config.synonyms import translate_value
+from mptrain.errors import Problem
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 _POWER = re.compile(r"2(?:\^|\*\*)(?P<exponent>-?\d{1,3})")
@@ -72,6 +73,15 @@ def fit(value: Any, annotation: Any) -> Any:
         if _has_nonfinite(value):
             words = words.replace("a number", "a finite number", 1)
         raise UnfitError(f"must be {words}") from None
+
+
+def fit_field(key: str, value: Any, annotation: Any, problems: list[Problem]) -> Any:
+    """Return the value of a key as its field wants it, or `UNRESOLVED` with one more problem where it does not fit."""
+    try:
+        return fit(value, annotation)
+    except UnfitError as unfit:
+        problems.append(Problem(f"{key}={show(value)}: {unfit}", hint_for(key, value, annotation), key))
+        return UNRESOLVED
 
 
 def hint_for(key: str, value: Any, annotation: Any) -> str:
@@ -223,14 +233,9 @@ def _describe_list(origin: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def _range(metadata: tuple[Any, ...]) -> str:
-    bounds: dict[type, Any] = {}
-    for item in metadata:
-        for kind, attribute in ((Ge, "ge"), (Gt, "gt"), (Le, "le"), (Lt, "lt")):
-            if isinstance(item, kind):
-                bounds[kind] = getattr(item, attribute)
-    if bounds.get(Lt) == math.inf:
-        del bounds[Lt]
-    words = _bounds_in_words(bounds)
+    kinds = {"ge": Ge, "gt": Gt, "le": Le, "lt": Lt}
+    bounds = {name: getattr(item, name) for item in metadata for name, kind in kinds.items() if isinstance(item, kind)}
+    words = _describe_bounds(**bounds)
     for item in metadata:
         if isinstance(item, MultipleOf):
             words += f", a multiple of {item.multiple_of}"
@@ -239,13 +244,9 @@ def _range(metadata: tuple[Any, ...]) -> str:
     return words
 
 
-def _bounds_in_words(bounds: dict[type, Any]) -> str:
-    low, above = bounds.get(Ge), bounds.get(Gt)
-    high, below = bounds.get(Le), bounds.get(Lt)
-    if low is not None and high is not None:
-        return f" from {low} to {high}"
-    lower = f" above {above}" if above is not None else f", at least {low}" if low is not None else ""
-    upper = f"at most {high}" if high is not None else f"below {below}" if below is not None else ""
-    if lower and upper:
-        return f"{lower} and {upper}"
-    return lower or (f" {upper}" if upper else "")
+def _describe_bounds(ge: Any = None, gt: Any = None, le: Any = None, lt: Any = None) -> str:
+    if ge is not None and le is not None:
+        return f" from {ge} to {le}"
+    lower = f" above {gt}" if gt is not None else f", at least {ge}" if ge is not None else ""
+    upper = f"at most {le}" if le is not None else f"below {lt}" if lt not in (None, math.inf) else ""
+    return f"{lower} and {upper}" if lower and upper else lower or (upper and f" {upper}")

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 from pydantic import StringConstraints
 
-from mptrain.config.learners import LearnerChoices
 from mptrain.config.ranges import Says
+from mptrain.config.targets import Target
 from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
 from mptrain.parallel.options import DistributedOptions
 from mptrain.precision.policy import Policy
 from mptrain.runlog.naming import check_run_name
-
-if TYPE_CHECKING:
-    from mptrain.config.targets import Target
 
 Device = Annotated[
     str,
@@ -40,6 +37,10 @@ TargetPattern = Annotated[
 
 #: Groups whose node names a callable with ``_target_``.
 TARGET_GROUPS = ("task", "dataset", "optimizer", "schedule", "scaler", "logger", "diagnostics", "model")
+
+
+#: Groups of which a learner may have another choice.
+LEARNER_GROUPS = ("optimizer", "schedule", "scaler")
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,23 @@ SECTIONS: dict[str, type] = {
     "precision": Policy,
     "distributed": DistributedOptions,
 }
+
+
+@dataclass(frozen=True)
+class LearnerChoices:
+    """The parts of one learner.
+
+    Attributes:
+        optimizer: What moves its weights.
+        schedule: Its learning rate as a function of its applied updates.
+        scaler: How its gradients stay in range.
+        clip_norm: Largest global L2 norm of its unscaled gradients; None does not clip.
+    """
+
+    optimizer: Target
+    schedule: Target
+    scaler: Target
+    clip_norm: float | None
 
 
 @dataclass(frozen=True)

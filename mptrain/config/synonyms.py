@@ -1,6 +1,6 @@
-"""Names that other frameworks have for groups, options, keys and commands: hints translate them, and nothing accepts them.
+"""Names that other frameworks, and mptrain 0.1, have for groups, options, keys, targets and commands.
 
-The only place that knows such names. Imports nothing heavy, since usage errors answer at once.
+Hints translate them, and nothing accepts them. The only place that knows such names. Imports nothing heavy, since usage errors answer at once.
 """
 
 from __future__ import annotations
@@ -10,93 +10,89 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.config.renamed import VALUES
+from mptrain.config import location
 from mptrain.errors import did_you_mean, near_names
 
 if TYPE_CHECKING:
     from mptrain.config.catalogue import Catalogue
 
+#: Keys of 0.1 and their present names.
+RENAMED_KEYS = {
+    "checkpoint.background": "checkpoint.async_save",
+    "log.stalled": "log.stall_report_after",
+    "scaler.refill": "scaler.hysteresis_reset",
+    "scaler.uncounted_steps": "scaler.growth_delay",
+    "train.patience": "train.max_consecutive_overflows",
+}
+
+#: Key to its old value and its new one.
+RENAMED_VALUES = {"precision.cpu_kernels": {"widened": "upcast"}}
+
 #: Values that switch a group off elsewhere; they stand for its option ``none``, where there is one.
-_OFF = ("off", "false", "no", "none", "null", "disabled")
+_OFF = "off false no none null disabled"
 
 #: For each group and each of its options, or families of options, the names elsewhere; O1 and its like are apex's,
 #: 16-mixed and its like Lightning's, mixed_float16 and its like Keras's.
-_OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+_OPTIONS: dict[str, dict[str, str]] = {
     "precision": {
-        "amp_dynamic": (
-            "16-mixed",
-            "16",
-            "O1",
-            "mixed",
-            "mixed_precision",
-            "mixed_float16",
-            "amp_fp16",
-            "autocast",
-            "true",
-        ),
-        "amp_bf16": ("bf16-mixed", "mixed_bfloat16"),
-        "fp16": ("float16", "half"),
-        "fp16_dynamic": ("O2",),
-        "fp16_pure": ("16-true", "O3"),
-        "bf16": ("bfloat16",),
-        "bf16_pure": ("bf16-true",),
-        "fp32": ("32", "32-true", "O0", "float32", "float", "single", "full", *_OFF),
+        "amp_dynamic": "16-mixed 16 O1 mixed mixed_precision mixed_float16 amp_fp16 autocast true",
+        "amp_bf16": "bf16-mixed mixed_bfloat16",
+        "fp16": "float16 half",
+        "fp16_dynamic": "O2",
+        "fp16_pure": "16-true O3",
+        "bf16": "bfloat16",
+        "bf16_pure": "bf16-true",
+        "fp32": f"32 32-true O0 float32 float single full {_OFF}",
     },
-    "scaler": {
-        "torch": ("gradscaler", "grad_scaler"),
-        "static": ("constant", "fixed"),
-        "dynamic": ("auto", "automatic", "true"),
-    },
-    "optimizer": {"sgd": ("momentum", "nesterov")},
+    "scaler": {"torch": "gradscaler grad_scaler", "static": "constant fixed", "dynamic": "auto automatic true"},
+    "optimizer": {"sgd": "momentum nesterov"},
     "schedule": {
-        "step": ("multistep", "multisteplr", "steplr"),
-        "cosine": ("cosineannealing", "cosineannealinglr"),
-        "inverse_sqrt": ("noam", "rsqrt"),
-        "constant": ("fixed", *_OFF),
+        "step": "multistep multisteplr steplr",
+        "cosine": "cosineannealing cosineannealinglr",
+        "inverse_sqrt": "noam rsqrt",
+        "constant": f"fixed {_OFF}",
     },
     "distributed": {
-        "ddp": ("dp", "distributeddataparallel", "data_parallel", *_OFF),
-        "fsdp2": ("fsdp", "fully_shard", "zero", "zero3", "deepspeed"),
+        "ddp": f"dp distributeddataparallel data_parallel {_OFF}",
+        "fsdp2": "fsdp fully_shard zero zero3 deepspeed",
     },
-    "logger": {"tensorboard": ("tb", "summarywriter"), "wandb": ("weights_and_biases",)},
+    "logger": {"tensorboard": "tb summarywriter", "wandb": "weights_and_biases"},
 }
 
 #: For each key, the names that others give it. Words that are no key are whole, and ``{value}`` in them stands for the value.
-_KEYS: dict[str, tuple[str, ...]] = {
-    "optimizer.lr": ("learning_rate", "base_lr", "max_lr"),
-    "train.epochs": ("max_epochs", "num_epochs", "n_epochs", "num_train_epochs"),
-    "train.max_steps": ("num_steps", "max_iters", "iterations", "total_steps", "steps"),
-    "train.batch_size": ("bs", "batchsize", "per_device_train_batch_size", "train_batch_size"),
-    "train.accumulate": (
-        *("accumulate_grad_batches", "gradient_accumulation_steps", "accumulation_steps", "grad_accum"),
-    ),
-    "train.clip_norm": ("max_grad_norm", "gradient_clip_val", "grad_clip", "clip_grad", "clip_grad_norm", "clip"),
-    "train.ema_decay": ("ema",),
-    "schedule.warmup": ("warmup_steps", "num_warmup_steps"),
-    "distributed.procs": ("gpus", "num_gpus", "n_gpu", "devices", "nproc_per_node", "num_processes", "world_size"),
-    "dataset.workers": ("num_workers", "dataloader_num_workers"),
-    "checkpoint.every_epochs": ("save_every", "save_interval"),
-    "checkpoint.every_steps": ("save_steps", "save_every_steps"),
-    "run.root": ("output_dir", "out_dir", "save_dir", "log_dir", "default_root_dir"),
-    "run.name": ("name", "experiment_name", "exp_name", "run_name"),
-    "seed": ("random_seed", "manual_seed"),
-    "device": ("accelerator",),
-    "threads": ("num_threads",),
-    "model": ("arch", "net", "network"),
-    "optimizer": ("opt", "optim"),
-    "schedule": ("lr_scheduler", "sched"),
-    "scaler": ("grad_scaler",),
-    "distributed": ("strategy", "backend"),
-    "precision": ("mixed_precision", "dtype", "opt_level"),
-    "precision=amp_dynamic": ("amp", "use_amp"),
-    "precision=fp16_dynamic": ("fp16", "half"),
-    "precision=amp_bf16": ("bf16",),
-    "scaler=static scaler.scale={value}": ("loss_scale", "static_loss_scale"),
-    "device=cuda": ("gpu", "cuda", "use_cuda"),
-    "device=cpu": ("cpu",),
-    "logger=wandb": ("wandb", "use_wandb"),
-    "logger=tensorboard": ("tensorboard",),
-    "mptrain resume {value}": ("resume", "resume_from_checkpoint", "ckpt_path"),
+_KEYS = {
+    "optimizer.lr": "learning_rate base_lr max_lr",
+    "train.epochs": "max_epochs num_epochs n_epochs num_train_epochs",
+    "train.max_steps": "num_steps max_iters iterations total_steps steps",
+    "train.batch_size": "bs batchsize per_device_train_batch_size train_batch_size",
+    "train.accumulate": "accumulate_grad_batches gradient_accumulation_steps accumulation_steps grad_accum",
+    "train.clip_norm": "max_grad_norm gradient_clip_val grad_clip clip_grad clip_grad_norm clip",
+    "train.ema_decay": "ema",
+    "schedule.warmup": "warmup_steps num_warmup_steps",
+    "distributed.procs": "gpus num_gpus n_gpu devices nproc_per_node num_processes world_size",
+    "dataset.workers": "num_workers dataloader_num_workers",
+    "checkpoint.every_epochs": "save_every save_interval",
+    "checkpoint.every_steps": "save_steps save_every_steps",
+    "run.root": "output_dir out_dir save_dir log_dir default_root_dir",
+    "run.name": "name experiment_name exp_name run_name",
+    "seed": "random_seed manual_seed",
+    "device": "accelerator",
+    "threads": "num_threads",
+    "model": "arch net network",
+    "optimizer": "opt optim",
+    "schedule": "lr_scheduler sched",
+    "scaler": "grad_scaler",
+    "distributed": "strategy backend",
+    "precision": "mixed_precision dtype opt_level",
+    "precision=amp_dynamic": "amp use_amp",
+    "precision=fp16_dynamic": "fp16 half",
+    "precision=amp_bf16": "bf16",
+    "scaler=static scaler.scale={value}": "loss_scale static_loss_scale",
+    "device=cuda": "gpu cuda use_cuda",
+    "device=cpu": "cpu",
+    "logger=wandb": "wandb use_wandb",
+    "logger=tensorboard": "tensorboard",
+    "mptrain resume {value}": "resume resume_from_checkpoint ckpt_path",
 }
 
 #: For each group that a flag of another framework names, the words that switch it off.
@@ -107,22 +103,43 @@ _VALUES = {"device": {"gpu": "cuda", "hip": "cuda", "metal": "mps", "rocm": "cud
 
 #: For each command, the names that others give it.
 _COMMANDS = {
-    "train": ("fit", "run", "start"),
-    "eval": ("test", "validate", "predict"),
-    "resume": ("continue", "restart"),
-    "list": ("ls", "show", "models", "configs"),
-    "doctor": ("check", "info", "env"),
-    "-m": ("sweep", "multirun", "search", "grid"),
-    "--version": ("version",),
+    "train": "fit run start",
+    "eval": "test validate predict",
+    "resume": "continue restart",
+    "list": "ls show models configs",
+    "doctor": "check info env",
+    "-m": "sweep multirun search grid",
+    "--version": "version",
 }
+
+
+#: Packages whose parts are in the folders of `mptrain.workloads` and in `mptrain.probe` now.
+_PACKAGES = ("mptrain.dataset.", "mptrain.diagnostics.", "mptrain.model.", "mptrain.task.")
+
+
+def new_key(key: str) -> str:
+    """Return the present name of a key, those of single learners included; empty where it was not renamed."""
+    learner = re.match(r"learners\.[^.]+\.", key)
+    prefix = learner.group() if learner else ""
+    new = RENAMED_KEYS.get(key.removeprefix(prefix), "")
+    return prefix + new if new else ""
+
+
+def new_target(path: str) -> str:
+    """Return the present path of a target, as the configuration files name it; empty where it was not moved."""
+    if not path.startswith(_PACKAGES):
+        return ""
+    written = re.compile(rf"_target_: (mptrain\.[\w.]+\.{re.escape(path.rpartition('.')[2])})$", re.MULTILINE)
+    files = sorted(location.configs().rglob("*.yaml"))
+    return next((found for file in files for found in written.findall(file.read_text(encoding="utf-8"))), "")
 
 
 def near_options(group: str, word: str, options: list[str]) -> list[str]:
     """Return the options of a group that a word may stand for."""
     for option, others in _OPTIONS.get(group, {}).items():
-        if _plain(word) in map(_plain, others):
+        if _plain(word) in map(_plain, others.split()):
             return near_names(option, options)
-    if _plain(word) in _OFF and "none" in options:
+    if _plain(word) in _OFF.split() and "none" in options:
         return ["none"]
     return near_names(word, options)
 
@@ -131,10 +148,10 @@ def translate(key: str, value: str) -> str:
     """Return the words for a key that is another framework's, or an empty string."""
     last = _plain(key.rpartition(".")[2])
     for ours, others in _KEYS.items():
-        if last in map(_plain, others):
+        if last in map(_plain, others.split()):
             if ours.startswith("mptrain ") and value.lower() in ("true", "yes", "1"):
                 value = "last"
-            if "=" in ours and "{" not in ours and value.lower() in _OFF:
+            if "=" in ours and "{" not in ours and value.lower() in _OFF.split():
                 return _WITHOUT.get(ours.partition("=")[0], "")
             return ours.replace("{value}", value) if set("= ") & set(ours) else f"{ours}={value}"
     return ""
@@ -144,12 +161,12 @@ def translate_value(key: str, value: object) -> str:
     """Return what is written here for a value of another framework's, or an empty string."""
     if key == "device" and str(value).isdecimal():
         return f"cuda:{value}"
-    return {**_VALUES, **VALUES}.get(key, {}).get(str(value).lower(), "")
+    return {**_VALUES, **RENAMED_VALUES}.get(key, {}).get(str(value).lower(), "")
 
 
 def translate_command(word: str) -> str:
     """Return the command for a word that other programs use for it, or an empty string."""
-    return next((command for command, others in _COMMANDS.items() if word.lower() in others), "")
+    return next((command for command, others in _COMMANDS.items() if word.lower() in others.split()), "")
 
 
 def guess_word(name: str, value: str, catalogue: Catalogue, *, exact: bool = False) -> str:

@@ -17,9 +17,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from mptrain.config.ranges import UNRESOLVED, UnfitError, first_line, fit, hint_for, show
-from mptrain.config.renamed import new_target
-from mptrain.config.synonyms import torchvision_names
+from mptrain.config.ranges import UNRESOLVED, first_line, fit_field, show
+from mptrain.config.synonyms import new_target, torchvision_names
 from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, out_of_memory
 
 if typing.TYPE_CHECKING:
@@ -51,24 +50,26 @@ _PRETRAINED = ("weights", "weights_backbone")
 #: What data sets say about themselves (`mptrain.workloads.base.source.Dataset.facts`).
 DATA_FACTS = (
     *("num_classes", "class_names", "in_channels", "image_size", "upscale", "boxes"),
+    *("vocabulary_size", "sequence_length", "lanes", "source_vocabulary_size", "target_vocabulary_size"),
     *(
-        "vocabulary_size",
-        "sequence_length",
-        "lanes",
-        "source_vocabulary_size",
-        "target_vocabulary_size",
         "shared_vocabulary",
+        "feature_size",
+        "sample_rate",
+        "levels",
+        "speakers",
+        "speaker_names",
+        "decode",
+        "decode_source",
     ),
-    *("feature_size", "sample_rate", "levels", "speakers", "speaker_names", "decode", "decode_source"),
 )
 
 #: What a target may require and the program, not the configuration, knows when it builds it.
 FACTS: dict[str, tuple[str, ...]] = {
-    "model": (*DATA_FACTS,),
+    "model": DATA_FACTS,
     "optimizer": ("params",),
     "schedule": ("optimizer",),
     "dataset": ("image_size", "channels", "seed", "batch_size"),
-    "task": (*DATA_FACTS,),
+    "task": DATA_FACTS,
 }
 
 
@@ -129,7 +130,8 @@ class Target:
         }
         try:
             with self._without_pretrained(accepted) as fresh:
-                return target(**fresh, **self._without_download(accepted), **extra)
+                withheld = {"download": False} if "download" in accepted and "download" not in self.fetch else {}
+                return target(**fresh, **{**self.arguments, **withheld}, **extra)
         except MptrainError:
             raise
         except ValueError as error:
@@ -144,11 +146,6 @@ class Target:
                 f"{self.path} cannot be built with {given or 'its defaults'}: {type(error).__name__}: {first_line(error)}",
                 _by_name(self.path) or "--traceback shows where it failed",
             ) from error
-
-    def _without_download(self, accepted: Mapping[str, Parameter]) -> dict[str, Any]:
-        """Return the arguments; where ``download`` is one that may not, it is False."""
-        withheld = "download" in accepted and "download" not in self.fetch
-        return {**self.arguments, **({"download": False} if withheld else {})}
 
     @contextlib.contextmanager
     def _without_pretrained(self, accepted: Mapping[str, Parameter]) -> Iterator[dict[str, Any]]:
@@ -200,42 +197,31 @@ class Target:
         for name, value in self.arguments.items():
             if name not in accepted:
                 if not open_ended:
-                    problems.append(_unknown_argument(group, name, value, accepted, self.path))
+                    guess = did_you_mean(name, accepted)
+                    takes = f"it takes {', '.join(accepted) or 'nothing'}"
+                    hint = f"did you mean {group}.{guess}={show(value)}?" if guess else takes
+                    problems.append(Problem(f"unknown key '{group}.{name}': {self.path} has no such argument", hint))
                 converted[name] = value
                 continue
-            try:
-                annotation = accepted[name].annotation
-                if name in _PRETRAINED and isinstance(value, str) and is_allowed(self.path, ("torchvision",)):
-                    annotation = None  # torchvision takes its weights by name too
-                converted[name] = value if annotation is None else fit(value, annotation)
-            except UnfitError as unfit:
-                key = f"{group}.{name}"
-                hint = hint_for(key, value, accepted[name].annotation)
-                problems.append(Problem(f"{key}={show(value)}: {unfit}", hint, key))
+            annotation = accepted[name].annotation
+            if name in _PRETRAINED and isinstance(value, str) and is_allowed(self.path, ("torchvision",)):
+                annotation = None  # torchvision takes its weights by name too
+            converted[name] = value if annotation is None else fit_field(f"{group}.{name}", value, annotation, problems)
         facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         for name in () if other_facts else missing:
             problems.append(Problem(f"{group}.{name} is required by {self.path}", f"write +{group}.{name}=VALUE"))
-        checked = dataclasses.replace(self, arguments=converted)
-        if not problems and dataclasses.is_dataclass(target) and group not in ("model", "dataset"):
-            checked._try_construction(target, group)
         if problems:
             raise ConfigError(problems)
-        return checked
-
-    def _try_construction(self, target: Callable[..., Any], group: str) -> None:
-        # Models and data sets are left out by the caller: making one may take seconds and read files.
-        accepted, _ = parameters(target)
-        if UNRESOLVED in self.arguments.values() or any(
-            known.required and name not in self.arguments for name, known in accepted.items()
-        ):
-            return
-        try:
-            target(**self.arguments)
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"{group}: {error}") from error
+        complete = all(name in converted for name, known in accepted.items() if known.required)
+        complete = complete and UNRESOLVED not in converted.values()
+        # Making a model or a data set may take seconds and read files.
+        if complete and dataclasses.is_dataclass(target) and group not in ("model", "dataset"):
+            try:
+                target(**converted)
+            except ValueError as error:
+                raise ConfigError(f"{group}: {error}") from error
+        return dataclasses.replace(self, arguments=converted)
 
 
 def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:
@@ -364,9 +350,3 @@ def _import(module_name: str, path: str) -> Any:
             raise refused from error
         what = f"{type(error).__name__}: {error}"
         raise ConfigError(f"_target_ '{path}': importing {module_name} failed: {what}") from error
-
-
-def _unknown_argument(group: str, name: str, value: Any, accepted: Mapping[str, Parameter], path: str) -> Problem:
-    guess = did_you_mean(name, accepted)
-    hint = f"did you mean {group}.{guess}={show(value)}?" if guess else f"it takes {', '.join(accepted) or 'nothing'}"
-    return Problem(f"unknown key '{group}.{name}': {path} has no such argument", hint)

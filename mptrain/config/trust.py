@@ -6,19 +6,16 @@ Runs, sweeps and folders of YAML are copied from machine to machine, and nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from mptrain.config.overrides import Words, parse
 from mptrain.config.ranges import show
+from mptrain.config.schema import Config
 from mptrain.errors import ConfigError, Problem
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-
-    from mptrain.config.schema import Config
-    from mptrain.runlog.sweeps import Sweep
+from mptrain.runlog.sweeps import Sweep
 
 _SECTION, _NAME = "extensions", "allow"
 _KEY = f"{_SECTION}.{_NAME}"

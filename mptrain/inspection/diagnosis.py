@@ -20,7 +20,7 @@ from mptrain.inspection.failure_folder import Ending, read_ending
 from mptrain.inspection.step_replay import SavedStep, moment_at, stand_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.report.diagnosis_page import write_diagnosis
-from mptrain.run.start_state import least_micro_batches
+from mptrain.run.attempt import min_micro_batches
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
@@ -130,7 +130,7 @@ def _failed(directory: RunDirectory, config: Config) -> Place | None:
             f"{directory.root} has no checkpoint: its weights were not finite when it ended, and none was kept before",
             f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, ending.step - 1)}{trust}",
         )
-    parts, _ = build(config, weights=False, micro_batches=least_micro_batches(config, loaded))
+    parts, _ = build(config, weights=False, micro_batches=min_micro_batches(config, loaded))
     _require_fit(parts, loaded.state)
     place = replace(_ended(parts, ending, loaded), record=_on_record(directory, ending.step))
     stand_at(parts, place.moment)
@@ -218,7 +218,7 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Plac
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     paths = [path for path in manifests_in(store.folder) if step is None or step_of(path) < step]
     loaded = store.load(paths[0]) if paths else None
-    parts, options = build(config, weights=loaded is None, micro_batches=least_micro_batches(config, loaded))
+    parts, options = build(config, weights=loaded is None, micro_batches=min_micro_batches(config, loaded))
     before = loaded.manifest.step if loaded else 0
     wanted = before + 1 if step is None else step
     begins = f"the checkpoint of step {before:,}" if loaded else "the start"

@@ -27,14 +27,14 @@ from mptrain.runlog.reader import read_run
 from mptrain.runlog.storage import write_atomically
 from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_sweep
 from mptrain.sweep.comparisons import Question, claimed_by
+from mptrain.sweep.points import check
 from mptrain.sweep.runner import plan_sweep, sweep_folder, take_stock
-from mptrain.sweep.validation import check
 
 if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison, RunMeasures
     from mptrain.recipe.recipe import Recipe
+    from mptrain.sweep.executor import Program
     from mptrain.sweep.points import Point
-    from mptrain.sweep.worker import Program
 
 #: Entry of the recipe's arithmetic to measure to value.
 Numbers = dict[str, dict[str, float]]

@@ -11,16 +11,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptrain.config.build import build
 from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.parallelism import check_parallelism, device_of
 from mptrain.config.ranges import show
+from mptrain.config.schema import Config
 from mptrain.config.trust import is_trust, retyped
+from mptrain.engine.job import Options, Parts
 from mptrain.engine.loop import Loop
 from mptrain.engine.snapshot import require_fit, require_same_schema
-from mptrain.engine.storage import Storage
+from mptrain.engine.storage import NoStorage, Storage
 from mptrain.errors import (
     EXIT_BUG,
     EXIT_OK,
@@ -32,17 +34,21 @@ from mptrain.errors import (
     Problem,
     StorageError,
 )
+from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.launch import gathered
 from mptrain.parallel.torchrun import begun_alike, remember_run, run_before_restart
 from mptrain.precision.support import Support, require_support
 from mptrain.records import EventRecord
-from mptrain.run.data_fingerprint import other_training_data
+from mptrain.run.consistency import (
+    other_training_data,
+    reload_config,
+    require_as_trained,
+    require_no_damage,
+    written_config,
+)
 from mptrain.run.describe import describe
-from mptrain.run.failure_report import how_it_failed, in_the_users_terms
-from mptrain.run.saved_config import reload_config, require_as_trained, require_no_damage, written_config
-from mptrain.run.start_state import Beginning, Outcome, least_micro_batches
+from mptrain.run.failure_report import explain_error, failure_status
 from mptrain.run.tracking import require_logger, track
-from mptrain.run.worker_rank import follow
 from mptrain.runlog import (
     RecordWriter,
     RunDirectory,
@@ -57,13 +63,39 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.manifest import manifest_name
-from mptrain.runlog.sink import Sink
+from mptrain.runlog.sink import Fanout, Sink
 
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.engine.job import Options, Parts
-    from mptrain.parallel.communicator import Communicator
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended in order.
+
+    Attributes:
+        root: The run directory.
+        summary: The final numbers.
+        already_done: The run was finished before; nothing was trained.
+    """
+
+    root: Path
+    summary: dict[str, Any]
+    already_done: bool = False
+
+
+@dataclass(frozen=True)
+class StartState:
+    """What the first rank tells the others before they build.
+
+    Attributes:
+        manifest: Of the checkpoint to go on from; None begins at the beginning.
+        forgive: Count refused steps in a row anew.
+        done: How the run has ended before, where there is nothing to do.
+    """
+
+    manifest: Path | None = None
+    forgive: bool = False
+    done: Outcome | None = None
 
 
 @dataclass(frozen=True)
@@ -106,12 +138,12 @@ def launch(config: Config, show: Show) -> Outcome:
     """
     check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
     with gathered(config.distributed) as comm:
-        return _launch(config, show, comm) if comm.is_rank_zero else follow(config, comm)
+        return _launch(config, show, comm) if comm.is_rank_zero else _follow(config, comm)
 
 
 def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
     if before := run_before_restart():
-        return _continue(_that_may_go_on(before), config, show, comm, explicit=False)
+        return _continue(_restarted_run(before), config, show, comm, explicit=False)
     root, name = Path(config.run.root), config.run.name
     existing = existing_run(root, name) if name else None
     if config.run.resume != "never" and not name:
@@ -127,7 +159,7 @@ def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
     require_support(config.precision, device_of(config.device, comm))  # before anything is written or loaded
     require_logger(config)
     label = "-".join(config.chosen.get(group, "custom") for group in ("model", "dataset", "precision"))
-    comm.broadcast_object(Beginning())
+    comm.broadcast_object(StartState())
     with comm.together():
         built = build(config, comm=comm)
     directory = create_run(root, label, name)
@@ -136,7 +168,7 @@ def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
         return _attempt(directory, config, built, None, show, built[0].notes)
 
 
-def _that_may_go_on(root: str) -> RunDirectory:
+def _restarted_run(root: str) -> RunDirectory:
     """The run that torchrun has begun these ranks again for.
 
     Raises:
@@ -171,7 +203,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
     with gathered(config.distributed) as comm:
         if not comm.is_rank_zero:
-            return follow(config, comm)
+            return _follow(config, comm)
         return _continue(directory, config, show, comm, explicit=True, said=said)
 
 
@@ -191,32 +223,26 @@ def _continue(
         state = directory.read_state()
         if changes and not explicit:
             require_no_damage(directory, old, state)
-            raise ConfigError(
-                [Problem(f"{directory.root}: {change_in_words(*change)}") for change in changes]
-                + [
-                    Problem(
-                        "a run goes on with the configuration it began with",
-                        f"choose another run.name, or change it on purpose: {begun_alike('mptrain resume')} {directory.root} KEY=VALUE"
-                        f"{retyped(config.extensions.allow)}",
-                    )
-                ]
-            )
+            problems = [Problem(f"{directory.root}: {change_in_words(*change)}") for change in changes]
+            line = f"{begun_alike('mptrain resume')} {directory.root} KEY=VALUE{retyped(config.extensions.allow)}"
+            hint = f"choose another run.name, or change it on purpose: {line}"
+            raise ConfigError([*problems, Problem("a run goes on with the configuration it began with", hint)])
         if state is not None and state.status == "done" and not changes:
             done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
-            comm.broadcast_object(Beginning(done=done))
+            comm.broadcast_object(StartState(done=done))
             return done
         require_logger(config)
-        store = _store(directory, config, higher_is_better=True)
+        store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
         loaded = store.load_latest()
         if loaded is not None and explicit:
             _require_effect(changes)
         strange = require_as_trained(directory, old, state, loaded.manifest, said or {}) if loaded is not None else ""
         manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
         forgive = state is not None and state.status == "failed"
-        comm.broadcast_object(Beginning(manifest and manifest.absolute(), forgive))
+        comm.broadcast_object(StartState(manifest and manifest.absolute(), forgive))
         remember_run(str(directory.root))
         with comm.together():
-            built = build(config, weights=loaded is None, comm=comm, micro_batches=least_micro_batches(config, loaded))
+            built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
             _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
@@ -235,6 +261,46 @@ def _continue(
         )
 
 
+def _follow(config: Config, comm: Communicator) -> Outcome:
+    """Take part in a run that the first rank keeps: train, evaluate, and write nothing but this rank's parts of tensors.
+
+    Args:
+        config: The same as the first rank's.
+        comm: Who they are; this is not the first.
+
+    Raises:
+        MptrainError: What ends the run on any rank.
+    """
+    beginning = comm.broadcast_object(StartState())
+    if beginning.done is not None:
+        return beginning.done
+    with comm.together():
+        loaded = CheckpointStore(beginning.manifest.parent, 1).load(beginning.manifest) if beginning.manifest else None
+        built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
+    parts, options = built
+    root = comm.broadcast_object(Path())
+    try:
+        loop = Loop(parts, options, NoStorage(RunPaths(root)))
+        if loaded is not None:
+            loop.checkpointing.restore(loaded.state, forgive=beginning.forgive)
+    except BaseException as error:  # whoever waits for this rank is to say why it has gone
+        comm.tell_why(error)
+        raise
+    summary = loop.run()
+    loop.require_success()
+    return Outcome(root, summary)
+
+
+def min_micro_batches(config: Config, loaded: Loaded | None) -> int:
+    """The least number of micro-batches of an update: as many as before, so that none needs more memory, at any number of ranks.
+
+    Where ``train.accumulate`` was changed on purpose, that is what counts.
+    """
+    saved = loaded.state if loaded is not None else {}
+    found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
+    return found if isinstance(found, int) and 1 <= found <= config.train.batch_size else 1
+
+
 def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
     """Refuse to change what a run only begins with, once it has a checkpoint.
 
@@ -251,13 +317,8 @@ def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
         if name == "init_scale" and rule.endswith("scaler") and alone:
             found[key] = "its loss scale is that"
     if found:
-        hint = "leave it out, or start another run with it"
-        raise ConfigError(
-            [
-                Problem(f"{key} has no effect on a resumed run: {what} of the checkpoint", hint)
-                for key, what in found.items()
-            ]
-        )
+        sentences = [f"{key} has no effect on a resumed run: {what} of the checkpoint" for key, what in found.items()]
+        raise ConfigError([Problem(what, "leave it out, or start another run with it") for what in sentences])
 
 
 def _require_work(
@@ -302,10 +363,6 @@ def _require_never_saved(directory: RunDirectory, state: RunState | None) -> Non
         )
 
 
-def _store(directory: RunDirectory, config: Config, *, higher_is_better: bool) -> CheckpointStore:
-    return CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=higher_is_better)
-
-
 def _attempt(
     directory: RunDirectory,
     config: Config,
@@ -319,33 +376,26 @@ def _attempt(
     as_written: bool = False,
 ) -> Outcome:
     parts, options = built
-    directory.remove_drafts()
-    manifest = loaded.manifest if loaded else None
-    lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
+    lost = _prepare_directory(directory, config, loaded, as_written=as_written)
     warnings = (*parts.warnings, *warnings, *lost)
-    if not as_written:  # not before it is sure that the records can be gone on with
-        directory.write_config(config.yaml, config.overrides)
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
     if loaded and (other := other_training_data(directory.root, parts)):
         warnings, changed = (*warnings, *other), (*changed, *other)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
-    state = describe(directory, config, parts.device, parts.comm.world_size, before).begin(
-        from_step, changed if loaded else ()
-    )
+    state = describe(directory, config, parts.device, parts.comm.world_size, before)
+    state = state.begin(from_step, changed if loaded else ())
     directory.write_state(state)
     writer = RecordWriter(directory.paths)
-    storage = Storage(
-        directory.paths,
-        writer,
-        _store(directory, config, higher_is_better=parts.task.higher_is_better),
-        config_digest(config.yaml),
+    store = CheckpointStore(
+        directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=parts.task.higher_is_better
     )
+    storage = Storage(directory.paths, writer, store, config_digest(config.yaml))
     loop: Loop | None = None
     sinks: Sequence[Sink] = ()
     try:
         parts.comm.broadcast_object(directory.root.absolute())
-        displays = _Late()
+        displays = Fanout(())  # the sinks are known once the loop is made; their owner closes them
         loop = Loop(parts, options, storage, (displays,))
         if loaded is None:
             writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
@@ -368,30 +418,26 @@ def _attempt(
         directory.write_state(state.end("done", "", EXIT_OK, loop.progress.step))
         return Outcome(directory.root, summary)
     except BaseException as error:
-        _close_quietly(writer, sinks)
-        shown = in_the_users_terms(error, config, directory, parts.comm)
-        reached = loop.progress.step if loop else from_step
-        to_step = None if isinstance(shown, Preempted) and not shown.saved else reached
-        with contextlib.suppress(StorageError):  # else the run stays "running" without a process: resumable
-            hint = shown.hint if isinstance(shown, MptrainError) else ""
-            directory.write_state(state.end(*how_it_failed(shown, directory), to_step, hint))
+        for sink in (*sinks, writer):
+            with contextlib.suppress(Exception):  # the failure is what is reported
+                sink.close()
+        shown = explain_error(error, config, directory, parts.comm)
+        _record_end(shown, directory, state, loop.progress.step if loop else from_step)
         if shown is error:
             raise
         raise shown from error
 
 
-class _Late:
-    """A sink whose sinks are known only after the loop was made."""
-
-    def __init__(self) -> None:
-        self.sinks: tuple[Sink, ...] = ()
-
-    def take(self, record: Any) -> None:
-        for sink in self.sinks:
-            sink.take(record)
-
-    def close(self) -> None:
-        """The sinks are closed by their owner."""
+def _prepare_directory(
+    directory: RunDirectory, config: Config, loaded: Loaded | None, *, as_written: bool
+) -> Sequence[str]:
+    """Cut the records back to the checkpoint and write the configuration; return what was lost, one sentence each."""
+    directory.remove_drafts()
+    manifest = loaded.manifest if loaded else None
+    lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
+    if not as_written:  # not before it is sure that the records can be continued
+        directory.write_config(config.yaml, config.overrides)
+    return lost
 
 
 def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
@@ -399,8 +445,9 @@ def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
         sink.close()
 
 
-def _close_quietly(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
-    """Close everything on the way out of a failure, which is the one to be reported."""
-    for sink in (*sinks, writer):
-        with contextlib.suppress(Exception):
-            sink.close()
+def _record_end(error: BaseException, directory: RunDirectory, state: RunState, reached: int) -> None:
+    """Write into ``run.json`` how an attempt failed, and at which step; on a full disk the run stays "running" and resumable."""
+    to_step = None if isinstance(error, Preempted) and not error.saved else reached
+    with contextlib.suppress(StorageError):
+        hint = error.hint if isinstance(error, MptrainError) else ""
+        directory.write_state(state.end(*failure_status(error, directory), to_step, hint))

@@ -8,16 +8,13 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from mptrain import __version__
+from mptrain.config.schema import Config
 from mptrain.device import name_of
 from mptrain.runlog import RunDirectory, RunState
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
 
 
 def describe(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptrain.config.ranges import first_line
+from mptrain.config.schema import Config
 from mptrain.config.targets import is_allowed
 from mptrain.config.trust import retyped
 from mptrain.engine.interrupt import AskedToEnd
@@ -24,24 +25,18 @@ from mptrain.errors import (
     StorageError,
     out_of_memory,
 )
+from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.torchrun import begun_alike
 from mptrain.runlog import RunDirectory, storing, write_atomically
 
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.parallel.communicator import Communicator
 
-
-def in_the_users_terms(
-    error: BaseException, config: Config, directory: RunDirectory, comm: Communicator
-) -> BaseException:
+def explain_error(error: BaseException, config: Config, directory: RunDirectory, comm: Communicator) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
     trust = retyped(config.extensions.allow)
     resume = begun_alike("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"
     if comm.is_lost(error):
-        why = comm.why()
-        if why is not None:
+        if (why := comm.why()) is not None:
             return why
         return Preempted(f"{comm.who_ended()} before it trained", again, EXIT_PREEMPTED, saved=False, asked=False)
     if isinstance(error, NumericsError) and trust:
@@ -51,34 +46,31 @@ def in_the_users_terms(
         hint = error.hint.replace("mptrain resume", resume)
         return Preempted(str(error), f"{hint}{trust}", error.exit_code, saved=error.saved, asked=error.asked)
     if isinstance(error, KeyboardInterrupt):
-        by, code = (
-            (f"{error.name}, ended", EXIT_PREEMPTED)
-            if isinstance(error, AskedToEnd)
-            else ("interrupted", EXIT_INTERRUPTED)
-        )
-        return Preempted(
-            f"{by} at once; resuming repeats the steps after the last checkpoint", again, code, saved=False
-        )
+        by, code = "interrupted", EXIT_INTERRUPTED
+        if isinstance(error, AskedToEnd):
+            by, code = f"{error.name}, ended", EXIT_PREEMPTED
+        what = f"{by} at once; resuming repeats the steps after the last checkpoint"
+        return Preempted(what, again, code, saved=False)
     if refused := out_of_memory(error, "training"):
         return refused
+    own: BaseException | None = None
+    cause: BaseException = error
     if config.train.compile and type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-        how_it_failed(error, directory)  # keeps the traceback
-        return EnvironmentRefused(
+        own = EnvironmentRefused(
             f"torch.compile failed: {first_line(error)}",
             "it needs a C++ compiler on a CPU; write train.compile=false to do without",
         )
-    if isinstance(error, FirstBatchError) and error.__cause__ is not None:
-        how_it_failed(error.__cause__, directory)  # keeps the traceback
-        return users_own(error.__cause__, config) or error
-    if isinstance(error, Exception) and not isinstance(error, MptrainError):
+    elif isinstance(error, FirstBatchError) and error.__cause__ is not None:
+        cause = error.__cause__
+        own = users_own(cause, config) or error
+    elif isinstance(error, Exception) and not isinstance(error, MptrainError):
         own = users_own(error, config)
-        if own is not None:
-            how_it_failed(error, directory)  # keeps the traceback
-            return own
-    return error
+    if own is not None:
+        failure_status(cause, directory)  # keeps the traceback
+    return own or error
 
 
-def how_it_failed(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
+def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, str, int]:
     """Status, reason and exit code for ``run.json``; an unexpected error leaves its traceback in ``failure/``."""
     if isinstance(error, Preempted):
         return "preempted", str(error), error.exit_code

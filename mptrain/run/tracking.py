@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
+from mptrain.config.schema import Config
 from mptrain.errors import ConfigError, MptrainError
 from mptrain.logger import Background, Logger, NoLogger, TrackedRun
+from mptrain.runlog import RunDirectory
 from mptrain.runlog.sink import Fanout, Sink
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.runlog import RunDirectory
 
 
 def require_logger(config: Config) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from mptrain.comparison.arms import group as group_runs
 from mptrain.comparison.arms import precision_of
@@ -25,9 +25,7 @@ from mptrain.fields import PositiveFloat
 from mptrain.runlog import last_run, read_run, read_runs
 from mptrain.runlog.layout import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
-
-if TYPE_CHECKING:
-    from mptrain.sweep.points import Point
+from mptrain.sweep.points import Point
 
 #: Groups whose options arms may differ in without naming any key (see `mptrain.comparison.fairness`).
 _PRECISION_GROUPS = ("precision", "scaler")
@@ -51,12 +49,7 @@ class Question:
 
     def as_plan(self) -> dict[str, Any]:
         """What stands in ``sweep.json``."""
-        return {
-            "reference": self.reference,
-            "margin": self.margin,
-            "metric": self.metric,
-            "claimed": list(self.claimed),
-        }
+        return {**asdict(self), "claimed": list(self.claimed)}
 
     @classmethod
     def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> Question:
@@ -92,10 +85,8 @@ def name_arms(points: Sequence[Point]) -> list[Point]:
         named.append(replace(point, arm=name))
     if len(arms) < 2:
         raise ConfigError(
-            Problem(
-                "there is one arm only: seed= repeats arms and forms none",
-                "give another key several values, for example precision=fp32,amp_dynamic",
-            )
+            "there is one arm only: seed= repeats arms and forms none",
+            "give another key several values, for example precision=fp32,amp_dynamic",
         )
     return named
 

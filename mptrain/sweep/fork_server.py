@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import signal
 
-from mptrain.sweep.worker import ENDING_SIGNALS, die_with_parent, leave_the_terminal
+from mptrain.sweep.processes import ENDING_SIGNALS, die_with_parent, leave_the_terminal
 
 signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # its children begin so, and unblock them when they can obey
 leave_the_terminal()

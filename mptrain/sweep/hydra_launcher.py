@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -20,17 +20,15 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse, quoted
 from mptrain.config.ranges import first_line
 from mptrain.config.targets import is_allowed, resolve
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweep_csv import summary_of
+from mptrain.runlog.sweeps import Sweep, SweepJob
 from mptrain.sweep.points import Point
 from mptrain.sweep.worker import one_line
-
-if TYPE_CHECKING:
-    from mptrain.config.compose import Composer
-    from mptrain.runlog.sweeps import Sweep, SweepJob
 
 #: Runs a batch, numbered on from the one before; the sweep as it is then, and its exit code.
 RunBatch = Callable[[Sequence[Point]], "tuple[Sweep, int]"]

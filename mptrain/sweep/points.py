@@ -1,11 +1,15 @@
-"""The points of a sweep: command-line words with several values become command lines with one value each.
+"""The points of a sweep: command-line words with several values become command lines with one value each, all checked.
 
-Every point is composed and checked before the first one starts.
+Every point is composed and checked before the first one starts: its words, its device, and parts that go together. Each data set
+is loaded once, in a process of its own (`mptrain.sweep.processes.ask`): the sweep keeps neither its memory nor what loading it
+did to the process, and what has to be downloaded is there before jobs ask for it side by side.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,14 +17,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
 
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse
-from mptrain.errors import ConfigError, EnvironmentRefused, Problem
+from mptrain.config.schema import Config
+from mptrain.config.targets import parameters
+from mptrain.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused, MptrainError, Problem
 from mptrain.run.tracking import require_logger
+from mptrain.sweep.executor import Program
+from mptrain.sweep.processes import ask, warm_up
+from mptrain.sweep.worker import one_line
 
 if TYPE_CHECKING:
-    from mptrain.config.catalogue import Catalogue
-    from mptrain.config.compose import Composer
-    from mptrain.config.schema import Config
+    from mptrain.workloads.base.source import Dataset
 
 _Checked = TypeVar("_Checked")
 
@@ -79,7 +88,7 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
     """
     problems: list[Problem] = []
     axes: list[list[str]] = []
-    swept: list[bool] = []
+    swept = set()
     for word in words:
         override, _ = parse(word)
         key = override.key_or_group if override is not None else ""
@@ -88,23 +97,18 @@ def expand(words: Sequence[str], catalogue: Catalogue) -> list[Point]:
             problems.append(Problem(f"{word}: sweeps are expanded and run by mptrain itself", hint))
         if override is None or not override.is_sweep_override():
             axes.append([word])  # what cannot be read is reported by composing
-            swept.append(False)
-            continue
-        values = _values(word, override, catalogue, problems)
-        axes.append(values)
-        swept.append(True)
-    count = 1
-    for axis in axes:
-        count *= max(len(axis), 1)
+        else:
+            swept.add(len(axes))
+            axes.append(_values(word, override, catalogue, problems))
+    count = math.prod(max(len(axis), 1) for axis in axes)
     if count > MOST_POINTS:
         problems.append(Problem(f"the sweep has more than {MOST_POINTS:,} points", "check its ranges, or split it"))
     if problems:
         raise ConfigError(problems)
-    points = []
-    for number, combination in enumerate(itertools.product(*axes)):
-        varied = tuple(word for word, is_swept in zip(combination, swept, strict=True) if is_swept)
-        points.append(Point(number, combination, varied, count=count))
-    return points
+    return [
+        Point(number, combination, tuple(combination[place] for place in sorted(swept)), count=count)
+        for number, combination in enumerate(itertools.product(*axes))
+    ]
 
 
 def validate(points: Sequence[Point], composer: Composer) -> list[Point]:
@@ -180,6 +184,118 @@ def named(problem: Problem, bad: Sequence[Point], checked: int) -> Problem:
         return problem
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
     return Problem(f"{bad[0].place}{more}: {problem.what}", problem.hint)
+
+
+def check(points: Sequence[Point], composer: Composer, program: Program, *, elsewhere: bool = False) -> list[Point]:
+    """Checks all that can be known of points before any of them is run.
+
+    Args:
+        points: As they were expanded.
+        composer: Over the folders that hold groups and options.
+        program: What jobs will run.
+        elsewhere: They run on other machines, whose devices are not known.
+
+    Returns:
+        The same points with their warnings and configurations.
+
+    Raises:
+        MptrainError: Something is wrong with a point; it is named.
+    """
+    warm_up(program.modules)  # imports what it will need while this process looks at words
+    checked = validate(points, composer)
+    if not elsewhere:
+        require_devices(checked)
+    require_agreement(checked, program)
+    return checked
+
+
+def require_agreement(points: Sequence[Point], program: Program) -> None:
+    """Refuse points whose model, data set, task, learners and weights do not go together, before any starts.
+
+    Args:
+        points: As `validate` returned them.
+        program: What jobs will run.
+
+    Raises:
+        ConfigError: With the problems of all points, each with the first point that has it.
+        DataError, StorageError, EnvironmentRefused: Data or weights are missing, with the first such point.
+    """
+    alike: dict[str, list[Point]] = {}
+    for point in points:
+        if point.config is not None:
+            alike.setdefault(_what_it_is_made_of(point.config), []).append(point)
+    groups = list(alike.values())
+    configs = [group[0].config for group in groups if group[0].config is not None]
+    found: dict[Problem, list[Point]] = {}
+    for number, error in ask(functools.partial(disagreements, configs), program.modules):
+        if not isinstance(error, ConfigError):
+            [problem] = [named(Problem(str(error), error.hint), groups[number], len(points))]
+            raise type(error)(problem.what, problem.hint)
+        for problem in error.problems:
+            found.setdefault(problem, []).extend(groups[number])
+    if found:
+        raise ConfigError([named(problem, bad, len(points)) for problem, bad in found.items()])
+
+
+def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
+    """The configurations, by their places, whose parts cannot be had or do not go together, and why."""
+    found: list[tuple[int, MptrainError]] = []
+    held: tuple[str, Dataset | MptrainError] | None = None  # one data set at a time: they may be large
+    for number, config in sorted(enumerate(configs), key=lambda item: _data_of(item[1])):
+        if held is None or held[0] != _data_of(config):
+            held = None
+            held = (_data_of(config), _load(config))
+        try:
+            if isinstance(held[1], MptrainError):
+                raise held[1]
+            _require_together(config, held[1])
+        except MptrainError as error:
+            found.append((number, error.with_traceback(None)))
+    return sorted(found, key=lambda item: item[0])
+
+
+def _load(config: Config) -> Dataset | MptrainError:
+    from mptrain.config.together import build_dataset
+
+    try:
+        return build_dataset(config)
+    except MptrainError as error:
+        return error
+    except (Exception, SystemExit) as error:  # code of the user's may do anything
+        return DataError(f"{config.dataset.path} cannot be made: {one_line(error)}")
+
+
+def _require_together(config: Config, dataset: Dataset) -> None:
+    from mptrain.config.together import build_task, require_facts, require_known_learners
+
+    require_facts(config, "model", config.model, dataset)
+    try:
+        task = build_task(config, dataset)
+        objectives = task.objectives()
+    except MptrainError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{config.task.path} cannot be made: {one_line(error)}") from None
+    require_known_learners(config, objectives)
+    if config.weights is not None:
+        path = config.weights.expanduser()
+        if not path.exists():
+            raise CheckpointError(f"model.weights={path}: there is no such file or run", "name one that exists")
+
+
+def _what_it_is_made_of(config: Config) -> str:
+    """Configurations with the same answer go together, or do not, for the same reasons."""
+    parts = (config.model, config.task, sorted(config.learners), config.weights)
+    return f"{_data_of(config)} {parts!r}"
+
+
+def _data_of(config: Config) -> str:
+    """What decides which data set it is: its arguments, and what it wants to know about the run."""
+    target = config.dataset
+    accepted, _ = parameters(target.resolve())
+    facts = {"seed": config.seed, "batch_size": config.train.batch_size}
+    wanted = {name: value for name, value in facts.items() if name in accepted}
+    return f"{target.path} {dict(target.arguments)!r} {wanted!r}"
 
 
 def _values(word: str, override: Override, catalogue: Catalogue, problems: list[Problem]) -> list[str]:

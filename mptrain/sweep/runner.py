@@ -1,8 +1,7 @@
 """Runs the points of a sweep and keeps ``sweep.json`` current; goes on with one that was broken off.
 
 A sweep is what its file says: what is planned is written first, and running it means running every job whose run
-directory does not say that it is done. How processes are had is the business of `mptrain.sweep.pool`, or of a
-scheduler that `mptrain.sweep.submitted` hands jobs to.
+directory does not say that it is done. Processes, or a scheduler's jobs, are the business of a `mptrain.sweep.executor.Executor`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,12 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from mptrain.config.compose import Composer
+from mptrain.config.launcher import Launcher
 from mptrain.config.overrides import quoted
+from mptrain.config.schema import RunOptions
 from mptrain.config.trust import retyped_for
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
@@ -23,20 +25,14 @@ from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.layout import RUN_JSON, RunPaths
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.naming import fresh_name
+from mptrain.runlog.state import RunState
 from mptrain.runlog.storage import TEMPORARY, storing
 from mptrain.runlog.sweep_csv import write_sweep
 from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep
+from mptrain.sweep.executor import Ended, Executor, JobSpec, Listener, Program, Progress
+from mptrain.sweep.local_executor import LocalExecutor, Slots
 from mptrain.sweep.points import NOT_SWEPT, Point
-from mptrain.sweep.pool import Slots, Task, run_tasks
-from mptrain.sweep.scheduler_job import JobSpec
-from mptrain.sweep.submitted import fresh_folder, require_none_queued, run_submitted
-
-if TYPE_CHECKING:
-    from mptrain.config.compose import Composer
-    from mptrain.config.launcher import Launcher
-    from mptrain.config.schema import RunOptions
-    from mptrain.runlog.state import RunState
-    from mptrain.sweep.worker import Ended, Program, Progress
+from mptrain.sweep.scheduler_executor import SchedulerExecutor, require_none_queued
 
 #: The most seconds to wait until the runs that a killed sweep left behind have saved themselves; the other points are run then.
 _PATIENCE = 60.0
@@ -135,8 +131,10 @@ def plan_sweep(
     Raises:
         StorageError: The folder holds a sweep of other points or one that is being run, or cannot be written.
     """
-    points = [replace(p, overrides=masked(p.overrides), varied=masked(p.varied)) for p in points]
-    jobs = [SweepJob(p.number, directory_name(p), _without_places(p.overrides), p.varied, p.arm) for p in points]
+    jobs = []
+    for point in (replace(p, overrides=masked(p.overrides), varied=masked(p.varied)) for p in points):
+        own = tuple(word for word in point.overrides if word.partition("=")[0].lstrip("+") not in NOT_SWEPT)
+        jobs.append(SweepJob(point.number, directory_name(point), own, point.varied, point.arm))
     folders = tuple(str(Path(config_dir).absolute()) for config_dir in config_dirs)
     fresh = Sweep(
         folder, kind, masked(tuple(words)), folders, config_name, parallel, tuple(jobs), plan=dict(plan or {})
@@ -145,7 +143,8 @@ def plan_sweep(
     if is_sweep(folder):
         old = read_sweep(folder)
         both = min(len(old.jobs), len(jobs)) if grows else None
-        if (old.kind, *map(_identity, old.jobs[:both])) != (kind, *map(_identity, jobs[:both])):
+        before, now = ([(job.name, job.overrides, job.arm) for job in these[:both]] for these in (old.jobs, jobs))
+        if (old.kind, before) != (kind, now):
             hint = "give the words that it was started with, or choose another run.name"
             raise StorageError(f"{folder} is a {old.kind} of other points than these", hint)
         fresh = replace(fresh, jobs=(*old.jobs, *jobs[len(old.jobs) :]), started=old.started)
@@ -220,14 +219,13 @@ def run_sweep(
         record.sweep = sweep
         stopped = None
         if wanted:
+            executor: Executor
             if launcher is None:
-                tasks = [_task(sweep, job, composer) for job in wanted]
                 slots = Slots.of_this_machine(min(sweep.parallel, len(sweep.jobs)))
-                stopped = run_tasks(tasks, slots, program, record)
+                executor = LocalExecutor(composer, program, slots)
             else:
-                folder = fresh_folder(sweep.folder)
-                errands = [_errand(sweep, job, composer.typed, program, folder) for job in wanted]
-                stopped = run_submitted(errands, launcher, folder, record)
+                executor = SchedulerExecutor(sweep, composer.typed, program, launcher)
+            stopped = executor.run([_spec(sweep, job) for job in wanted], record)
         for number in living - _holders(record.sweep, living).keys():  # it has ended while the others ran
             record.ended_by_itself(number)
     if all(map(record.sweep.has_ended, record.sweep.jobs)):
@@ -250,7 +248,7 @@ def directory_name(point: Point) -> str:
     return f"{point.number:03d}-{text}" if text else f"{point.number:03d}"
 
 
-class _Record:
+class _Record(Listener):
     """Keeps the sweep and its file current, and passes on what happens."""
 
     def __init__(self, sweep: Sweep, watch: Watcher) -> None:
@@ -290,20 +288,11 @@ class _Record:
         self._watch.changed(self.sweep, job)
 
 
-def _task(sweep: Sweep, job: SweepJob, composer: Composer) -> Task:
-    return Task(job.number, composer.compose(_words(sweep, job)), sweep.paths.log(job.name))
-
-
-def _errand(sweep: Sweep, job: SweepJob, typed: tuple[str, ...] | None, program: Program, folder: Path) -> JobSpec:
-    run, log = sweep.paths.run(job.name).absolute(), sweep.paths.log(job.name).absolute()
-    told, words = folder / f"{job.number:03d}.json", _words(sweep, job)
-    return JobSpec(job.number, words, sweep.config_dirs, sweep.config_name, typed, run, log, told, program)
-
-
-def _words(sweep: Sweep, job: SweepJob) -> tuple[str, ...]:
-    """The job's command line with a run directory of its own, where it goes on if it was broken off."""
+def _spec(sweep: Sweep, job: SweepJob) -> JobSpec:
+    """Return the job with a run directory of its own, where it resumes if it was broken off."""
     places = (f"run.root={quoted(str(sweep.folder))}", f"run.name={quoted(job.name)}", "run.resume=auto")
-    return (*job.overrides, *places)
+    run, log = sweep.paths.run(job.name).absolute(), sweep.paths.log(job.name).absolute()
+    return JobSpec(job.number, (*job.overrides, *places), run, log)
 
 
 def _as_it_stands(sweep: Sweep, job: SweepJob) -> SweepJob:
@@ -366,12 +355,3 @@ def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, Holder]:
     jobs = [job for job in sweep.jobs if job.number in numbers]
     found = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}
     return {number: holder for number, holder in found.items() if holder is not None}
-
-
-def _without_places(words: Sequence[str]) -> tuple[str, ...]:
-    """The words without those that say where the sweep is."""
-    return tuple(word for word in words if word.partition("=")[0].lstrip("+") not in NOT_SWEPT)
-
-
-def _identity(job: SweepJob) -> tuple[str, tuple[str, ...], str]:
-    return job.name, job.overrides, job.arm

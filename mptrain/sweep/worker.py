@@ -1,14 +1,14 @@
-"""What happens inside the process of a job: it cuts itself off from the sweep's process, trains, says how it ended.
+"""Runs inside the process of a job: trains one point, and says how it ended, to the sweep's process or in a file.
 
-Must import neither torch nor anything that does: which GPU a process sees is decided before that.
+Must import neither torch nor anything that does: which GPU a process sees is decided before that, and the process that a
+scheduler starts imports this by name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import gc
-import multiprocessing
+import json
 import os
 import pickle
 import select
@@ -16,50 +16,38 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn, get_args
 
-from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, MptrainError, Preempted
-from mptrain.files import open_in_place
-from mptrain.machine import ends_with_parent
+from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, MptrainError, Preempted, StorageError
+from mptrain.extras import load_extra
+from mptrain.files import open_in_place, read_text
 from mptrain.masking import MaskedText
 from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
-from mptrain.runlog.storage import kept_in_place, storing
+from mptrain.runlog.directory import RunDirectory
+from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.sink import Fanout, Sink
+from mptrain.runlog.storage import kept_in_place, storing, write_atomically
+from mptrain.runlog.sweeps import JobStatus
+from mptrain.sweep.executor import Ended, JobSpec, Program, Progress, stopped
+from mptrain.sweep.processes import ENDING_SIGNALS, die_with_parent, leave_the_server, leave_the_terminal
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
-    from mptrain.runlog.sink import Sink
 
-#: What a sweep passes on to its jobs (see `mptrain.engine.interrupt`).
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+#: What comes some time before the end of a job's time at a scheduler. Ranks of NCCL and data loaders are used to it.
+TIME_IS_UP = signal.SIGUSR1
 
 #: Characters of a reason; with its frame it must fit into one atomic write to a pipe (4096 bytes).
 _LONGEST_REASON = 600
 
-#: Variable that holds the names of those that were set for the fork server alone.
-OF_THE_SERVER = "MPTRAIN_OF_THE_SERVER"
-
-
-@dataclass(frozen=True)
-class Program:
-    """What jobs run. The functions are those of modules that do not import torch; they import it when called.
-
-    Attributes:
-        train: Trains a configuration, shows what happens on standard output and to a sink; raises where it fails.
-        report: Prints an error, and returns its exit code.
-        modules: What the fork server imports beforehand, so that jobs need not.
-    """
-
-    train: Callable[[Config, Sink], None]
-    report: Callable[[BaseException], int]
-    modules: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a process is told.
+    """What a process of this machine is told.
 
     Attributes:
         work: The pickled `Program` and `Config`; unpickling may import torch.
@@ -75,153 +63,132 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How a job is going.
+class Submission:
+    """One point of a sweep, as it is handed to a scheduler: words, which mean the same there, and no secret.
 
     Attributes:
-        step: Attempts so far.
-        steps: Attempts planned.
-        eta: Estimated seconds to its end.
-        doing: ``training``, ``evaluating`` or ``saving``.
-        metric_name: The first metric of the last evaluation; empty before that.
-        metric: Its value.
-        scales: The loss scale of each learner.
-        overflows: Of all learners, since this process began.
-        skipped: Refused updates of all learners.
+        job: Its command line and places.
+        config_dirs: Further folders of groups and options.
+        config_name: The file at the top.
+        typed: Those of the words that the user typed; None for all (see `Composer`).
+        result: Takes how it stands (see `JobResult`).
+        program: What jobs run.
     """
 
-    step: int
-    steps: int
-    eta: float
-    doing: str
-    metric_name: str
-    metric: float
-    scales: tuple[float, ...]
-    overflows: int
-    skipped: int
+    job: JobSpec
+    config_dirs: tuple[str, ...]
+    config_name: str
+    typed: tuple[str, ...] | None
+    result: Path
+    program: Program
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a job ended: ``status``, exit ``code`` (negative: killed by that signal), and why, in one line."""
+class JobResult:
+    """What a submitted job says about itself.
 
-    status: Literal["done", "failed", "interrupted", "preempted"]
-    code: int
+    Attributes:
+        status: ``waiting`` once it was queued again, ``running``, or how it ended.
+        code: Exit code that the training would have had.
+        reason: Why it is not done, in one line.
+    """
+
+    status: JobStatus
+    code: int | None = None
     reason: str = ""
 
 
 def work(assignment: Assignment, pipe: Connection) -> None:
-    """The life of a job's process; once it has said how the job ended, its own exit code means nothing.
+    """Run a job in a process of this machine; once it has said how the job ended, its own exit code means nothing.
 
     Args:
         assignment: What is to be done.
         pipe: Takes `Progress` and at last `Ended`, pickled.
     """
-    _collect_garbage_of_its_own()
-    _drop_variables_of_the_server()
+    leave_the_server()
     leave_the_terminal()
     die_with_parent(signal.SIGTERM)  # as if it had been asked for an orderly end
-    _be_the_first_to_go()
+    with contextlib.suppress(
+        OSError
+    ):  # where memory runs out, the kernel shall end a job, not the sweep that has others
+        Path("/proc/self/oom_score_adj").write_text("500")
     os.environ.update(assignment.environment)
-    _tell(pipe, _work(assignment, pipe))
+
+    def prepare() -> tuple[Program, Config]:
+        print_to(assignment.log)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+        program, config = pickle.loads(assignment.work)
+        if assignment.threads is not None:
+            import torch
+
+            torch.set_num_threads(min(assignment.threads, torch.get_num_threads()))
+        return program, config
+
+    ended = _train(prepare, assignment.log, print_traceback, _ToParent(pipe))
+    with contextlib.suppress(OSError):  # the reader may be stopped for a while, or gone
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.set_blocking(pipe.fileno(), True)
+        if select.select([], [pipe.fileno()], [], 10.0)[1]:
+            pipe.send_bytes(pickle.dumps(ended))
+        pipe.close()
 
 
-def answer(question: bytes, pipe: Connection) -> None:
-    """The life of a process that computes one value and sends it: ``(value, None)`` or ``(None, error)``, pickled.
+def work_submitted(submission: Submission) -> None:
+    """Run a job; called by submitit, in a process that the scheduler started.
 
-    Args:
-        question: A pickled function without parameters.
-        pipe: Takes the answer.
+    A signal that its time is up saves the run and queues the job again. One that ends it otherwise saves the run: if that was
+    for another job, the scheduler will queue this one again, and if somebody cancelled it, not.
     """
-    _collect_garbage_of_its_own()
-    _drop_variables_of_the_server()
-    die_with_parent(signal.SIGKILL)
-    for number in ENDING_SIGNALS:  # the sweep's process ends this one
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read once, when torch is imported
+    for number in (TIME_IS_UP, signal.SIGTERM):  # until the run listens by itself; submitit would not save it
+        signal.signal(number, _stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (TIME_IS_UP, signal.SIGTERM))
+    job, program = submission.job, submission.program
+    print_to(job.log)
+    _write_result(submission, JobResult("running"))
+
+    def prepare() -> tuple[Program, Config]:
+        from mptrain.config.compose import Composer
+
+        composer = Composer(submission.config_dirs, submission.config_name, submission.typed)
+        return program, composer.compose(job.words)
+
+    ended = _train(prepare, job.log, program.report, Fanout(()))  # the run directory has the records
+    again = ended.status == "preempted" and ended.reason.startswith(TIME_IS_UP.name)
+    if again and not _got_on(job.run):
+        again, ended = False, Ended("preempted", EXIT_PREEMPTED, "no step was made in its time: raise timeout_min")
+    if again:
+        _write_result(submission, JobResult("waiting"))
+        try:
+            load_extra("submitit", "slurm", "--launcher").JobEnvironment()._requeue(
+                0
+            )  # it may end this process at once
+        except Exception as error:  # no scontrol on this node, or it refuses
+            ended = Ended("preempted", EXIT_PREEMPTED, f"saved, but not queued again: {one_line(error)}")
+        else:
+            raise SystemExit(0)  # past submitit, which would write down that it ended
+    _write_result(submission, JobResult(ended.status, ended.code, ended.reason))
+
+
+def read_result(path: Path) -> JobResult | None:
+    """Return what a submitted job last said; None where it has said nothing that can be read."""
     try:
-        found: tuple[Any, BaseException | None] = (pickle.loads(question)(), None)
-    except MptrainError as error:
-        found = (None, error)
-    pipe.send_bytes(pickle.dumps(found))
-
-
-def _collect_garbage_of_its_own() -> None:
-    """Look for garbage again, but not among what the fork server imported: that would copy its memory."""
-    gc.freeze()
-    gc.enable()
-
-
-def _drop_variables_of_the_server() -> None:
-    """Let what is started from here, and libraries that are not loaded yet, find the user's environment."""
-    for name in os.environ.pop(OF_THE_SERVER, "").split():
-        os.environ.pop(name, None)
-
-
-def leave_the_terminal() -> None:
-    """Become a process that Ctrl-C and the end of the terminal do not reach."""
-    with contextlib.suppress(PermissionError):  # it leads a group of its own already
-        os.setsid()
-
-
-def die_with_parent(number: signal.Signals) -> None:
-    """Have this process sent a signal when the one that started it ends, whatever ended it."""
-    ends_with_parent(number)
-    sweep = multiprocessing.parent_process()
-    if sweep is not None and not sweep.is_alive():  # it was over before that
-        os._exit(EXIT_BUG)
+        found = JobResult(**json.loads(read_text(path)))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    fine = found.status in get_args(JobStatus) and isinstance(found.reason, str) and isinstance(found.code, int | None)
+    return found if fine else None
 
 
 def one_line(error: BaseException) -> str:
-    """An error as a reason."""
+    """Return an error as a reason."""
     if isinstance(error, SystemExit):
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"sys.exit({error.code!r}) in {Path(last.filename).name}:{last.lineno}"[:_LONGEST_REASON]
     lines = str(error).strip().splitlines()
     name = "" if isinstance(error, MptrainError) else f"{type(error).__name__}: "
     return (name + (lines[0] if lines else "no message"))[:_LONGEST_REASON]
-
-
-def _be_the_first_to_go() -> None:
-    """Where memory runs out, the kernel shall end a job, not the sweep that has others."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")
-
-
-def _work(assignment: Assignment, pipe: Connection) -> Ended:
-    report: Callable[[BaseException], int] = print_traceback
-    try:
-        with kept_in_place(assignment.log.parent):  # the sweep's, which a run would else make anew
-            print_to(assignment.log)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
-            program, config = pickle.loads(assignment.work)
-            report = program.report
-            if assignment.threads is not None:
-                import torch
-
-                torch.set_num_threads(min(assignment.threads, torch.get_num_threads()))
-            program.train(config, _ToParent(pipe))
-    except BaseException as error:
-        return ended_by(error, report)
-    return Ended("done", EXIT_OK)
-
-
-def ended_by(error: BaseException, report: Callable[[BaseException], int]) -> Ended:
-    """How a job ended whose training raised this, which is printed."""
-    if isinstance(error, Preempted):
-        report(error)
-        status: Literal["interrupted", "preempted"] = "preempted"
-        if error.exit_code == EXIT_INTERRUPTED:
-            status = "interrupted"
-        return Ended(status, error.exit_code, one_line(error))
-    if isinstance(error, KeyboardInterrupt):
-        return Ended("interrupted", EXIT_INTERRUPTED, "interrupted before it began to train")
-    if isinstance(error, SystemExit):
-        print_traceback(error)
-        return Ended("failed", error.code if isinstance(error.code, int) and error.code else EXIT_BUG, one_line(error))
-    if not isinstance(error, MptrainError):
-        print_traceback(error)
-    return Ended("failed", report(error), one_line(error))
 
 
 def print_traceback(error: BaseException) -> int:
@@ -245,15 +212,53 @@ def print_to(log: Path) -> None:
     faulthandler.enable()  # a crash of a library leaves the place where it happened
 
 
-def _tell(pipe: Connection, ended: Ended) -> None:
-    """Say how it ended, to a reader that may be stopped for a while, or gone."""
-    with contextlib.suppress(OSError):
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os.set_blocking(pipe.fileno(), True)
-        if select.select([], [pipe.fileno()], [], 10.0)[1]:
-            pipe.send_bytes(pickle.dumps(ended))
-        pipe.close()
+def _train(
+    prepare: Callable[[], tuple[Program, Config]], log: Path, report: Callable[[BaseException], int], sink: Sink
+) -> Ended:
+    """Train what ``prepare`` returns, and report what it raises; ``report`` does until the program is known."""
+    try:
+        with kept_in_place(log.parent):  # the sweep's, which a run would else make anew
+            program, config = prepare()
+            report = program.report
+            program.train(config, sink)
+    except _Stopped as error:
+        return stopped(False, f"{error}: stopped before it trained")
+    except Preempted as error:
+        report(error)
+        return stopped(error.exit_code == EXIT_INTERRUPTED, one_line(error), error.exit_code)
+    except KeyboardInterrupt:
+        return stopped(True, "interrupted before it began to train")
+    except SystemExit as error:
+        print_traceback(error)
+        return Ended("failed", error.code if isinstance(error.code, int) and error.code else EXIT_BUG, one_line(error))
+    except BaseException as error:
+        if not isinstance(error, MptrainError):
+            print_traceback(error)
+        return Ended("failed", report(error), one_line(error))
+    return Ended("done", EXIT_OK)
+
+
+class _Stopped(BaseException):
+    """A signal came before the run listened; no error, so that nothing on the way takes it for one of its own."""
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise _Stopped(signal.Signals(number).name)
+
+
+def _got_on(run: Path) -> bool:
+    """Return whether the last attempt came further than it began: a job that does not would be queued for ever."""
+    with contextlib.suppress(StorageError):
+        state = RunDirectory(RunPaths(run)).read_state()
+        if state is not None and state.attempts:
+            last = state.attempts[-1]
+            return (last.to_step or 0) > last.from_step
+    return False
+
+
+def _write_result(submission: Submission, result: JobResult) -> None:
+    with contextlib.suppress(StorageError):  # the run directory says it too
+        write_atomically(submission.result, json.dumps(asdict(result)) + "\n")
 
 
 class _ToParent:

@@ -12,7 +12,7 @@ from mptrain.cli.sweep_outcome import print_outcome
 from mptrain.cli.sweep_watch import LiveTable, choose, remaining
 from mptrain.runlog import RunPaths, write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob
-from mptrain.sweep.worker import Progress
+from mptrain.sweep.executor import Progress
 
 
 def jobs_with(*statuses):

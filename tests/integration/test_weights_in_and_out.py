@@ -14,8 +14,7 @@ from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.errors import CheckpointError
 from mptrain.run.attempt import launch, resume
-from mptrain.run.evaluation import evaluate_run
-from mptrain.run.export import export_run
+from mptrain.run.evaluation import evaluate_run, export_run
 
 RESNET = ("model=resnet18", "dataset.train_samples=64", "train.batch_size=16", "train.epochs=1")
 

@@ -575,7 +575,7 @@ FAULTS = (
     # Runs as wholes.
     Fault(
         74,
-        "sweep/pool.py",
+        "sweep/local_executor.py",
         'Ended("failed", code or EXIT_BUG, cause(code))',
         'Ended("done", code, cause(code))',
         "a job whose process died counts as done",

@@ -9,14 +9,14 @@ import pytest
 from mptrain.config.compose import compose
 from mptrain.errors import Preempted
 from mptrain.parallel.communicator import SINGLE_PROCESS
-from mptrain.run.failure_report import in_the_users_terms
+from mptrain.run.failure_report import explain_error
 
 DIRECTORY = SimpleNamespace(root="outputs/r")
 TRUST = "extensions.allow=[theirs.*]"
 
 
 def hint_of(error, words=()):
-    shown = in_the_users_terms(error, compose([*words]), DIRECTORY, SINGLE_PROCESS)
+    shown = explain_error(error, compose([*words]), DIRECTORY, SINGLE_PROCESS)
     assert isinstance(shown, Preempted)
     return shown.hint
 

@@ -25,7 +25,7 @@ from mptrain.logger.base import TrackedRun
 from mptrain.sweep.points import expand
 from mptrain.sweep.processes import spawned, start
 from mptrain.sweep.runner import plan_sweep, run_sweep
-from mptrain.sweep.submitted import _executor
+from mptrain.sweep.scheduler_executor import _executor
 
 pytestmark = pytest.mark.process
 
@@ -156,10 +156,10 @@ _STARTERS = {
     "interpreter.py": {"sys.executable"},
     "cli/doctor.py": {"sys.executable"},  # prints it
     "logger/background.py": {"subprocess"},
-    "sweep/submitted.py": {"subprocess"},
+    "sweep/scheduler_executor.py": {"subprocess"},
     "run/describe.py": {"subprocess"},  # git
     "sweep/processes.py": {"multiprocessing"},
-    "sweep/pool.py": {"multiprocessing"},  # pipes
+    "sweep/local_executor.py": {"multiprocessing"},  # pipes
 }
 _CALLS = {"system", "popen", "posix_spawn", "posix_spawnp", "fork_exec"}
 

@@ -10,8 +10,8 @@ from mptrain.config.compose import Composer
 from mptrain.errors import ConfigError, MptrainError, StorageError
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper
+from mptrain.sweep.points import check
 from mptrain.sweep.runner import plan_sweep, run_sweep
-from mptrain.sweep.validation import check
 
 SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 ASKED = "hydra/sweeper=asking"

@@ -9,8 +9,7 @@ import jobs_that_end as jobs
 import pytest
 
 from mptrain.sweep import processes
-from mptrain.sweep.processes import ask, cause
-from mptrain.sweep.worker import OF_THE_SERVER
+from mptrain.sweep.processes import OF_THE_SERVER, ask, cause
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ class Started:
 
 
 def test_a_job_does_not_inherit_the_variables_of_the_fork_server():
-    found = ask(jobs.environment, jobs.program())
+    found = ask(jobs.environment, jobs.program().modules)
     assert "OPENBLAS_NUM_THREADS" not in found
     assert OF_THE_SERVER not in found
 
@@ -55,3 +54,12 @@ def test_a_death_without_a_name_is_told_by_its_number():
     assert cause(3) == "its process ended with 3 and did not say why"
     assert cause(-signal.SIGSEGV) == "killed by SIGSEGV"
     assert cause(-99) == "killed by signal 99"
+
+
+def test_only_the_named_variables_are_dropped(monkeypatch):
+    monkeypatch.setenv(OF_THE_SERVER, "ONE_OF_OURS GONE_ALREADY")
+    monkeypatch.setenv("ONE_OF_OURS", "1")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    processes.leave_the_server()
+    assert os.environ.keys().isdisjoint({OF_THE_SERVER, "ONE_OF_OURS"})
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "3"

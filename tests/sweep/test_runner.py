@@ -133,7 +133,7 @@ def test_arms_take_turns(composer, tmp_path):
 def test_each_job_has_a_directory_of_its_own_and_may_go_on_there(composer, tmp_path):
     sweep = planned(composer, tmp_path / "it's", "seed=0,1", "run.name=mine", "run.resume=must", "run.root=elsewhere")
     assert [job.overrides for job in sweep.jobs] == [("seed=0",), ("seed=1",)]
-    config = sweeps._task(sweep, sweep.jobs[1], composer).config
+    config = composer.compose(sweeps._spec(sweep, sweep.jobs[1]).words)
     assert (config.run.root, config.run.name, config.run.resume) == (str(tmp_path / "it's"), "001-seed=1", "auto")
 
 

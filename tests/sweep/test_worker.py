@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from mptrain.errors import DataError
-from mptrain.sweep import worker
-from mptrain.sweep.worker import OF_THE_SERVER, one_line
-
-
-def test_only_the_named_variables_are_dropped(monkeypatch):
-    monkeypatch.setenv(OF_THE_SERVER, "ONE_OF_OURS GONE_ALREADY")
-    monkeypatch.setenv("ONE_OF_OURS", "1")
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    worker._drop_variables_of_the_server()
-    assert os.environ.keys().isdisjoint({OF_THE_SERVER, "ONE_OF_OURS"})
-    assert os.environ["OPENBLAS_NUM_THREADS"] == "3"
+from mptrain.sweep.worker import one_line
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.errors import EnvironmentRefused, StorageError
 from mptrain.runlog.sweeps import read_sweep
-from mptrain.sweep import submitted
+from mptrain.sweep import scheduler_executor
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import plan_sweep, run_sweep, take_stock
-from mptrain.sweep.scheduler_job import JobResult, read_told
-from mptrain.sweep.submitted import FOLDER, require_none_queued, require_scheduler
+from mptrain.sweep.scheduler_executor import FOLDER, require_none_queued, require_scheduler
+from mptrain.sweep.worker import JobResult, read_result
 
 pytestmark = pytest.mark.process
 
@@ -48,8 +48,8 @@ def folder(tmp_path, monkeypatch):
 def slurm(folder, monkeypatch):
     home = fake_slurm.install(folder / "bin", sys.executable)
     monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(submitted, "_ASK", 0.5)
-    monkeypatch.setattr(submitted, "_LATE", 1.0)
+    monkeypatch.setattr(scheduler_executor, "_ASK", 0.5)
+    monkeypatch.setattr(scheduler_executor, "_LATE", 1.0)
     return home
 
 
@@ -200,6 +200,6 @@ def test_damaged_words_of_a_job_count_as_none(tmp_path):
         "[" * 9999,
     ):
         path.write_text(text)
-        assert read_told(path) is None
+        assert read_result(path) is None
     path.write_text(json.dumps({"status": "failed", "code": 4, "reason": "x"}))
-    assert read_told(path) == JobResult("failed", 4, "x")
+    assert read_result(path) == JobResult("failed", 4, "x")

@@ -1,26 +1,31 @@
-"""Whether ``config.yaml`` of a run is what the run was trained with, and what is another in it where it is not."""
+"""Compares ``config.yaml`` and the data of a run with what it was trained with: digests on record against what is there now."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from mptrain.config.compose import compose, reload
 from mptrain.config.differences import change_in_words, config_digest, diff
 from mptrain.config.files import read_yaml
 from mptrain.config.ranges import show
+from mptrain.config.schema import Config
+from mptrain.engine.fingerprints import data_order
+from mptrain.engine.job import Parts
 from mptrain.errors import ConfigError, MptrainError, StorageError
+from mptrain.records import EvalRecord
+from mptrain.runlog import RunDirectory, RunState, read_run
 from mptrain.runlog.manifest import Manifest, manifests_in, read_manifest
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.runlog import RunDirectory, RunState
 
 _RESTORE = "restore the file from a copy"
 
 Change = tuple[str, Any, Any]
+
+#: Keys that make other data, or other batches, of the same files.
+_MAKE_DATA = ("dataset", "seed", "train.batch_size", "train.one_batch")
 
 
 def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
@@ -38,7 +43,7 @@ def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
         with contextlib.suppress(StorageError, ConfigError):  # then its own words are the best there are
             newest = next(iter(manifests_in(directory.paths.checkpoints)), None)
             if newest is not None:
-                strange = _strange(directory, written, directory.read_state(), read_manifest(newest))
+                strange = _mismatch(directory, written, directory.read_state(), read_manifest(newest))
         if strange:
             raise StorageError(f"{strange}: {error}", _RESTORE) from error
         raise
@@ -76,7 +81,7 @@ def require_as_trained(
     Raises:
         StorageError: It is another in keys that nobody has named.
     """
-    strange = _strange(directory, written, state, manifest)
+    strange = _mismatch(directory, written, state, manifest)
     if not strange:
         return ""
     edits = _edits(directory, written, manifest)
@@ -104,7 +109,7 @@ def require_no_damage(directory: RunDirectory, written: str, state: RunState | N
     """
     for path in manifests_in(directory.paths.checkpoints):
         with contextlib.suppress(StorageError):
-            if strange := _strange(directory, written, state, read_manifest(path)):
+            if strange := _mismatch(directory, written, state, read_manifest(path)):
                 break
             return
     else:
@@ -112,7 +117,7 @@ def require_no_damage(directory: RunDirectory, written: str, state: RunState | N
     raise StorageError(strange, _RESTORE)
 
 
-def _strange(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
+def _mismatch(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
     """A sentence where ``config.yaml`` is another than the checkpoint was made with, and no command has changed it."""
     attempts = state.attempts if state else ()
     if manifest.config_digest == config_digest(written) or any(
@@ -129,3 +134,51 @@ def _edits(directory: RunDirectory, written: str, manifest: Manifest) -> list[Ch
         if config_digest(trained) == manifest.config_digest:
             return diff(trained, written)
     return []
+
+
+def other_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
+    """A sentence where the newest epoch on record would consist of other samples now; nothing where it would not, or none is known.
+
+    Args:
+        root: The run directory, its records cut back to where it goes on.
+        parts: As they are built now.
+
+    Raises:
+        DataError: The first batch of that epoch cannot be read.
+        StorageError: The records cannot be read.
+    """
+    known: dict[str, Any] = {}
+    for event in read_run(root).events():
+        known = event if event["event"] == "data_order" else known
+    if not known:
+        return ()
+    loader = parts.loaders["train"]
+    now = data_order(loader, known["epoch"], loader.whole_batch(known["epoch"]))
+    if all(known.get(name) == value for name, value in now.items()):
+        return ()
+    return (f"the training data are other ones: epoch {known['epoch'] + 1} would not begin as it did",)
+
+
+def other_evaluated_data(root: Path, records: Sequence[EvalRecord], changed: Sequence[str]) -> tuple[str, ...]:
+    """A sentence for each split that holds other data than the run last evaluated.
+
+    Args:
+        root: The run directory.
+        records: What was evaluated now.
+        changed: Keys that differ from the run's; those that make other data explain it.
+
+    Raises:
+        StorageError: The records cannot be read.
+    """
+    if any(key == name or key.startswith(f"{name}.") for key in changed for name in _MAKE_DATA):
+        return ()
+    before: dict[str, dict[str, Any]] = {}
+    for event in read_run(root).events():
+        if event["event"] == "evaluation" and event.get("data"):
+            before[event["split"]] = event
+    return tuple(
+        f"the {record.split} data are not those that the run evaluated: {record.samples:,} samples now, "
+        f"{before[record.split]['samples']:,} then"
+        for record in records
+        if record.split in before and before[record.split]["data"] != record.data
+    )

@@ -1,4 +1,4 @@
-"""Hands the points of a sweep to a scheduler through submitit, and waits; what jobs do is the business of `mptrain.sweep.scheduler_job`.
+"""Hands the points of a sweep to a scheduler through submitit, and waits; what jobs do is in `mptrain.sweep.worker`.
 
 A job is known by what it writes into its own file and by its run directory. What submitit pickles is read by the job alone:
 it lies in a folder that this process has just made, so that nothing in it was there before.
@@ -20,20 +20,18 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mptrain.config.launcher import Launcher
 from mptrain.engine.interrupt import Interrupts
-from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_PREEMPTED, EnvironmentRefused, StorageError
+from mptrain.errors import EXIT_BUG, EXIT_PREEMPTED, EnvironmentRefused, StorageError
 from mptrain.extras import load_extra
 from mptrain.files import read_text
 from mptrain.interpreter import command
 from mptrain.runlog.storage import storing, write_atomically
-from mptrain.sweep.scheduler_job import TIME_IS_UP, JobResult, JobSpec, do, read_told
-from mptrain.sweep.worker import Ended, one_line
-
-if TYPE_CHECKING:
-    from mptrain.config.launcher import Launcher
-    from mptrain.sweep.pool import Listener
+from mptrain.runlog.sweeps import Sweep
+from mptrain.sweep.executor import Ended, JobSpec, Listener, Program, stopped
+from mptrain.sweep.worker import TIME_IS_UP, JobResult, Submission, one_line, read_result, work_submitted
 
 #: The folder in that of a sweep which has a folder for each time that jobs were handed over, and the file there that names them.
 FOLDER, JOBS_JSON = "submitted", "jobs.json"
@@ -56,40 +54,49 @@ _ALIVE = ("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "C
 class _Job:
     """A job that was handed over, and what is known about it."""
 
-    errand: JobSpec
+    submission: Submission
     handle: Any
     began: float | None = None
     over: float | None = None
     preempted: float | None = None
 
 
-def run_submitted(errands: Sequence[JobSpec], launcher: Launcher, folder: Path, listener: Listener) -> int | None:
-    """Have a scheduler run errands; once a signal asks for the end, cancel all of them.
+@dataclass(frozen=True)
+class SchedulerExecutor:
+    """Has a scheduler run jobs through submitit (see `Executor`); once a signal asks for the end, cancels all of them.
 
     Args:
-        errands: What is to be done, in this order.
+        sweep: On record.
+        typed: Those of the jobs' words that the user typed; None for all (see `Composer`).
+        program: What jobs run.
         launcher: What jobs ask for.
-        folder: Fresh, from `fresh_folder`.
-        listener: Is told what happens.
-
-    Returns:
-        None, or the exit code of the signal that ended it.
-
-    Raises:
-        EnvironmentRefused: submitit is not installed.
-        StorageError: The disk refuses; the jobs were cancelled.
     """
-    executor = _executor(launcher, folder)
-    with Interrupts() as interrupts:
-        queue = _Queue(executor, launcher, folder, listener, interrupts)
-        try:
-            queue.run(errands, launcher.at_once or (1 if launcher.executor == "local" else len(errands)))
-        except KeyboardInterrupt:  # the second Ctrl-C
-            queue.forget()
-        except BaseException:
-            queue.cancel()
-            raise
-        return interrupts.exit_code if interrupts.received else None
+
+    sweep: Sweep
+    typed: tuple[str, ...] | None
+    program: Program
+    launcher: Launcher
+
+    def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
+        """See `Executor`."""
+        launcher, sweep = self.launcher, self.sweep
+        folder = fresh_folder(sweep.folder)
+        results = [folder / f"{job.number:03d}.json" for job in jobs]
+        submissions = [
+            Submission(job, sweep.config_dirs, sweep.config_name, self.typed, result, self.program)
+            for job, result in zip(jobs, results, strict=True)
+        ]
+        executor = _executor(launcher, folder)
+        with Interrupts() as interrupts:
+            queue = _Queue(executor, launcher, folder, listener, interrupts)
+            try:
+                queue.run(submissions, launcher.at_once or (1 if launcher.executor == "local" else len(jobs)))
+            except KeyboardInterrupt:  # the second Ctrl-C
+                queue.forget()
+            except BaseException:
+                queue.cancel()
+                raise
+            return interrupts.exit_code if interrupts.received else None
 
 
 def fresh_folder(sweep: Path) -> Path:
@@ -189,16 +196,16 @@ class _Queue:
         self, executor: Any, launcher: Launcher, folder: Path, listener: Listener, interrupts: Interrupts
     ) -> None:
         self._executor, self._listener, self._interrupts = executor, listener, interrupts
-        self._local, self._name = launcher.executor == "local", launcher.executor
+        self._local = launcher.executor == "local"
         self._list = folder / JOBS_JSON
         self._numbers: list[str] = []
         self._jobs: list[_Job] = []
         self._stopping: float | None = None
         self._asked = time.monotonic()
 
-    def run(self, errands: Sequence[JobSpec], at_once: int) -> None:
+    def run(self, submissions: Sequence[Submission], at_once: int) -> None:
         """Until nothing waits and nothing is queued, with at most so many jobs in the queue at a time."""
-        waiting = list(reversed(errands))
+        waiting = list(reversed(submissions))
         while waiting or self._jobs:
             if self._interrupts.received and self._stopping is None:
                 self._listener.stopping(self._interrupts.received)
@@ -217,9 +224,8 @@ class _Queue:
         """Ask the scheduler to end all jobs; those that run save themselves."""
         self._stopping = time.monotonic()
         for job in self._jobs:
-            with contextlib.suppress(
-                Exception
-            ):  # it has gone, or nobody answers; what it says is looked at all the same
+            # It has gone, or nobody answers; what it says is looked at all the same.
+            with contextlib.suppress(Exception):
                 if self._local:
                     os.kill(int(job.handle.job_id), signal.SIGTERM)  # its own way would leave a run one second
                 else:
@@ -231,20 +237,21 @@ class _Queue:
         for job in list(self._jobs):
             self._end(job, self._stopped("cancelled"))
 
-    def _submit(self, errand: JobSpec) -> None:
+    def _submit(self, submission: Submission) -> None:
         # Jobs of the local executor inherit that Ctrl-C and the end of the terminal do not reach them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
         try:
-            handle = self._executor.submit(do, errand)
+            handle = self._executor.submit(work_submitted, submission)
         except Exception as error:  # submitit and sbatch have no common error
-            self._listener.ended(errand.number, Ended("failed", EXIT_BUG, f"not submitted: {one_line(error)}"), 0.0)
+            number = submission.job.number
+            self._listener.ended(number, Ended("failed", EXIT_BUG, f"not submitted: {one_line(error)}"), 0.0)
             return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._jobs.append(_Job(errand, handle))
+        self._jobs.append(_Job(submission, handle))
         if not self._local:
             self._numbers.append(str(handle.job_id))
-            write_atomically(self._list, json.dumps({"executor": self._name, "jobs": self._numbers}) + "\n")
+            write_atomically(self._list, json.dumps({"executor": "slurm", "jobs": self._numbers}) + "\n")
 
     def _look(self) -> None:
         """Note what jobs have said, and, from time to time, what the scheduler says."""
@@ -253,10 +260,10 @@ class _Queue:
         if asking:
             self._asked = now
         for place, job in enumerate(list(self._jobs)):
-            told = read_told(job.errand.told)
+            told = read_result(job.submission.result)
             if told is not None and told.status != "waiting" and job.began is None:
                 job.began = now
-                self._listener.started(job.errand.number)
+                self._listener.started(job.submission.job.number)
             if told is not None and told.status in ("done", "failed", "interrupted"):
                 self._end(job, Ended(told.status, told.code or 0, told.reason))
             elif asking:
@@ -282,9 +289,7 @@ class _Queue:
             self._end(job, self._stopped(what) if cancelled else Ended("failed", EXIT_BUG, what))
 
     def _stopped(self, reason: str) -> Ended:
-        if self._interrupts.received == "SIGINT":
-            return Ended("interrupted", EXIT_INTERRUPTED, reason)
-        return Ended("preempted", EXIT_PREEMPTED, reason)
+        return stopped(self._interrupts.received == "SIGINT", reason)
 
     def _end(self, job: _Job, ended: Ended) -> None:
         self._jobs.remove(job)
@@ -292,7 +297,7 @@ class _Queue:
         while self._local and not job.handle.done() and time.monotonic() < deadline:
             time.sleep(0.02)  # the process that started it is clearing up
         seconds = 0.0 if job.began is None else time.monotonic() - job.began
-        self._listener.ended(job.errand.number, ended, seconds)
+        self._listener.ended(job.submission.job.number, ended, seconds)
 
 
 def _state(handle: Any, mode: str) -> str:

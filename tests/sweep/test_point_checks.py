@@ -7,8 +7,7 @@ from PIL import Image
 from mptrain.config import together
 from mptrain.config.compose import Composer, compose
 from mptrain.errors import CheckpointError, ConfigError, DataError
-from mptrain.sweep.points import expand
-from mptrain.sweep.validation import check, disagreements
+from mptrain.sweep.points import check, disagreements, expand
 
 SMALL = ("dataset.image_size=8", "dataset.train_samples=64")
 

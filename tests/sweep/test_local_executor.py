@@ -11,15 +11,16 @@ import pytest
 
 from mptrain.config.compose import Composer
 from mptrain.errors import DataError, EnvironmentRefused, StorageError
-from mptrain.sweep import pool
-from mptrain.sweep.pool import Slots, Task, run_tasks
+from mptrain.sweep import local_executor
+from mptrain.sweep.executor import JobSpec, Listener
+from mptrain.sweep.local_executor import LocalExecutor, Slots
 from mptrain.sweep.processes import ask
 
 COMPOSER = Composer()
 ONE = Slots(1)
 
 
-class Heard:
+class Heard(Listener):
     def __init__(self):
         self.endings = {}
         self.progress = {}
@@ -35,23 +36,20 @@ class Heard:
         self.order.append(("ended", number))
         self.endings[number] = ended
 
-    def stopping(self, name):
-        pass
 
-    def tick(self):
-        pass
+def specs_of(folder, *deeds, words=()):
+    def words_of(number, deed):
+        return (f"seed={deed}", f"run.root={folder}", f"run.name=run{number}", *words)
 
-
-def tasks_of(folder, *deeds, words=()):
-    def config(number, deed):
-        return COMPOSER.compose([f"seed={deed}", f"run.root={folder}", f"run.name=run{number}", *words])
-
-    return [Task(number, config(number, deed), folder / f"{number}.log") for number, deed in enumerate(deeds)]
+    return [
+        JobSpec(number, words_of(number, deed), folder / f"run{number}", folder / f"{number}.log")
+        for number, deed in enumerate(deeds)
+    ]
 
 
 def run(folder, *deeds, slots=ONE, program=None, words=()):
     heard = Heard()
-    code = run_tasks(tasks_of(folder, *deeds, words=words), slots, program or jobs.program(), heard)
+    code = LocalExecutor(COMPOSER, program or jobs.program(), slots).run(specs_of(folder, *deeds, words=words), heard)
     return heard, code
 
 
@@ -88,7 +86,7 @@ def test_a_job_that_was_stopped_on_its_own_does_not_stop_the_others(tmp_path):
 
 
 def test_a_process_that_something_holds_back_after_its_job_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "_LEAVING", 0.2)
+    monkeypatch.setattr(local_executor, "_LEAVING", 0.2)
     began = time.monotonic()
     heard, _ = run(tmp_path, jobs.HELD, jobs.DONE)
     assert [heard.endings[n].status for n in (0, 1)] == ["done", "done"]
@@ -111,7 +109,7 @@ def test_a_pipe_that_nobody_reads_holds_no_job_up(tmp_path):
 
     heard = Slow()
     (tmp_path / "0.log").touch()
-    run_tasks(tasks_of(tmp_path, jobs.DONE), ONE, jobs.program(jobs.flood), heard)
+    LocalExecutor(COMPOSER, jobs.program(jobs.flood), ONE).run(specs_of(tmp_path, jobs.DONE), heard)
     assert "all said" in log(tmp_path)
     assert 10 < len(heard.progress[0]) < 20_000
     assert heard.endings[0].status == "done"
@@ -136,7 +134,7 @@ def test_the_fork_server_has_one_thread_and_torch_ready(tmp_path):
 
 
 def test_jobs_on_accelerator_are_fresh_processes_that_see_one_gpu_before_torch_is_imported(tmp_path, monkeypatch):
-    monkeypatch.setattr(pool, "_on_accelerator", lambda config: True)
+    monkeypatch.setattr(local_executor, "_on_accelerator", lambda config: True)
     heard, _ = run(
         tmp_path, *[jobs.DONE] * 3, slots=Slots(2, None, ("7", "GPU-8")), program=jobs.program(jobs.describe)
     )
@@ -153,8 +151,6 @@ def test_cores_are_divided_among_jobs_unless_threads_says_otherwise(tmp_path):
     assert Slots.of_this_machine(10_000).threads == 1
     run(tmp_path, jobs.DONE, slots=Slots(1, threads=1), program=jobs.program(jobs.threads))
     assert "threads 1\n" in log(tmp_path)
-    task = tasks_of(tmp_path, jobs.DONE, words=["threads=3"])[0]
-    assert task.config.threads == 3
 
 
 def test_a_disk_that_refuses_ends_it_and_leaves_no_process(tmp_path):
@@ -164,7 +160,7 @@ def test_a_disk_that_refuses_ends_it_and_leaves_no_process(tmp_path):
 
     began = time.monotonic()
     with pytest.raises(StorageError, match="full"):
-        run_tasks(tasks_of(tmp_path, jobs.DONE, jobs.STUCK), Slots(2), jobs.program(), Refused())
+        LocalExecutor(COMPOSER, jobs.program(), Slots(2)).run(specs_of(tmp_path, jobs.DONE, jobs.STUCK), Refused())
     assert time.monotonic() - began < 30
 
 
@@ -190,8 +186,8 @@ def test_when_the_fork_server_is_killed_its_jobs_fail_and_the_others_go_on(tmp_p
                 os.kill(server, signal.SIGKILL)
 
     heard = Murderer()
-    tasks = tasks_of(tmp_path, jobs.STUCK, jobs.STUCK, jobs.DONE, jobs.DONE)
-    assert run_tasks(tasks, Slots(2), jobs.program(), heard) is None
+    specs = specs_of(tmp_path, jobs.STUCK, jobs.STUCK, jobs.DONE, jobs.DONE)
+    assert LocalExecutor(COMPOSER, jobs.program(), Slots(2)).run(specs, heard) is None
     assert [heard.endings[n].status for n in range(4)] == ["failed", "failed", "done", "done"]
     assert heard.endings[0].reason == "the fork server was killed, which stopped the job"
 
@@ -209,12 +205,12 @@ def children_of_this_process():
 
 
 def test_a_question_is_answered_by_another_process():
-    assert ask(os.getpid, jobs.program()) != os.getpid()
+    assert ask(os.getpid, ()) != os.getpid()
 
 
 def test_an_error_comes_back_as_it_was_raised_and_a_death_as_a_refusal():
     with pytest.raises(DataError, match="no data") as caught:
-        ask(jobs.refuse, jobs.program())
+        ask(jobs.refuse, jobs.program().modules)
     assert caught.value.hint == "get some"
     with pytest.raises(EnvironmentRefused, match="killed by SIGKILL"):
-        ask(jobs.die, jobs.program())
+        ask(jobs.die, jobs.program().modules)

@@ -1,7 +1,4 @@
-"""Runs jobs, each in a process of its own, some at a time; whatever happens to one, the others go on.
-
-How a process is had is the business of `mptrain.sweep.processes`, what it does that of `mptrain.sweep.worker`.
-"""
+"""Runs jobs in processes of this machine, some at a time: forked on a CPU, fresh ones on CUDA (see `mptrain.sweep.processes`)."""
 
 from __future__ import annotations
 
@@ -13,17 +10,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any
 
+from mptrain.config.compose import Composer
+from mptrain.config.schema import Config
 from mptrain.engine.interrupt import Interrupts
-from mptrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_PREEMPTED
-from mptrain.machine import usable_cores
-from mptrain.sweep.processes import Process, cause, forked, is_alive, send, send_to, spawned, start, warm_up
-from mptrain.sweep.worker import Assignment, Ended, Program, Progress, one_line, work
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
+from mptrain.errors import EXIT_BUG
+from mptrain.machine import is_running, usable_cores
+from mptrain.sweep.executor import Ended, JobSpec, Listener, Program, stopped
+from mptrain.sweep.processes import Process, cause, forked, send, send_to, spawned, start, warm_up
+from mptrain.sweep.worker import Assignment, one_line, work
 
 #: Seconds between two looks at signals and clocks.
 _TICK = 0.25
@@ -36,40 +32,6 @@ _ORPHANED = 60.0
 
 #: What `multiprocessing` reports of a process whose fork server has gone, so that nobody knows how it ended.
 _LOST = 255
-
-
-@dataclass(frozen=True)
-class Task:
-    """What one process does.
-
-    Attributes:
-        number: Of the job.
-        config: What it trains.
-        log: Takes what it prints.
-    """
-
-    number: int
-    config: Config
-    log: Path
-
-
-class Listener(Protocol):
-    """Is told what happens, in the calling process."""
-
-    def started(self, number: int) -> None:
-        """A job's process was started."""
-
-    def progressed(self, number: int, progress: Progress) -> None:
-        """A job said how far it is."""
-
-    def ended(self, number: int, ended: Ended, seconds: float) -> None:
-        """A job has ended, so many seconds after its process was started."""
-
-    def stopping(self, name: str) -> None:
-        """A signal of this name asked for the end; no job is started any more."""
-
-    def tick(self) -> None:
-        """Some time has passed."""
 
 
 @dataclass
@@ -117,30 +79,35 @@ class Slots:
         return {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if self.gpus else {}
 
 
-def run_tasks(tasks: Sequence[Task], slots: Slots, program: Program, listener: Listener) -> int | None:
-    """Run all tasks; once a signal asks for the end, none is started, and those that run save themselves.
+@dataclass(frozen=True)
+class LocalExecutor:
+    """Runs jobs on this machine (see `Executor`).
 
     Args:
-        tasks: What is to be done, in this order.
+        composer: Over the folders that the jobs' words name.
+        program: What jobs run.
         slots: What they share.
-        program: What they run.
-        listener: Is told what happens.
-
-    Returns:
-        None, or the exit code of the signal that ended it.
     """
-    with Interrupts() as interrupts:
-        pool = _Pool(slots, program, listener, interrupts)
-        try:
-            pool.run(tasks)
-        except KeyboardInterrupt:  # the second Ctrl-C
-            pool.end_at_once()
-        except BaseException:
-            pool.give_up()
-            raise
-        finally:
-            pool.end_at_once()
-        return interrupts.exit_code if interrupts.received else None
+
+    composer: Composer
+    program: Program
+    slots: Slots
+
+    def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
+        """See `Executor`; every job is composed before the first one starts."""
+        composed = [(job, self.composer.compose(job.words)) for job in jobs]
+        with Interrupts() as interrupts:
+            pool = _Pool(self.slots, self.program, listener, interrupts)
+            try:
+                pool.run(composed)
+            except KeyboardInterrupt:  # the second Ctrl-C
+                pool.end_at_once()
+            except BaseException:
+                pool.give_up()
+                raise
+            finally:
+                pool.end_at_once()
+            return interrupts.exit_code if interrupts.received else None
 
 
 class _Pool:
@@ -150,16 +117,16 @@ class _Pool:
         self._running: list[_Running] = []
         self._stopping: signal.Signals | None = None
 
-    def run(self, tasks: Sequence[Task]) -> None:
+    def run(self, jobs: Sequence[tuple[JobSpec, Config]]) -> None:
         """Until nothing waits and nothing runs."""
-        waiting = list(reversed(tasks))
+        waiting = list(reversed(jobs))
         while waiting or self._running:
             if self._interrupts.received and self._stopping is None:
                 self.stop(signal.Signals[self._interrupts.received])
             if self._stopping is not None:
                 waiting.clear()
             while waiting and self._free:
-                self._launch(waiting.pop())
+                self._launch(*waiting.pop())
             self._listen()
             self._listener.tick()
 
@@ -172,7 +139,7 @@ class _Pool:
 
     def give_up(self) -> None:
         """Let the jobs save themselves; the listener is what failed, and is told nothing more."""
-        self._listener = _Nobody()
+        self._listener = Listener()
         self.stop(signal.SIGTERM)
         self.run(())
 
@@ -190,28 +157,26 @@ class _Pool:
         while self._running:
             self._listen()
 
-    def _launch(self, task: Task) -> None:
+    def _launch(self, job: JobSpec, config: Config) -> None:
         slot = min(self._free)
         self._free.remove(slot)
         began = time.monotonic()
         try:
-            cuda = _on_accelerator(task.config)
-            process, pipe = self._process(task, slot, cuda=cuda)
+            cuda = _on_accelerator(config)
+            environment = self._slots.environment(slot) if cuda and ":" not in config.device else {}
+            threads = self._slots.threads if config.threads is None else None
+            assignment = Assignment(pickle.dumps((self._program, config)), job.log, environment, threads)
+            process, pipe = self._process(assignment, cuda=cuda)
         except (OSError, EOFError, pickle.PicklingError, TypeError, AttributeError) as error:
             self._free.append(slot)  # no process to be had, or an argument of the user's that cannot be sent to one
-            self._listener.ended(task.number, Ended("failed", EXIT_BUG, f"not started: {one_line(error)}"), 0.0)
+            self._listener.ended(job.number, Ended("failed", EXIT_BUG, f"not started: {one_line(error)}"), 0.0)
             return
-        self._running.append(_Running(task.number, process, pipe, slot, not cuda, began))
-        self._listener.started(task.number)  # while it is on its way
+        self._running.append(_Running(job.number, process, pipe, slot, not cuda, began))
+        self._listener.started(job.number)  # while it is on its way
 
-    def _process(self, task: Task, slot: int, *, cuda: bool) -> tuple[Process, Connection]:
-        environment = {}
-        if cuda and ":" not in task.config.device:
-            environment = self._slots.environment(slot)
-        threads = self._slots.threads if task.config.threads is None else None
-        assignment = Assignment(pickle.dumps((self._program, task.config)), task.log, environment, threads)
+    def _process(self, assignment: Assignment, *, cuda: bool) -> tuple[Process, Connection]:
         if not cuda:
-            warm_up(self._program)
+            warm_up(self._program.modules)
         receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
         with sender:
             try:
@@ -259,7 +224,7 @@ class _Pool:
             return code is not None
         if job.orphaned is None:
             job.orphaned = time.monotonic()
-        if is_alive(job.process.pid):
+        if job.process.pid is not None and is_running(job.process.pid):
             late = time.monotonic() - job.orphaned > _ORPHANED
             send_to(job.process.pid, signal.SIGKILL if late else signal.SIGTERM)
             return False
@@ -280,28 +245,15 @@ class _Pool:
 
     def _judge(self, job: _Running) -> Ended:
         """How a job ended: what it said, or what its process tells where it said nothing."""
-        stopped = job.ended is None or job.ended.status in ("interrupted", "preempted")
-        if job.orphaned is not None and stopped and self._stopping is None:
+        was_stopped = job.ended is None or job.ended.status in ("interrupted", "preempted")
+        if job.orphaned is not None and was_stopped and self._stopping is None:
             return Ended("failed", EXIT_BUG, "the fork server was killed, which stopped the job")
         if job.ended is not None:
             return job.ended
         code = job.process.exitcode or 0
         if self._stopping is not None and code < 0:
-            status: Literal["interrupted", "preempted"] = "preempted"
-            if self._stopping == signal.SIGINT:
-                status = "interrupted"
-            return Ended(status, EXIT_INTERRUPTED if status == "interrupted" else EXIT_PREEMPTED, cause(code))
+            return stopped(self._stopping == signal.SIGINT, cause(code))
         return Ended("failed", code or EXIT_BUG, cause(code))
-
-
-class _Nobody:
-    """A listener that is told everything and does nothing."""
-
-    def started(self, number: int) -> None: ...
-    def progressed(self, number: int, progress: Progress) -> None: ...
-    def ended(self, number: int, ended: Ended, seconds: float) -> None: ...
-    def stopping(self, name: str) -> None: ...
-    def tick(self) -> None: ...
 
 
 def _on_accelerator(config: Config) -> bool:

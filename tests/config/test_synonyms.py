@@ -5,7 +5,7 @@ from loops import each
 
 from mptrain.cli.main import main
 from mptrain.config.compose import compose
-from mptrain.config.renamed import KEYS, VALUES, new_target
+from mptrain.config.synonyms import RENAMED_KEYS, RENAMED_VALUES, new_target
 from mptrain.config.targets import PACKAGES, resolve
 
 OLD_TARGETS = {
@@ -16,18 +16,18 @@ OLD_TARGETS = {
 }
 
 
-@each("old", sorted(KEYS))
+@each("old", sorted(RENAMED_KEYS))
 def test_an_old_key_is_answered_with_the_new_one(capsys, old):
     assert main(["precision=amp_dynamic", f"{old}=growth" if old.endswith("refill") else f"{old}=1"]) == 2
     said = capsys.readouterr().err
-    assert f"error: unknown key '{old}': its name is {KEYS[old]} since 0.2" in said
-    assert f"hint: write {KEYS[old]}=" in said
+    assert f"error: unknown key '{old}': its name is {RENAMED_KEYS[old]} since 0.2" in said
+    assert f"hint: write {RENAMED_KEYS[old]}=" in said
 
 
-@each("old", sorted(KEYS))
+@each("old", sorted(RENAMED_KEYS))
 def test_the_new_key_is_one(old):
-    value = {"scaler.hysteresis_reset": "clean", "checkpoint.async_save": "true"}.get(KEYS[old], "1")
-    assert compose(["precision=amp_dynamic", f"{KEYS[old]}={value}"])
+    value = {"scaler.hysteresis_reset": "clean", "checkpoint.async_save": "true"}.get(RENAMED_KEYS[old], "1")
+    assert compose(["precision=amp_dynamic", f"{RENAMED_KEYS[old]}={value}"])
 
 
 def test_an_old_key_of_one_learner_is_answered_too(capsys):
@@ -35,9 +35,9 @@ def test_an_old_key_of_one_learner_is_answered_too(capsys):
     assert "write learners.generator.scaler.hysteresis_reset=clean" in capsys.readouterr().err
 
 
-@each("key", sorted(VALUES))
+@each("key", sorted(RENAMED_VALUES))
 def test_an_old_value_is_answered_with_the_new_one(capsys, key):
-    ((old, new),) = VALUES[key].items()
+    ((old, new),) = RENAMED_VALUES[key].items()
     assert main([f"{key}={old}"]) == 2
     assert f"{key}={new}" in capsys.readouterr().err
 
