@@ -8,6 +8,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -244,27 +245,35 @@ class PairDataset(Dataset):
 
 
 def pairs_as_dataset(
-    name: str, parts: Mapping[str, Sequence[Pair]], options: PairOptions, faults: Mapping[str, Faults]
+    name: str,
+    given: Mapping[str, Sequence[Pair]],
+    options: PairOptions,
+    faults: Mapping[str, Faults],
+    files: Mapping[str, Sequence[Path]],
 ) -> PairDataset:
-    """Learn vocabularies from the training pairs and number the tokens of all.
+    """Divide training pairs where there are none for another part, learn vocabularies from them and number the tokens of all.
 
-    Pairs that have more than ``max_tokens`` tokens on a side, its end included, are left out of their part and counted.
+    A pair that a part has several times is taken once, and its repetitions are counted. Pairs that have more than
+    ``max_tokens`` tokens on a side, its end included, are left out of their part and counted.
 
     Args:
         name: Of the data set.
-        parts: Pairs of ``train``, and of ``val`` and ``test`` where there are any.
+        given: Pairs of ``train``, and of ``val`` and ``test`` where they are not to be divided from these.
         options: The user's.
         faults: What was wrong with a part's files, by part; parts without files of their own have none.
+        files: The files that each part was read from.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
         DataError: There is nothing to train on.
         ConfigError: The vocabulary is too small, or there are fewer pairs than asked for.
     """
-    pairs = parts["train"]
-    if not pairs:
-        raise DataError(f"{name} has no pairs to train on", "choose other data")
-    sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    parts = {part: distinct(pairs) for part, pairs in given.items()}
+    repeated = sum(map(len, given.values())) - sum(map(len, parts.values()))
+    shares = {"val": options.val_share, "test": options.test_share}
+    shares = {part: 0.0 if part in given else share for part, share in shares.items()}
+    parts = divide_pairs(parts.pop("train"), shares["val"], shares["test"]) | parts
+    sources, targets = ([getattr(pair, side) for pair in parts["train"]] for side in ("source", "target"))
     if options.shared:
         source = target = learn(name, [*sources, *targets], options.pieces, options.vocabulary)
     else:
@@ -275,7 +284,16 @@ def pairs_as_dataset(
         part: _split(f"{name} {part}", pairs, (source, target), options, faults.get(part), training=part == "train")
         for part, pairs in parts.items()
     }
-    return PairDataset(name, source, target, splits["train"], splits.get("val"), splits.get("test"))
+    return PairDataset(
+        name,
+        source,
+        target,
+        splits["train"],
+        splits.get("val"),
+        splits.get("test"),
+        {part: [str(file) for file in of_part] for part, of_part in files.items()},
+        repeated,
+    )
 
 
 def _split(

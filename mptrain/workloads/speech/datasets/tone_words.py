@@ -15,7 +15,8 @@ from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.base.random_streams import mix, uniforms
-from mptrain.workloads.speech.speech_dataset import FrameOptions, SpeechDataset, SpeechSplit, Utterance, usable
+from mptrain.workloads.speech.features import FrameOptions
+from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechSplit, Utterance, usable
 
 LETTERS = "abcdefghijklmnop"
 

@@ -15,13 +15,8 @@ from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.sound.audio_files import SUFFIXES, RecordingError, read_recording, recording_seconds
-from mptrain.workloads.speech.speech_dataset import (
-    InputFormat,
-    SpeechDataset,
-    SpeechOptions,
-    Utterance,
-    speech_as_dataset,
-)
+from mptrain.workloads.speech.features import InputFormat
+from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions, Utterance, speech_as_dataset
 from mptrain.workloads.text.reading import read_file
 
 #: Names of LibriSpeech's lists of transcripts end so (Panayotov et al. 2015).

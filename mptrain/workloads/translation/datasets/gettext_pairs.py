@@ -19,15 +19,7 @@ from mptrain.errors import DataError
 from mptrain.fields import PositiveInt
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.options import takes_fields_of
-from mptrain.workloads.translation.pair_dataset import (
-    Pair,
-    PairDataset,
-    PairOptions,
-    distinct,
-    divide_pairs,
-    pairs_as_dataset,
-    tidied,
-)
+from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 _CHARSET = re.compile(r"charset=([\w.:-]+)", re.IGNORECASE)
 _MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
@@ -75,15 +67,10 @@ def load_gettext(options: GettextOptions) -> PairDataset:
             f"{_languages(folders)}; dataset=number_words needs no files",
         )
     faults = Faults(options.on_error)
-    read = [pair for file in files for pair in _pairs_in(file, faults)]
-    pairs = distinct(read)
+    pairs = [pair for file in files for pair in _pairs_in(file, faults)]
     if not pairs:
         raise DataError(f"{name}: no message is translated in {files[0]}", "choose another language or package")
-    parts = divide_pairs(pairs, options.val_share, options.test_share)
-    dataset = pairs_as_dataset(name, parts, options, {"train": faults})
-    dataset.repeated = len(read) - len(pairs)
-    dataset.files = {"train": [str(file) for file in files]}
-    return dataset
+    return pairs_as_dataset(name, {"train": pairs}, options, {"train": faults}, {"train": files})
 
 
 def package_folders(name: str, package: str) -> list[Path]:

@@ -17,7 +17,7 @@ from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
 from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, divide_pairs, pairs_as_dataset
+from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset
 
 Language = Literal["en", "de", "fr"]
 
@@ -74,8 +74,7 @@ def load_number_words(options: NumberWordsOptions) -> PairDataset:
     if source == target:
         raise ConfigError(f"dataset.source and dataset.target are both {source}", "choose two of en, de and fr")
     pairs = [Pair(name_of(number, source), name_of(number, target)) for number in draw_numbers(options.samples)]
-    parts = divide_pairs(pairs, options.val_share, options.test_share)
-    return pairs_as_dataset("number_words", parts, options, faults={})
+    return pairs_as_dataset("number_words", {"train": pairs}, options, faults={}, files={})
 
 
 def draw_numbers(count: int) -> list[int]:

@@ -10,15 +10,7 @@ from mptrain.fields import PositiveInt
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.text.reading import by_part, decoded
-from mptrain.workloads.translation.pair_dataset import (
-    Pair,
-    PairDataset,
-    PairOptions,
-    distinct,
-    divide_pairs,
-    pairs_as_dataset,
-    tidied,
-)
+from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 SUFFIXES = (".tsv", ".txt")
 
@@ -64,15 +56,10 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
         part: [pair for file in files for pair in read_pairs(file, columns, faults[part])]
         for part, files in found.items()
     }
-    given = {part: distinct(pairs) for part, pairs in read.items()}
-    if not given["train"]:
+    if not read["train"]:
         raise DataError(f"{name}: {found['train'][0]} has no pairs", _HINT)
-    shares = (0.0 if "val" in given else options.val_share, 0.0 if "test" in given else options.test_share)
-    parts = divide_pairs(given.pop("train"), *shares) | given
-    dataset = pairs_as_dataset(name, parts, options, faults)
-    dataset.repeated = sum(len(pairs) - len(distinct(pairs)) for pairs in read.values())
-    dataset.files = {part: [str(file.absolute()) for file in files] for part, files in found.items()}
-    return dataset
+    files = {part: [file.absolute() for file in files] for part, files in found.items()}
+    return pairs_as_dataset(name, read, options, faults, files)
 
 
 def _find(name: str, path: Path) -> dict[str, list[Path]]:

@@ -16,15 +16,7 @@ from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.text.reading import decoded
-from mptrain.workloads.translation.pair_dataset import (
-    Pair,
-    PairDataset,
-    PairOptions,
-    distinct,
-    divide_pairs,
-    pairs_as_dataset,
-    tidied,
-)
+from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 _ANNOTATION = re.compile(r"\[[^\]]*\]|\{[^}]*\}|<[^>]*>")
 _SENTENCE = re.compile("[.!?][\"')\u201c\u201d\u2019\u00ab\u00bb]*$")  # quotation marks may stand behind it
@@ -59,17 +51,12 @@ def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
         DataError: The dictionary is not there or has no sentences.
     """
     path, faults = options.path, Faults(options.on_error)
-    read = read_sentences(path.expanduser(), faults)
-    pairs = distinct(read)
+    pairs = read_sentences(path.expanduser(), faults)
     if not pairs:
         raise DataError(f"{path} has no line 'German | sentence :: English | sentence'", "is it the dictionary?")
     if options.source == "en":
         pairs = [Pair(pair.target, pair.source) for pair in pairs]
-    parts = divide_pairs(pairs, options.val_share, options.test_share)
-    dataset = pairs_as_dataset("trans_de_en", parts, options, {"train": faults})
-    dataset.repeated = len(read) - len(pairs)
-    dataset.files = {"train": [str(path.absolute())]}
-    return dataset
+    return pairs_as_dataset("trans_de_en", {"train": pairs}, options, {"train": faults}, {"train": [path.absolute()]})
 
 
 def read_sentences(path: Path, faults: Faults) -> list[Pair]:
