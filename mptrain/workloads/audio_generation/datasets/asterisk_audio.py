@@ -37,7 +37,7 @@ def load_asterisk_audio(options: AsteriskAudioOptions) -> SoundDataset:
     read = read_prompts(asterisk_prompts(options.sounds.expanduser(), options.transcripts.expanduser()), faults)
     waves = {str(path): wave for _, path, _, wave in read}
     clips = [
-        Clip(str(path), len(wave), letters=alphabet.told(words) if options.text else ())
+        Clip(str(path), len(wave), letters=alphabet.known_numbers(words) if options.text else ())
         for _, path, words, wave in read
     ]
     return clips_as_dataset(

@@ -59,7 +59,7 @@ def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
     for file in texts or files:
         try:
             samples = max(1, round(recording_seconds(file) * options.rate))
-            said = letters.told(_read_text(texts[file])) if texts else ()
+            said = letters.known_numbers(_read_text(texts[file])) if texts else ()
         except RecordingError as error:
             faults.report({str(file): error.reason})
         else:

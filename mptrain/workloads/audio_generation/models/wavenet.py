@@ -151,7 +151,7 @@ class WaveNet(nn.Module):
         Returns:
             ``[N, levels, L]``.
         """
-        condition = self.told(speaker, text, place)
+        condition = self.conditioning(speaker, text, place)
         value = self.embedding(given).transpose(1, 2)
         products = []
         for layer in self.layers:
@@ -159,7 +159,7 @@ class WaveNet(nn.Module):
             products.append(product)
         return self.answer(products)
 
-    def told(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
+    def conditioning(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
         """The condition, ``[N, E, L]`` with text and ``[N, E, 1]`` with a speaker alone; None for none of them."""
         condition: Tensor | None = None
         if self.letters is not None and self.neighbours is not None and text is not None and place is not None:
@@ -199,7 +199,7 @@ class WaveNet(nn.Module):
         Returns:
             int64 ``[N, count]``.
         """
-        condition = self.told(speaker, text, place)
+        condition = self.conditioning(speaker, text, place)
         length = given.shape[1]
         layers = [cast("GatedLayer", layer) for layer in self.layers]
         told = [layer.added(condition) for layer in layers]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
-from mptrain.workloads.text.reversal import turned_round
+from mptrain.workloads.text.reversal import reverse_padded
 
 #: Frames that become one: the stride of the first convolution along time.
 STRIDE = 2
@@ -141,8 +141,8 @@ class Recurrent(nn.Module):
         onward: Tensor = self.onward(sequence)[0]
         if self.backward_ is None:
             return onward
-        turned = turned_round(sequence, lengths)
-        return onward + turned_round(self.backward_(turned)[0], lengths)
+        turned = reverse_padded(sequence, lengths)
+        return onward + reverse_padded(self.backward_(turned)[0], lengths)
 
 
 class RowConvolution(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, PositiveInt
-from mptrain.workloads.text.reversal import turned_round
+from mptrain.workloads.text.reversal import reverse_padded
 from mptrain.workloads.translation.models.masked_attention import attend, lengths_mask
 
 
@@ -88,8 +88,8 @@ class LSTMTranslator(nn.Module):
         """
         embedded = self.dropout(self.source_embedding(source))
         onward, _ = self.forward_layer(embedded)
-        backward, _ = self.backward_layer(turned_round(embedded, source_lengths))
-        backward = turned_round(backward, source_lengths)
+        backward, _ = self.backward_layer(reverse_padded(embedded, source_lengths))
+        backward = reverse_padded(backward, source_lengths)
         memory = torch.cat([onward, backward], -1)
         for number, layer in enumerate(self.encoder):
             answer, _ = layer(self.dropout(memory))
