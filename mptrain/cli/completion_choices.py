@@ -42,20 +42,36 @@ def choices_of_target(target: str, field: str) -> list[str]:
     if found is None:
         return []
     home, node = found
+    if isinstance(node, ast.Name):  # another name of a class
+        return choices_of_target(f"{home}.{node.id}", field)
     if isinstance(node, ast.ClassDef):
         annotation = _of_class(home, node, field)
     elif isinstance(node, ast.FunctionDef):
-        arguments = [*node.args.args, *node.args.kwonlyargs]
-        annotation = next(((home, a.annotation) for a in arguments if a.arg == field and a.annotation), None)
+        annotation = _of_function(home, node, field)
     else:
         return []
     return list(dict.fromkeys(_values(*annotation, _DEPTH))) if annotation else []
+
+
+def _of_function(module: str, node: ast.FunctionDef, field: str) -> tuple[str, ast.expr] | None:
+    """The annotation of a parameter; of a function of options alone, of a field of the options."""
+    arguments = [argument for argument in (*node.args.args, *node.args.kwonlyargs) if argument.annotation]
+    for argument in arguments:
+        if argument.arg == field and argument.annotation:
+            return module, argument.annotation
+    if [argument.arg for argument in arguments] == ["options"] and isinstance(arguments[0].annotation, ast.Name):
+        found = _definition(module, arguments[0].annotation.id)
+        if found and isinstance(found[1], ast.ClassDef):
+            return _of_class(found[0], found[1], field)
+    return None
 
 
 def _of_class(module: str, node: ast.ClassDef, field: str) -> tuple[str, ast.expr] | None:
     for item in node.body:
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.target.id == field:
             return module, item.annotation
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            return _of_function(module, item, field)
     for base in node.bases:
         found = _definition(module, base.id) if isinstance(base, ast.Name) else None
         if found and isinstance(found[1], ast.ClassDef) and (inherited := _of_class(found[0], found[1], field)):

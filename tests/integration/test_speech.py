@@ -16,7 +16,7 @@ from mptrain.engine.step import train_step
 from mptrain.errors import ConfigError
 from mptrain.records import EvalRecord, StepRecord
 from mptrain.workloads.base.exhibits import Texts
-from mptrain.workloads.speech.models.masked_norm import MaskedBatchNorm
+from mptrain.workloads.speech.models.deepspeech2 import MaskedBatchNorm
 
 pytestmark = pytest.mark.workload
 

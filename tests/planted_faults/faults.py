@@ -667,7 +667,7 @@ FAULTS = (
     ),
     Fault(
         86,
-        "workloads/language/text_windows.py",
+        "workloads/language/language_dataset.py",
         "rows[:, 1:].contiguous()",
         "rows[:, :-1].contiguous()",
         "the targets of a language model are its inputs",

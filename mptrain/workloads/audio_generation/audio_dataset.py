@@ -1,4 +1,7 @@
-"""The data set that all sources of raw sound build: µ-law levels, and for each of them the letter that is being said."""
+"""The data set that all sources of raw sound build: windows of µ-law levels, and for each level the letter that is being said.
+
+Every sample of a recording is a target exactly once. Reading files is left to who makes the splits.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mptrain.errors import ConfigError
+from mptrain.errors import ConfigError, DataError
+from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation import mu_law
-from mptrain.workloads.audio_generation.audio_windows import Clip, SoundSplit
-from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults, OnError
+from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
+from mptrain.workloads.base.independent import IndependentSamples
 from mptrain.workloads.base.partition import first_samples, stratified_order
+from mptrain.workloads.base.source import Dataset
+from mptrain.workloads.sound.audio_files import RecordingError
 
 #: A target that is none: context, or behind the end. torch's own number for it.
 IGNORED = -100
@@ -22,8 +28,148 @@ IGNORED = -100
 _FULL_SCALE = 32768.0  # the 16-bit sample that would stand for 1
 
 
+@dataclass(frozen=True)
+class Clip:
+    """A recording.
+
+    Attributes:
+        name: What to call it in messages, and what it is read by: a path.
+        samples: How many there are, as far as is known before it has been read.
+        speaker: Number of who speaks, or of the kind of sound.
+        letters: Numbers of the letters of what is said; empty where nothing is known.
+    """
+
+    name: str
+    samples: int
+    speaker: int = 0
+    letters: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions:
+    """Options of how sounds are cut into samples of training.
+
+    Attributes:
+        levels: Of µ-law.
+        window: Samples that are predicted at a time.
+        context: Samples that are heard before a window: what the network sees, less one.
+    """
+
+    levels: PositiveInt = 256
+    window: PositiveInt = 4000
+    context: NonNegativeInt = 510
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingOptions(WindowOptions):
+    """Options of recordings.
+
+    Attributes:
+        text: Tell the network which letter is being said, where there are texts.
+        val_share: Share of the recordings held out for validation.
+        test_share: Share of the recordings to test on.
+        train_samples: Train on so many recordings only; None trains on all.
+        on_error: What to do about recordings and texts that cannot be read or lack one another.
+    """
+
+    text: bool = True
+    val_share: BelowOneOrZero = 0.1
+    test_share: BelowOneOrZero = 0.1
+    train_samples: PositiveInt | None = None
+    on_error: OnError = "stop"
+
+
+class SoundSplit(IndependentSamples):
+    """Windows of recordings.
+
+    A recording of S samples has ``ceil(S / window)`` windows, the last of which may be short. The network hears
+    ``context + 1`` samples before the first one it predicts; before a recording begins there is silence.
+
+    Args:
+        name: What to call it in messages, such as ``asterisk_audio train``.
+        clips: The recordings.
+        read: From a name to samples, int16 ``[S]``; raises `RecordingError`.
+        options: How many samples are predicted, and how many are heard before.
+        faults: What was wrong with recordings.
+        in_memory: Reading only copies.
+
+    Raises:
+        DataError: There is no recording.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        clips: Sequence[Clip],
+        read: Callable[[str], Tensor],
+        options: WindowOptions,
+        faults: Faults,
+        *,
+        in_memory: bool,
+    ) -> None:
+        if not clips:
+            raise DataError(f"{name}: there is no usable recording", "check the data, or choose dataset=made_up_sounds")
+        super().__init__(faults)
+        self.clips = tuple(clips)
+        self.window, self.context = options.window, options.context
+        self.in_memory = in_memory
+        self._read = read
+        counts = torch.tensor([-(-clip.samples // self.window) for clip in self.clips])
+        self._clip_of = torch.repeat_interleave(torch.arange(len(self.clips)), counts)
+        self._begins = (torch.arange(len(self._clip_of)) - (counts.cumsum(0) - counts)[self._clip_of]) * self.window
+
+    def __len__(self) -> int:
+        return len(self._clip_of)
+
+    def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
+        """The windows with these indices; what cannot be read makes the batch smaller where that is asked for.
+
+        Returns:
+            ``inputs``: samples, int16 ``[N, context + 1 + window]``, 0 before a recording begins and behind its end;
+            ``targets``: int64 ``[N, 0]``, since `SoundDataset.prepare` makes them of the inputs; in ``more``, int64:
+            ``begins``, the place of a window in its recording, ``lengths``, how many samples are predicted, ``clip_lengths``
+            and ``speaker``, all ``[N]``, and ``text`` ``[N, letters]``, 0 behind the last letter, and ``letters``, how
+            many there are, ``[N]``.
+        """
+        rows, lengths, begins, clips, wholes = [], [], [], [], []
+        for index in indices:
+            clip, begin = self.clips[int(self._clip_of[index])], int(self._begins[index])
+            try:
+                wave = self._read(clip.name)
+            except RecordingError as error:
+                self.faults.report({clip.name: error.reason})
+                continue
+            if len(wave) <= begin:
+                self.faults.report({clip.name: f"has {len(wave)} samples, and its header promised {clip.samples}"})
+                continue
+            rows.append(self._around(wave, begin))
+            lengths.append(min(self.window, len(wave) - begin))
+            begins.append(begin)
+            clips.append(clip)
+            wholes.append(len(wave))
+        if not rows:
+            raise none_usable("recording", self.clips[int(self._clip_of[indices[0]])].name)
+        more = {
+            "begins": torch.tensor(begins),
+            "lengths": torch.tensor(lengths),
+            "clip_lengths": torch.tensor(wholes),
+            "speaker": torch.tensor([clip.speaker for clip in clips]),
+            "text": padded([torch.tensor(clip.letters, dtype=torch.int64) for clip in clips]),
+            "letters": torch.tensor([len(clip.letters) for clip in clips]),
+        }
+        return Batch(torch.stack(rows), torch.zeros(len(rows), 0, dtype=torch.int64), tuple(lengths), more)
+
+    def _around(self, wave: Tensor, begin: int) -> Tensor:
+        """The samples from ``context + 1`` before a place to ``window`` behind it, zeros where there are none."""
+        row = torch.zeros(self.context + 1 + self.window, dtype=torch.int16)
+        first = begin - self.context - 1
+        there = wave[max(0, first) : begin + self.window]
+        row[max(0, -first) : max(0, -first) + len(there)] = there
+        return row
+
+
 @dataclass
-class SoundDataset:
+class SoundDataset(Dataset):
     """Windows of recordings; meets `mptrain.workloads.base.source.Dataset`.
 
     Attributes:
@@ -100,29 +246,17 @@ class SoundDataset:
         return Batch(inputs, targets.masked_fill(~within, IGNORED), batch.counts, more)
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What a user chooses about any recordings; the YAML files explain each. Without ``workers`` all is in memory."""
-
-    rate: int
-    levels: int
-    window: int
-    context: int
-    val_share: float
-    test_share: float
-    train_samples: int | None
-    workers: int | None
-    on_error: OnError
-
-
 def clips_as_dataset(
     name: str,
     clips: Sequence[Clip],
     read: Callable[[str], Tensor],
     faults: Faults,
-    choices: Choices,
+    options: RecordingOptions,
+    *,
+    rate: int,
     speakers: tuple[str, ...],
-    alphabet: tuple[str, ...],
+    alphabet: Sequence[str],
+    workers: int | None = None,
 ) -> SoundDataset:
     """Divide recordings and cut them into windows.
 
@@ -131,36 +265,37 @@ def clips_as_dataset(
         clips: All recordings.
         read: From the name of one to its samples, int16 ``[S]``; raises `RecordingError`.
         faults: What was wrong with others; the training split goes on with them.
-        choices: The user's.
+        options: The user's.
+        rate: Samples a second, in hertz.
         speakers: See `SoundDataset`.
         alphabet: Likewise.
+        workers: Processes that read files; None where all is in memory.
 
     Raises:
         ConfigError: Nothing is left to train on.
     """
-    parts = hold_out_clips(name, clips, choices.val_share, choices.test_share, choices.train_samples)
+    parts = hold_out_clips(name, clips, options.val_share, options.test_share, options.train_samples)
     splits = {
         part: SoundSplit(
             f"{name} {part}",
             chosen,
             read,
-            choices.window,
-            choices.context,
-            faults if part == "train" else Faults(choices.on_error),
-            in_memory=choices.workers is None,
+            options,
+            faults if part == "train" else Faults(options.on_error),
+            in_memory=workers is None,
         )
         for part, chosen in parts.items()
     }
     return SoundDataset(
-        name=name,
-        rate=choices.rate,
-        levels=choices.levels,
-        speakers=speakers,
-        alphabet=alphabet,
-        workers=choices.workers or 0,
-        train=splits["train"],
-        val=splits.get("val"),
-        test=splits.get("test"),
+        name,
+        rate,
+        options.levels,
+        speakers,
+        tuple(alphabet),
+        workers or 0,
+        splits["train"],
+        splits.get("val"),
+        splits.get("test"),
     )
 
 
@@ -187,14 +322,15 @@ def hold_out_clips(
     """
     numbers = stratified_order(torch.tensor([clip.speaker for clip in clips], dtype=torch.int64))
     lengths = torch.tensor([clip.samples for clip in clips], dtype=torch.int64)[numbers].tolist()
-    counts, held, total = {}, 0, sum(lengths)
+    parts, held, total = {}, 0, sum(lengths)
     for part, share in (("val", val_share), ("test", test_share)):
         count = max(1, round(share * len(clips))) if share else 0
         while sum(lengths[held : held + count]) < share / 2 * total and held + count + 1 < len(clips):
             if sum(lengths[held : held + count + 1]) > total / 2:
                 break
             count += 1
-        counts[part] = count
+        if count:
+            parts[part] = numbers[held : held + count].tolist()
         held += count
     if held >= len(clips):
         raise ConfigError(
@@ -202,10 +338,5 @@ def hold_out_clips(
             "none to train on",
             "choose smaller shares (0 for no such part), or more recordings",
         )
-    parts = {"train": first_samples(numbers[held:], train_samples).tolist()}
-    begin = 0
-    for part, count in counts.items():
-        if count:
-            parts[part] = numbers[begin : begin + count].tolist()
-        begin += count
+    parts["train"] = first_samples(numbers[held:], train_samples).tolist()
     return {part: [clips[number] for number in chosen] for part, chosen in parts.items()}

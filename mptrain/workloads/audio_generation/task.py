@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +16,10 @@ from torch import Tensor, nn
 from mptrain.device import widest
 from mptrain.fields import NonNegativeFloat, PositiveInt
 from mptrain.workloads.audio_generation import mu_law
+from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.exhibits import Exhibit, Sounds
 from mptrain.workloads.base.perplexity import perplexity
 from mptrain.workloads.base.task import Objective, Task
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.batch import Batch
 
 #: How many sounds the model draws, each beside the recording it was told of.
 SHOWN = 4

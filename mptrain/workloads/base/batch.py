@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 
 def padded(rows: Sequence[Tensor]) -> Tensor:
@@ -64,8 +62,6 @@ class Batch:
         Returns:
             The parts in order; the batch itself where there is only one. They share the batch's memory.
         """
-        if parts == 1:
-            return (self,)
         parts = max(1, min(parts, self.samples))
         if parts == 1:
             return (self,)

@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,9 +21,7 @@ from mptrain.errors import DataError
 from mptrain.machine import usable_cores
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.source import Split
+from mptrain.workloads.base.source import Split
 
 _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
@@ -77,7 +74,7 @@ class Loader:
         self.pin = pin
         self.one_batch = one_batch
         self.steps_per_epoch = 1 if one_batch else -(-len(split) // batch_size)
-        self._plan = _Plan()
+        self._planned: list[_Key] = []  # torch's loader iterates over it anew in each epoch
         self._processes: DataLoader[_Fetched] | None = None
 
     def order(self, epoch: int) -> Tensor:
@@ -98,7 +95,7 @@ class Loader:
                 fetched = fetch_part(self.split, indices, others, epoch, self.seed)
                 yield fetched.pin_memory() if self.pin else fetched
             return
-        self._plan.keys = [(epoch, *part) for part in parts]
+        self._planned[:] = [(epoch, *part) for part in parts]
         for batch, news, error in self._fetched():
             self.split.faults.add(news)
             if error is not None:
@@ -141,34 +138,19 @@ class Loader:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _start(self) -> DataLoader[_Fetched]:
-        from torch.utils.data import DataLoader
-
         return DataLoader(
             _Fetcher(self.split, self.seed),  # type: ignore[arg-type]
             batch_size=None,  # a key stands for a whole batch
-            sampler=self._plan,
+            sampler=self._planned,
             num_workers=self.workers,
             # In a job of a sweep it would else be a fork server of the job's own, whose processes outlive the job.
             multiprocessing_context="fork",
             persistent_workers=True,
             pin_memory=self.pin,
-            collate_fn=_as_is,  # type: ignore[arg-type]
+            collate_fn=lambda fetched: fetched,
             worker_init_fn=_leave_signals_to_the_parent,
             generator=torch.Generator(),  # without one of its own it would draw from the process's
         )
-
-
-class _Plan:
-    """The keys of the batches still to be fetched; torch's loader iterates over it anew in each epoch."""
-
-    def __init__(self) -> None:
-        self.keys: list[_Key] = []
-
-    def __iter__(self) -> Iterator[_Key]:
-        return iter(self.keys)
-
-    def __len__(self) -> int:
-        return len(self.keys)
 
 
 class _Fetcher:
@@ -213,10 +195,6 @@ def fetch_part(split: Split, indices: list[int], others: list[int], epoch: int, 
             error = error or raised
     assert error is not None
     raise error
-
-
-def _as_is(fetched: _Fetched) -> _Fetched:
-    return fetched
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:

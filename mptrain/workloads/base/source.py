@@ -1,16 +1,19 @@
-"""What the engine may ask of a data set. Protocols only: no reading, no decoding."""
+"""What the engine asks of a data set. No reading, no decoding.
+
+Derive from these protocols, then only what differs has to be written.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
 
-    from mptrain.workloads.base.batch import Batch
-    from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.random_streams import sample_order
 
 
 class Split(Protocol):
@@ -28,12 +31,14 @@ class Split(Protocol):
 
     @property
     def skipped(self) -> int:
-        """How many samples were left out because they could not be used."""
+        """How many samples, or files of such, were left out so far because they could not be used."""
+        return len(self.faults.found)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
         """The indices of one epoch, int64 ``[len(self)]``, in the order in which batches take them.
 
-        It depends on the arguments alone. ``mptrain.workloads.base.random_streams.sample_order`` is what independent samples need.
+        It depends on the arguments alone. The default is what independent samples need
+        (`mptrain.workloads.base.random_streams.sample_order`).
 
         Args:
             seed: The run's seed.
@@ -41,6 +46,7 @@ class Split(Protocol):
             shuffle: Training asks for True, evaluation for False. Samples that continue one another, such as the
                 windows of a text whose state is carried, keep their order all the same.
         """
+        return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """The batch of the samples with these indices, in this order, on the host.
@@ -55,6 +61,7 @@ class Split(Protocol):
             DataError: A sample cannot be used and ``faults`` says stop, or no sample of the batch can be
                 used.
         """
+        ...
 
 
 class Dataset(Protocol):
@@ -101,5 +108,6 @@ class Dataset(Protocol):
             memory_format: Of four-dimensional tensors.
 
         Returns:
-            Floating-point tensors in float32. Nothing waits for the device.
+            Floating-point tensors in float32. Nothing waits for the device. By default the batch as it is.
         """
+        return batch.to(device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -18,12 +18,10 @@ from torch import Tensor, nn
 from mptrain.device import widest
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.exhibits import Exhibit, Texts
 from mptrain.workloads.base.perplexity import perplexity
 from mptrain.workloads.base.task import Objective, Task
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.batch import Batch
 
 #: How many windows are written on by the model, how many tokens of each it is shown, and how many it writes.
 SHOWN, GIVEN, WRITTEN = 4, 32, 32

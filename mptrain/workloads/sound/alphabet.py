@@ -68,7 +68,7 @@ class Alphabet:
         places = {letter: number for number, letter in enumerate(self.letters, start=1)}
         return [places[letter] for letter in text]
 
-    def told(self, text: str) -> tuple[int, ...]:
+    def known_numbers(self, text: str) -> tuple[int, ...]:
         """The numbers of any text's letters; what the alphabet cannot write is left out."""
         return tuple(self.numbers("".join(letter for letter in self.spelled(text) if letter in self.letters)))
 

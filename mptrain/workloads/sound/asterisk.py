@@ -1,16 +1,20 @@
 """The spoken prompts of the Asterisk telephone exchange: some 550 recordings of one speaker with what she says.
 
-Debian has them in the packages ``asterisk-core-sounds-en-wav`` and ``asterisk-core-sounds-en``. Only finding and pairing;
-reading is `mptrain.workloads.sound.audio_files`'s.
+Debian has them in the packages ``asterisk-core-sounds-en-wav`` and ``asterisk-core-sounds-en``.
 """
 
 from __future__ import annotations
 
 import gzip
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+from torch import Tensor
+
 from mptrain.errors import DataError
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.sound.audio_files import RecordingError, read_recording
 
 #: Where Debian's packages put the recordings (8 kHz, 16 bits, one channel) and the list of what is said.
 SOUNDS = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
@@ -63,3 +67,14 @@ def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> 
     if not prompts:
         raise DataError(f"no recording of {transcripts} lies in {sounds}", _HINT)
     return sorted(prompts)
+
+
+def read_prompts(prompts: Iterable[tuple[str, Path, str]], faults: Faults) -> list[tuple[str, Path, str, Tensor]]:
+    """The prompts with their samples, int16 ``[T]``; ``faults`` takes those that cannot be read."""
+    read = []
+    for name, path, words in prompts:
+        try:
+            read.append((name, path, words, read_recording(path, RATE)))
+        except RecordingError as error:
+            faults.report({str(path): error.reason})
+    return read

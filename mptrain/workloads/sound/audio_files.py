@@ -65,10 +65,7 @@ def read_recording(path: str | Path, rate: int | None = None) -> Tensor:
     from scipy.signal import resample_poly
 
     own_rate, samples = _decoded(Path(path))
-    if own_rate not in RATES:
-        raise RecordingError(path, f"its header says {own_rate} samples a second")
-    if len(samples) == 0:
-        raise RecordingError(path, "holds no samples")
+    _require_sound(path, own_rate, len(samples))
     wanted = rate or own_rate
     if samples.dtype == np.int16 and samples.ndim == 1 and own_rate == wanted:
         return torch.from_numpy(samples.copy())
@@ -100,17 +97,17 @@ def recording_seconds(path: str | Path) -> float:
             rate, content = _decoded(path)
             samples = len(content)
     else:
-        library = load_extra("soundfile", "speech", f"reading {path.suffix or path.name} files")
-        try:
-            about = library.info(str(path))
-        except (library.LibsndfileError, OSError, ValueError) as error:
-            raise RecordingError(path, _reason(path, error)) from error
+        about = _from_soundfile("info", path)
         rate, samples = about.samplerate, about.frames
+    _require_sound(path, rate, samples)
+    return float(samples / rate)
+
+
+def _require_sound(path: str | Path, rate: int, samples: int) -> None:
     if rate not in RATES:
         raise RecordingError(path, f"its header says {rate} samples a second")
     if samples <= 0:
         raise RecordingError(path, "holds no samples")
-    return float(samples / rate)
 
 
 def _decoded(path: Path) -> tuple[int, Any]:
@@ -137,12 +134,17 @@ def _decoded(path: Path) -> tuple[int, Any]:
                 raise RecordingError(path, _reason(path, error)) from error
         else:
             return int(rate), samples
+    samples, rate = _from_soundfile("read", path, dtype="int16")
+    return int(rate), samples
+
+
+def _from_soundfile(function: str, path: Path, **options: str) -> Any:
+    """The answer of soundfile's function of that name."""
     library = load_extra("soundfile", "speech", f"reading {path.suffix or path.name} files")
     try:
-        samples, rate = library.read(str(path), dtype="int16")
+        return getattr(library, function)(str(path), **options)
     except (library.LibsndfileError, OSError, ValueError) as error:
         raise RecordingError(path, _reason(path, error)) from error
-    return int(rate), samples
 
 
 def _reason(path: Path, error: Exception) -> str:

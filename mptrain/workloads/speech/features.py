@@ -1,16 +1,19 @@
-"""From samples to what a speech network takes: spectra over time on a logarithmic scale, on the device, in float32."""
+"""From utterances to what a speech network takes: spectra on a logarithmic scale, on the device in float32, and letters."""
 
 from __future__ import annotations
 
 import functools
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mptrain.errors import ConfigError
+from mptrain.fields import PositiveFloat, PositiveInt
+from mptrain.workloads.sound.alphabet import Alphabet
 
 Kind = Literal["log_mel", "log_spectrogram"]
 
@@ -140,6 +143,66 @@ class Features:
             "numbers": self.size,
             "normalised": "each utterance to mean 0 and standard deviation 1",
         }
+
+
+@dataclass(frozen=True)
+class InputFormat:
+    """What utterances become.
+
+    Attributes:
+        alphabet: Letters and their numbers.
+        features: How samples become frames.
+        stride: Frames that the network makes one of.
+    """
+
+    alphabet: Alphabet
+    features: Features
+    stride: int
+
+    def problem(self, text: str, samples: int) -> str:
+        """Why an utterance cannot be trained on or measured; empty for no reason.
+
+        Connectionist temporal classification needs a frame for each letter, and one more between two equal letters.
+        Where there are fewer, no path spells the transcript: its probability is 0, the loss is infinite, and in mixed
+        precision every update with it would be refused as an overflow. A loss that is set to zero there hides it.
+        """
+        if foreign := self.alphabet.problem(text):
+            return foreign
+        given = -(-self.features.frames(samples) // self.stride)
+        needed = len(text) + sum(one == other for one, other in pairwise(text))
+        if needed > given:
+            return f"its transcript of {len(text)} letters takes {needed} frames, and the network sees {given}"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameOptions:
+    """Options of how utterances become frames.
+
+    Attributes:
+        features: ``log_mel`` or ``log_spectrogram``.
+        window_ms: Length of the window of a frame, in milliseconds.
+        hop_ms: From frame to frame, in milliseconds.
+        bands: Numbers of a frame of ``log_mel``.
+        stride: Frames that the network makes one of.
+        batch_size: Of the run: batches are made of neighbours in length.
+    """
+
+    features: Kind = "log_mel"
+    window_ms: PositiveFloat = 20.0
+    hop_ms: PositiveFloat = 10.0
+    bands: PositiveInt = 40
+    stride: PositiveInt = 2
+    batch_size: PositiveInt = 16
+
+    def input_format(self, alphabet: str, rate: int) -> InputFormat:
+        """The format of utterances with these letters, at a rate in hertz.
+
+        Raises:
+            ConfigError: The features cannot be made, or the alphabet is none.
+        """
+        features = Features(self.features, rate, self.window_ms, self.hop_ms, self.bands)
+        return InputFormat(Alphabet(alphabet), features, self.stride)
 
 
 @functools.cache

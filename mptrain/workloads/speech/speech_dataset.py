@@ -1,24 +1,33 @@
-"""Utterances with transcripts: what all sources of speech build. Reading files is left to who makes the splits."""
+"""Utterances with transcripts: what all sources of speech build. Reading files is left to who makes the splits.
+
+What is too long is left out, and some of the rest is held out for validation and test.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from mptrain.errors import DataError
+from mptrain.errors import ConfigError, DataError
+from mptrain.fields import BelowOneOrZero, PositiveFloat, PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
-from mptrain.workloads.base.faulty_samples import Faults, none_usable
-from mptrain.workloads.sound.alphabet import Alphabet
+from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
+from mptrain.workloads.base.partition import first_samples, stratified_order
+from mptrain.workloads.base.random_streams import permutation
+from mptrain.workloads.base.source import Dataset, Split
+from mptrain.workloads.sound.alphabet import ENGLISH
 from mptrain.workloads.sound.audio_files import RecordingError
+from mptrain.workloads.speech.features import FrameOptions, InputFormat
 from mptrain.workloads.text.buckets import bucketed_order
 
-if TYPE_CHECKING:
-    from mptrain.workloads.speech.features import Features
+_FIXED = 20151208  # names the one permutation in use; changing it changes every split
+_FEW = 10  # transcripts of a part held out that are too few to tell how well others would be understood
 
 #: What stays together where utterances are held out; empty where none are.
 Division = Literal["transcript", "utterance", ""]
@@ -46,37 +55,28 @@ class Utterance:
         return f"{self.where}: {self.name}" if self.where else self.name
 
 
-@dataclass(frozen=True)
-class Format:
-    """What utterances become.
+@dataclass(frozen=True, kw_only=True)
+class SpeechOptions(FrameOptions):
+    """Options of recorded speech.
 
     Attributes:
-        alphabet: Letters and their numbers.
-        features: How samples become frames.
-        stride: Frames that the network makes one of.
+        alphabet: Letters of the transcripts, the space included.
+        max_seconds: Leave out, and count, what is longer; None for no limit.
+        val_share: Share of the utterances held out for validation, where no path is for it; how, says `divided_by`.
+        test_share: Share of the utterances to test on, where no path is for it.
+        train_samples: Train on so many only; None trains on all.
+        on_error: What to do about recordings that cannot be read and transcripts that cannot be used.
     """
 
-    alphabet: Alphabet
-    features: Features
-    stride: int
-
-    def problem(self, text: str, samples: int) -> str:
-        """Why an utterance cannot be trained on or measured; empty for no reason.
-
-        Connectionist temporal classification needs a frame for each letter, and one more between two equal letters.
-        Where there are fewer, no path spells the transcript: its probability is 0, the loss is infinite, and in mixed
-        precision every update with it would be refused as an overflow. A loss that is set to zero there hides it.
-        """
-        if foreign := self.alphabet.problem(text):
-            return foreign
-        given = -(-self.features.frames(samples) // self.stride)
-        needed = len(text) + sum(one == other for one, other in pairwise(text))
-        if needed > given:
-            return f"its transcript of {len(text)} letters takes {needed} frames, and the network sees {given}"
-        return ""
+    alphabet: str = ENGLISH
+    max_seconds: PositiveFloat | None = 20.0
+    val_share: BelowOneOrZero = 0.1
+    test_share: BelowOneOrZero = 0.1
+    train_samples: PositiveInt | None = None
+    on_error: OnError = "stop"
 
 
-def usable(utterances: Iterable[Utterance], form: Format, faults: Faults) -> list[Utterance]:
+def usable(utterances: Iterable[Utterance], form: InputFormat, faults: Faults) -> list[Utterance]:
     """The utterances without those that cannot be used, which ``faults`` takes.
 
     Raises:
@@ -92,7 +92,7 @@ def usable(utterances: Iterable[Utterance], form: Format, faults: Faults) -> lis
     return kept
 
 
-class SpeechSplit:
+class SpeechSplit(Split):
     """Utterances of a data set, in batches of about the same length.
 
     Args:
@@ -112,7 +112,7 @@ class SpeechSplit:
         self,
         name: str,
         utterances: Sequence[Utterance],
-        form: Format,
+        form: InputFormat,
         read: Callable[[str], Tensor],
         batch_size: int,
         faults: Faults,
@@ -130,11 +130,6 @@ class SpeechSplit:
 
     def __len__(self) -> int:
         return len(self.utterances)
-
-    @property
-    def skipped(self) -> int:
-        """How many utterances were left out because they could not be used."""
-        return len(self.faults.found)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
         """Indices of one epoch; see `mptrain.workloads.base.source.Split.order`."""
@@ -170,7 +165,7 @@ class SpeechSplit:
 
 
 @dataclass
-class SpeechDataset:
+class SpeechDataset(Dataset):
     """Utterances with transcripts; meets `mptrain.workloads.base.source.Dataset`.
 
     Attributes:
@@ -185,7 +180,7 @@ class SpeechDataset:
     """
 
     name: str
-    form: Format
+    form: InputFormat
     workers: int
     train: SpeechSplit
     val: SpeechSplit | None
@@ -235,3 +230,142 @@ class SpeechDataset:
         batch = batch.to(device)
         features, frames = self.form.features.compute(batch.inputs, batch.more["lengths"])
         return Batch(features, batch.targets, batch.counts, {**batch.more, "lengths": frames})
+
+
+def speech_as_dataset(
+    name: str,
+    found: Mapping[str, tuple[Sequence[Utterance], Faults]],
+    read: Callable[[str], Tensor],
+    form: InputFormat,
+    options: SpeechOptions,
+    workers: int | None,
+) -> SpeechDataset:
+    """Leave out what is too long and what cannot be used, hold out what has no files of its own, and make splits.
+
+    Args:
+        name: Of the data set.
+        found: Utterances of ``train``, and of ``val`` and ``test`` where they have files, with what was wrong with others.
+        read: From the name of an utterance to its samples, int16 ``[T]``; raises `RecordingError`.
+        form: What utterances become.
+        options: The user's.
+        workers: Processes that read files; None where all is in memory.
+
+    Raises:
+        DataError: A part has only utterances that are too long, or one cannot be used and ``on_error`` is ``stop``.
+        ConfigError: Nothing is left to train on.
+    """
+    parts: dict[str, list[Utterance]] = {}
+    too_long: dict[str, int] = {}
+    for part, (utterances, faults) in found.items():
+        kept = _short_enough(f"{name} {part}", utterances, form.features.rate, options.max_seconds)
+        too_long[part] = len(utterances) - len(kept)
+        parts[part] = usable(kept, form, faults)
+    shares = {"val": options.val_share, "test": options.test_share}
+    shares = {part: share for part, share in shares.items() if part not in found}
+    by = divided_by(parts["train"], shares)
+    parts |= hold_out_utterances(name, parts["train"], shares, by, options.train_samples)
+    splits = {
+        part: SpeechSplit(
+            f"{name} {part}",
+            utterances,
+            form,
+            read,
+            options.batch_size,
+            found[part][1] if part in found else Faults(options.on_error),
+            in_memory=workers is None,
+        )
+        for part, utterances in parts.items()
+    }
+    return SpeechDataset(name, form, workers or 0, splits["train"], splits.get("val"), splits.get("test"), too_long, by)
+
+
+def _short_enough(name: str, utterances: Sequence[Utterance], rate: int, most: float | None) -> list[Utterance]:
+    kept = [one for one in utterances if most is None or one.samples <= most * rate]
+    if utterances and not kept:
+        longest = math.ceil(max(one.samples for one in utterances) / rate)
+        raise DataError(
+            f"{name}: every one of {len(utterances)} utterances is longer than dataset.max_seconds={most:g}",
+            f"write dataset.max_seconds={longest}, or null for no limit",
+        )
+    return kept
+
+
+def divided_by(utterances: Sequence[Utterance], shares: dict[str, float]) -> Division:
+    """What stays together where some utterances are held out: those of the same transcript, or each for itself.
+
+    Where transcripts stay together, none that is tested on was spelled in training. But of the few words of a set of commands
+    a network would be tested on those that it never heard, or on a single one. So utterances are divided where a part would
+    have fewer than ten different transcripts, and at most half as many as if utterances were divided, or none were left to
+    train on.
+
+    Args:
+        utterances: All of them.
+        shares: As `hold_out_utterances` takes them.
+
+    Returns:
+        ``transcript`` or ``utterance``; empty where nothing is held out.
+    """
+    if not any(shares.values()):
+        return ""
+    together, rest = _cut(utterances, shares, "transcript")
+    apart, _ = _cut(utterances, shares, "utterance")
+    for part in together:
+        different, possible = (len({utterance.text for utterance in parts[part]}) for parts in (together, apart))
+        if not rest or (different < _FEW and different * 2 <= possible):
+            return "utterance"
+    return "transcript"
+
+
+def hold_out_utterances(
+    name: str, utterances: Sequence[Utterance], shares: dict[str, float], by: Division, train_samples: int | None
+) -> dict[str, list[Utterance]]:
+    """Divide utterances by a permutation that is the same in every run.
+
+    Args:
+        name: Of the data set, for messages.
+        utterances: All of them.
+        shares: Of ``val`` and ``test`` in the number of utterances; what has no share, or 0, gets none.
+        by: See `divided_by`. Divided by ``utterance``, each part has the transcripts in about their overall proportions.
+        train_samples: Train on so many only; None trains on all that are not held out.
+
+    Returns:
+        ``train`` and each part that has a share.
+
+    Raises:
+        ConfigError: Nothing would be left to train on, or fewer than are asked for.
+    """
+    parts, rest = _cut(utterances, shares, by)
+    if not rest:
+        texts = {utterance.text for utterance in utterances}
+        raise ConfigError(
+            f"{name} has {len(utterances)} utterances of {len(texts)} transcripts: none is left to train on",
+            "choose a smaller dataset.val_share and dataset.test_share (0 for no such part)",
+        )
+    parts["train"] = [rest[place] for place in first_samples(permutation(len(rest), _FIXED), train_samples).tolist()]
+    return parts
+
+
+def _cut(
+    utterances: Sequence[Utterance], shares: dict[str, float], by: Division
+) -> tuple[dict[str, list[Utterance]], list[Utterance]]:
+    """The parts that are held out, as `hold_out_utterances` says, and what is left."""
+    groups: dict[str, list[Utterance]] = defaultdict(list)
+    for utterance in utterances:
+        groups[utterance.text].append(utterance)
+    texts = sorted(groups)
+    if by == "utterance":
+        numbers = {text: number for number, text in enumerate(texts)}
+        order = stratified_order(torch.tensor([numbers[utterance.text] for utterance in utterances]))
+        units = iter([[utterances[place]] for place in order.tolist()])
+    else:
+        units = iter([groups[texts[place]] for place in permutation(len(texts), _FIXED).tolist()])
+    parts: dict[str, list[Utterance]] = {}
+    for part, share in shares.items():
+        if share:
+            parts[part] = []
+            while len(parts[part]) < max(1, round(share * len(utterances))):
+                unit = next(units, None)
+                if unit is None:
+                    break
+                parts[part] += unit
+    return parts, [utterance for unit in units for utterance in unit]

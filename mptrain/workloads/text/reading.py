@@ -1,14 +1,16 @@
-"""Reading of text files, whose bytes may not be UTF-8 everywhere."""
+"""Reading of text files, whose bytes may not be UTF-8 everywhere, and whose names may say which part of the data they are."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mptrain.errors import DataError
+from mptrain.workloads.base.faulty_samples import Faults
 
-if TYPE_CHECKING:
-    from mptrain.workloads.base.faulty_samples import Faults
+#: The word in a file's name that says which part of the data it is, as in ``wiki.valid.tokens``.
+_PARTS = {"train": "train", "valid": "val", "validation": "val", "val": "val", "dev": "val", "test": "test"}
 
 
 def read_file(file: Path, faults: Faults) -> str:
@@ -28,12 +30,32 @@ def read_file(file: Path, faults: Faults) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        lines: list[str] = []
         problems: dict[str, str] = {}
-        for number, line in enumerate(content.splitlines(keepends=True), start=1):
-            try:
-                lines.append(line.decode())
-            except UnicodeDecodeError as error:
-                problems[f"{file} line {number}"] = f"byte {error.start + 1} is not UTF-8"
+        lines = [line for _, line in decoded(file, content.splitlines(keepends=True), problems)]
         faults.report(problems)
         return "".join(lines)
+
+
+def decoded(file: Path, lines: Iterable[bytes], problems: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """The number, from 1, and text of each line that is UTF-8; ``problems`` takes the others by file and number."""
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            problems[f"{file} line {number}"] = f"byte {error.start + 1} is not UTF-8"
+        else:
+            yield number, text
+
+
+def by_part(files: Iterable[Path]) -> dict[str, list[Path]]:
+    """Files by the part of the data that their names say they are: ``train``, ``val``, ``test``, or ``""`` for none.
+
+    Where one is for training, those that are for nothing are left out.
+    """
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        words = re.split(r"[^a-z]+", file.name.lower())
+        found.setdefault(next((_PARTS[word] for word in words if word in _PARTS), ""), []).append(file)
+    if "train" in found:
+        found.pop("", None)
+    return found

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def turned_round(sequence: Tensor, lengths: Tensor) -> Tensor:
+def reverse_padded(sequence: Tensor, lengths: Tensor) -> Tensor:
     """Each sequence with its own places in reverse order, its padding where it was; doing it twice changes nothing.
 
     Args:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from mptrain.device import widest
 from mptrain.extras import load_extra, require_extra
 from mptrain.fields import BelowOneOrZero, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.exhibits import Exhibit, Texts
 from mptrain.workloads.base.perplexity import perplexity
 from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.text.subwords import BEGIN, PAD
 from mptrain.workloads.translation.search import beam_search, greedy
-
-if TYPE_CHECKING:
-    from mptrain.workloads.base.batch import Batch
 
 _SHOWN = 8
 _ORDER = 4  # the longest n-grams of BLEU

@@ -10,8 +10,14 @@ from loops import each
 
 from mptrain.errors import ConfigError, DataError, EnvironmentRefused
 from mptrain.workloads.audio_generation import mu_law
-from mptrain.workloads.audio_generation.audio_dataset import IGNORED, SoundDataset, hold_out_clips
-from mptrain.workloads.audio_generation.audio_windows import Clip, SoundSplit
+from mptrain.workloads.audio_generation.audio_dataset import (
+    IGNORED,
+    Clip,
+    SoundDataset,
+    SoundSplit,
+    WindowOptions,
+    hold_out_clips,
+)
 from mptrain.workloads.audio_generation.datasets.asterisk_audio import load_asterisk_audio
 from mptrain.workloads.audio_generation.datasets.recordings import load_recordings
 from mptrain.workloads.audio_generation.datasets.synthetic_sounds import (
@@ -40,7 +46,14 @@ def dataset_of(*waves, window=5, context=3, letters=None, speakers=("a",), fault
         Clip(name, len(wave), int(name) % len(speakers), tuple(letters[int(name)]) if letters else ())
         for name, wave in held.items()
     ]
-    split = SoundSplit("toys", clips, held.__getitem__, window, context, faults or Faults(), in_memory=True)
+    split = SoundSplit(
+        "toys",
+        clips,
+        held.__getitem__,
+        WindowOptions(window=window, context=context),
+        faults or Faults(),
+        in_memory=True,
+    )
     return SoundDataset("toys", 8000, 256, speakers, alphabet, 0, split, None, None)
 
 
@@ -96,11 +109,11 @@ class TestWindows:
             return torch.ones(3, dtype=torch.int16)
 
         clips = [Clip("good", 8), Clip("broken", 8)]
-        split = SoundSplit("toys", clips, read, 4, 0, Faults(), in_memory=False)
+        split = SoundSplit("toys", clips, read, WindowOptions(window=4, context=0), Faults(), in_memory=False)
         with pytest.raises(DataError, match="broken: is broken") as error:
             split.fetch([0, 2], 0, 0)
         assert "on_error=skip" in error.value.hint
-        split = SoundSplit("toys", clips, read, 4, 0, Faults("skip"), in_memory=False)
+        split = SoundSplit("toys", clips, read, WindowOptions(window=4, context=0), Faults("skip"), in_memory=False)
         assert split.fetch([0, 2], 0, 0).counts == (3,)
         with pytest.raises(DataError, match="no recording of a batch can be used, the first of them good"):
             split.fetch([1, 3], 0, 0)  # the second window of a recording that is shorter than its header said
@@ -109,7 +122,9 @@ class TestWindows:
 
     def test_nothing_to_read_is_refused(self):
         with pytest.raises(DataError, match="toys: there is no usable recording"):
-            SoundSplit("toys", [], lambda name: torch.zeros(1), 4, 0, Faults(), in_memory=True)
+            SoundSplit(
+                "toys", [], lambda name: torch.zeros(1), WindowOptions(window=4, context=0), Faults(), in_memory=True
+            )
 
 
 class TestConditions:

@@ -170,7 +170,7 @@ class TestConditions:
             model = small(vocabulary_size=3, stacks=1, layers=1).to(dtype)
             given, text = torch.zeros(1, 8000, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int64)
             with Upcast():
-                model.told(None, text, torch.zeros_like(given)).float().sum().backward()
+                model.conditioning(None, text, torch.zeros_like(given)).float().sum().backward()
             grads.append(model.neighbours.bias.grad.float())
         assert grads[0].tolist() == [8000.0] * 5
         assert torch.equal(*grads)

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from mptrain.precision.upcast import Upcast
-from mptrain.workloads.language.models import exact_softmax
-from mptrain.workloads.language.models.adaptive_softmax import AdaptiveSoftmax
-from mptrain.workloads.language.models.sampled_softmax import SampledSoftmax, draw, inclusion, log_uniform
+from mptrain.workloads.language.models import softmaxes
+from mptrain.workloads.language.models.softmaxes import AdaptiveSoftmax, SampledSoftmax, draw, inclusion, log_uniform
 
 HALF = [torch.float16, torch.bfloat16]
 CPU = torch.device("cpu")
@@ -213,7 +212,7 @@ class TestAdaptive:
 
 @pytest.mark.parametrize("size", [1, 30, 10**9])
 def test_an_exact_softmax_is_the_same_in_parts(size, monkeypatch):
-    monkeypatch.setattr(exact_softmax, "SCORES_AT_A_TIME", size)
+    monkeypatch.setattr(softmaxes, "SCORES_AT_A_TIME", size)
     layer, (given, targets) = SampledSoftmax(6, 10, 4).eval(), given_and_targets(10)
     losses, best = layer(given, targets)
     scores = layer(given)

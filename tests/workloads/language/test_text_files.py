@@ -12,8 +12,7 @@ from mptrain.errors import ConfigError, DataError
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.language.datasets.python_docs import load_python_docs, read_topics
 from mptrain.workloads.language.datasets.text_files import load_text
-from mptrain.workloads.language.text_partition import divide, joined
-from mptrain.workloads.language.text_windows import TextSplit
+from mptrain.workloads.language.language_dataset import TextSplit, divide, joined
 from mptrain.workloads.text.tokens import UNKNOWN, learn
 
 

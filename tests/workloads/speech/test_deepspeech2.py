@@ -9,8 +9,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mptrain.precision.upcast import Upcast
-from mptrain.workloads.speech.models.deepspeech2 import Recurrent, RowConvolution, deepspeech2
-from mptrain.workloads.speech.models.masked_norm import MaskedBatchNorm
+from mptrain.workloads.speech.models.deepspeech2 import MaskedBatchNorm, Recurrent, RowConvolution, deepspeech2
 
 LENGTHS = torch.tensor([31, 8, 1, 20])
 

@@ -14,8 +14,7 @@ from torch import nn
 from mptrain.errors import EnvironmentRefused
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.sound.alphabet import Alphabet
-from mptrain.workloads.speech.ctc_search import beam_search
-from mptrain.workloads.speech.task import Transcribe, collapsed
+from mptrain.workloads.speech.task import Transcribe, beam_search, collapsed
 
 ALPHABET = Alphabet("abc ")
 TASK = Transcribe(decode=ALPHABET.text)

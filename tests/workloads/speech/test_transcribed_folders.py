@@ -14,10 +14,8 @@ from scipy.io import wavfile
 from mptrain.errors import ConfigError, DataError
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.alphabet import Alphabet
-from mptrain.workloads.speech.datasets.transcribed_folders import load_speech
-from mptrain.workloads.speech.manifest import entries_of
-from mptrain.workloads.speech.speech_dataset import Utterance
-from mptrain.workloads.speech.speech_partition import divided_by, hold_out_utterances
+from mptrain.workloads.speech.datasets.transcribed_folders import entries_of, load_speech
+from mptrain.workloads.speech.speech_dataset import Utterance, divided_by, hold_out_utterances
 
 
 def record(path, seconds=1.0, rate=16000, channels=1, seed=0):

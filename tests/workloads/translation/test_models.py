@@ -201,15 +201,20 @@ def said(name):
     return int(next(line for line in lines if line.startswith("# Size:")).split()[2].replace(",", ""))
 
 
+def shared(vocabulary):
+    return {"source_vocabulary_size": vocabulary, "target_vocabulary_size": vocabulary, "shared_vocabulary": True}
+
+
 class TestSizes:
     @pytest.mark.parametrize(("name", "layers"), [("seq2seq_3x1024", 3), ("seq2seq_5x1024", 5), ("seq2seq_small", 2)])
     def test_lstm_parameters_are_those_of_the_layers_that_the_paper_names(self, name, layers):
         """Micikevicius et al. 2018, section 4.4: 3 or 5 layers of 1024 LSTM in encoder and decoder, 100K and 40K words."""
         keys, defaults = keys_of(name)
         sizes = (defaults.get("vocabulary", 200), defaults.get("target_vocabulary", 200))
+        facts = {"source_vocabulary_size": sizes[0], "target_vocabulary_size": sizes[1]}
         assert keys["layers"] == layers
         with torch.device("meta"):
-            model = LSTMTranslator(*sizes, width=keys["width"], layers=layers, dropout=0.0)
+            model = LSTMTranslator(**facts, width=keys["width"], layers=layers)
         width = keys["width"]
         cell = lambda given: 4 * width * (given + width) + 8 * width  # noqa: E731
         encoder = 2 * cell(width) + cell(2 * width) + (layers - 2) * cell(width)
@@ -223,7 +228,7 @@ class TestSizes:
         keys, defaults = keys_of("transformer_base")
         vocabulary, width, inner = defaults["vocabulary"], 512, 2048
         with torch.device("meta"):
-            model = TransformerTranslator(vocabulary, vocabulary, **keys)
+            model = TransformerTranslator(**shared(vocabulary), **keys)
         attention, feed, norm = 4 * width**2, 2 * width * inner + inner + width, 2 * width
         expected = vocabulary * width + 6 * (attention + feed + 2 * norm) + 6 * (2 * attention + feed + 3 * norm)
         assert count(model) == expected == said("transformer_base")
@@ -231,15 +236,20 @@ class TestSizes:
 
     def test_the_small_transformer_has_the_size_that_its_file_says(self):
         keys, defaults = keys_of("transformer_small_translation")
-        assert count(TransformerTranslator(300, 300, **keys)) == said("transformer_small_translation")
+        assert count(TransformerTranslator(**shared(300), **keys)) == said("transformer_small_translation")
         assert defaults["vocabulary"] == 300
 
     @pytest.mark.parametrize("name", ["seq2seq_3x1024", "seq2seq_5x1024", "transformer_base"])
     def test_published_sizes_run_forward_and_backward_without_values(self, name):
         keys, defaults = keys_of(name)
         sizes = (defaults["vocabulary"], defaults.get("target_vocabulary", defaults["vocabulary"]))
+        facts = {"source_vocabulary_size": sizes[0], "target_vocabulary_size": sizes[1]}
         with torch.device("meta"):
-            model = (TransformerTranslator if "inner" in keys else LSTMTranslator)(*sizes, **keys)
+            model = (
+                TransformerTranslator(**shared(sizes[0]), **keys)
+                if "inner" in keys
+                else LSTMTranslator(**facts, **keys)
+            )
             tokens = torch.zeros(2, 7, dtype=torch.int64)
             logits = model(tokens, torch.full((2,), 7), tokens[:, :5])
             logits.sum().backward()

@@ -8,10 +8,9 @@ from loops import each
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.workloads.text.subwords import END, PAD
-from mptrain.workloads.translation.datasets.number_names import name_of
-from mptrain.workloads.translation.datasets.number_words import draw_numbers, load_number_words
+from mptrain.workloads.translation.datasets.number_words import draw_numbers, load_number_words, name_of
 from mptrain.workloads.translation.datasets.pairs import load_pairs
-from mptrain.workloads.translation.pair_partition import Pair, distinct, divide_pairs, tidied
+from mptrain.workloads.translation.pair_dataset import Pair, distinct, divide_pairs, tidied
 
 LINES = [f"{name_of(number, 'de')}\t{name_of(number, 'en')}" for number in range(300)]
 

@@ -2,63 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
-from mptrain.workloads.audio_generation.audio_dataset import Choices, SoundDataset, clips_as_dataset
-from mptrain.workloads.audio_generation.audio_windows import Clip
-from mptrain.workloads.base.faulty_samples import Faults, OnError
+from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
-from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts
-from mptrain.workloads.sound.audio_files import RecordingError, read_recording
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts, read_prompts
 
 
-def load_asterisk_audio(
-    *,
-    sounds: Path = SOUNDS,
-    transcripts: Path = TRANSCRIPTS,
-    text: bool = True,
-    levels: PositiveInt = 256,
-    window: PositiveInt = 4000,
-    context: NonNegativeInt = 510,
-    val_share: BelowOneOrZero = 0.1,
-    test_share: BelowOneOrZero = 0.1,
-    train_samples: PositiveInt | None = None,
-    on_error: OnError = "stop",
-) -> SoundDataset:
-    """Read the prompts, some 24 minutes of one speaker at 8 kHz, into memory.
+@dataclass(frozen=True, kw_only=True)
+class AsteriskAudioOptions(RecordingOptions):
+    """Options of `load_asterisk_audio`.
 
-    Args:
+    Attributes:
         sounds: Folder of the recordings.
         transcripts: The list of what is said.
-        text: Tell the network which letter is being said.
-        levels: Of µ-law.
-        window: Samples that are predicted at a time.
-        context: Samples that are heard before a window: what the network sees, less one.
-        val_share: Share of the prompts held out for validation.
-        test_share: Share of the prompts to test on.
-        train_samples: Train on so many prompts only; None trains on all.
-        on_error: What to do about recordings that cannot be read.
+    """
+
+    sounds: Path = SOUNDS
+    transcripts: Path = TRANSCRIPTS
+
+
+@takes_fields_of(AsteriskAudioOptions)
+def load_asterisk_audio(options: AsteriskAudioOptions) -> SoundDataset:
+    """Read the prompts, some 24 minutes of one speaker at 8 kHz, into memory.
 
     Raises:
         DataError: The prompts are not there, or one cannot be read and ``on_error`` is ``stop``.
         ConfigError: Nothing is left to train on.
     """
-    faults, alphabet = Faults(on_error), Alphabet(ENGLISH)
-    waves: dict[str, Tensor] = {}
-    clips = []
-    for _, path, words in asterisk_prompts(sounds.expanduser(), transcripts.expanduser()):
-        try:
-            wave = read_recording(path, RATE)
-        except RecordingError as error:
-            faults.report({str(path): error.reason})
-            continue
-        waves[str(path)] = wave
-        clips.append(Clip(str(path), len(wave), letters=alphabet.told(words) if text else ()))
-    choices = Choices(RATE, levels, window, context, val_share, test_share, train_samples, None, on_error)
-    letters = tuple(alphabet.labels()) if text else ()
-    return clips_as_dataset("asterisk_audio", clips, waves.__getitem__, faults, choices, ("Allison",), letters)
+    faults, alphabet = Faults(options.on_error), Alphabet(ENGLISH)
+    read = read_prompts(asterisk_prompts(options.sounds.expanduser(), options.transcripts.expanduser()), faults)
+    waves = {str(path): wave for _, path, _, wave in read}
+    clips = [
+        Clip(str(path), len(wave), letters=alphabet.known_numbers(words) if options.text else ())
+        for _, path, words, wave in read
+    ]
+    return clips_as_dataset(
+        "asterisk_audio",
+        clips,
+        waves.__getitem__,
+        faults,
+        options,
+        rate=RATE,
+        speakers=("Allison",),
+        alphabet=alphabet.labels() if options.text else (),
+    )

@@ -2,84 +2,83 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mptrain.errors import DataError
-from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
-from mptrain.workloads.audio_generation.audio_dataset import Choices, SoundDataset, clips_as_dataset
-from mptrain.workloads.audio_generation.audio_windows import Clip
-from mptrain.workloads.base.faulty_samples import Faults, OnError
+from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
+from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
 from mptrain.workloads.sound.audio_files import SUFFIXES, RecordingError, read_recording, recording_seconds
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 _HINT = "set dataset.root to a folder of WAV files; dataset=made_up_sounds needs no files"
 
 
-def load_recordings(
-    *,
-    root: Path = Path("data/recordings"),
-    name: str = "recordings",
-    rate: PositiveInt = 16000,
-    speakers: bool = True,
-    text: bool = True,
-    alphabet: str = ENGLISH,
-    levels: PositiveInt = 256,
-    window: PositiveInt = 4000,
-    context: NonNegativeInt = 510,
-    val_share: BelowOneOrZero = 0.1,
-    test_share: BelowOneOrZero = 0.1,
-    train_samples: PositiveInt | None = None,
-    workers: NonNegativeInt = 2,
-    on_error: OnError = "stop",
-) -> SoundDataset:
+@dataclass(frozen=True, kw_only=True)
+class RecordingFolderOptions(RecordingOptions):
+    """Options of `load_recordings`.
+
+    Attributes:
+        root: The folder.
+        name: What to call the data set in records.
+        rate: Samples a second that all recordings are converted to, in hertz.
+        speakers: Tell the network who speaks, where there are several speakers.
+        alphabet: Letters of the texts; others are left out.
+        workers: Processes that read files.
+    """
+
+    root: Path = Path("data/recordings")
+    name: str = "recordings"
+    rate: PositiveInt = 16000
+    speakers: bool = True
+    alphabet: str = ENGLISH
+    workers: NonNegativeInt = 2
+
+
+@takes_fields_of(RecordingFolderOptions)
+def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
     """Find the recordings in a folder; they are read when a batch asks for them.
 
     Files lie in the folder itself or below it. Where they lie in folders of it, each of these is a speaker. A text file
     beside a recording, ``NAME.txt`` beside ``NAME.wav``, has what is said in it. Where texts are told to the network and one
     recording has one, a recording without a text and a text without a recording cannot be used.
 
-    Args:
-        root: The folder.
-        name: What to call the data set in records.
-        rate: Samples a second that all recordings are converted to, in hertz.
-        speakers: Tell the network who speaks, where there are several speakers.
-        text: Tell it which letter is being said, where there are texts; False looks for none.
-        alphabet: Letters of the texts; others are left out.
-        levels: Of µ-law.
-        window: Samples that are predicted at a time.
-        context: Samples that are heard before a window: what the network sees, less one.
-        val_share: Share of the recordings held out for validation.
-        test_share: Share of the recordings to test on.
-        train_samples: Train on so many recordings only; None trains on all.
-        workers: Processes that read files.
-        on_error: What to do about recordings and texts that cannot be read or lack one another.
-
     Raises:
         DataError: There are no recordings, or one cannot be used and ``on_error`` is ``stop``.
         ConfigError: Nothing is left to train on.
     """
-    root, letters, faults = root.expanduser(), Alphabet(alphabet), Faults(on_error)
+    name, root = options.name, options.root.expanduser()
+    letters, faults = Alphabet(options.alphabet), Faults(options.on_error)
     files = _sound_files(root, name)
-    found = sorted({_speaker_of(file, root) for file in files}) if speakers else [""]
-    texts = _texts_beside(files, faults) if text else {}
+    found = sorted({_speaker_of(file, root) for file in files}) if options.speakers else [""]
+    texts = _texts_beside(files, faults) if options.text else {}
     clips = []
     for file in texts or files:
         try:
-            samples = max(1, round(recording_seconds(file) * rate))
-            said = letters.told(_read_text(texts[file])) if texts else ()
+            samples = max(1, round(recording_seconds(file) * options.rate))
+            said = letters.known_numbers(_read_text(texts[file])) if texts else ()
         except RecordingError as error:
             faults.report({str(file): error.reason})
         else:
-            clips.append(Clip(str(file), samples, found.index(_speaker_of(file, root)) if speakers else 0, said))
+            clips.append(
+                Clip(str(file), samples, found.index(_speaker_of(file, root)) if options.speakers else 0, said)
+            )
     if not clips:
         raise DataError(f"{name}: no recording in {root} can be used", "mend or remove the files")
-    told = letters.labels() if any(clip.letters for clip in clips) else ()
-    choices = Choices(rate, levels, window, context, val_share, test_share, train_samples, workers, on_error)
-    return clips_as_dataset(name, clips, _Reading(rate), faults, choices, tuple(found), tuple(told))
+    return clips_as_dataset(
+        name,
+        clips,
+        functools.partial(read_recording, rate=options.rate),
+        faults,
+        options,
+        rate=options.rate,
+        speakers=tuple(found),
+        alphabet=letters.labels() if any(clip.letters for clip in clips) else (),
+        workers=options.workers,
+    )
 
 
 def _sound_files(root: Path, name: str) -> list[Path]:
@@ -88,16 +87,6 @@ def _sound_files(root: Path, name: str) -> list[Path]:
         what = f"no file in {root} ends in {' '.join(SUFFIXES)}" if root.is_dir() else f"looked for the folder {root}"
         raise DataError(f"{name} not found: {what}", _HINT)
     return files
-
-
-class _Reading:
-    """Reads a recording at a rate; something that worker processes can be handed."""
-
-    def __init__(self, rate: int) -> None:
-        self.rate = rate
-
-    def __call__(self, name: str) -> Tensor:
-        return read_recording(name, self.rate)
 
 
 def _speaker_of(file: Path, root: Path) -> str:

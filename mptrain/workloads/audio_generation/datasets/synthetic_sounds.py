@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from mptrain.fields import NonNegativeInt, PositiveInt
-from mptrain.workloads.audio_generation.audio_dataset import SoundDataset
-from mptrain.workloads.audio_generation.audio_windows import Clip, SoundSplit
+from mptrain.workloads.audio_generation.audio_dataset import Clip, SoundDataset, SoundSplit, WindowOptions
 from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.base.random_streams import mix, uniforms
 
 #: Samples a second, in hertz.
@@ -34,27 +35,27 @@ _BANDWIDTHS = (60.0, 90.0, 150.0)
 _PARTIALS = ((0.5, 2.0), (1.0, 4.0), (1.2, 5.0), (1.5, 7.0), (2.0, 9.0), (2.6, 14.0))
 
 
-def make_sounds(
-    *,
-    train_samples: PositiveInt = 160,
-    val_samples: NonNegativeInt = 24,
-    test_samples: NonNegativeInt = 48,
-    levels: PositiveInt = 256,
-    window: PositiveInt = 4000,
-    context: NonNegativeInt = 510,
-) -> SoundDataset:
-    """Make sounds of half a second at 8 kHz, the same in every run, of four kinds that the network is told as speakers.
+@dataclass(frozen=True, kw_only=True)
+class SyntheticSoundOptions(WindowOptions):
+    """Options of `make_sounds`.
 
-    Args:
+    Attributes:
         train_samples: Sounds to train on; fewer are the first of more.
         val_samples: Sounds to validate on; 0 for none.
         test_samples: Sounds to test on; 0 for none.
-        levels: Of µ-law.
-        window: Samples that are predicted at a time.
-        context: Samples that are heard before a window: what the network sees, less one.
     """
+
+    train_samples: PositiveInt = 160
+    val_samples: NonNegativeInt = 24
+    test_samples: NonNegativeInt = 48
+
+
+@takes_fields_of(SyntheticSoundOptions)
+def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
+    """Make sounds of half a second at 8 kHz, the same in every run, of four kinds that the network is told as speakers."""
+    counts = {"train": options.train_samples, "val": options.val_samples, "test": options.test_samples}
     parts: dict[str, SoundSplit] = {}
-    for number, (part, count) in enumerate((("train", train_samples), ("val", val_samples), ("test", test_samples))):
+    for number, (part, count) in enumerate(counts.items()):
         waves, clips = {}, []
         for index in range(count):
             kind = index % len(KINDS)
@@ -63,11 +64,10 @@ def make_sounds(
             clips.append(Clip(name, LENGTH, kind))
         if count:
             parts[part] = SoundSplit(
-                f"made_up_sounds {part}", clips, waves.__getitem__, window, context, Faults(), in_memory=True
+                f"made_up_sounds {part}", clips, waves.__getitem__, options, Faults(), in_memory=True
             )
-    return SoundDataset(
-        "made_up_sounds", RATE, levels, tuple(KINDS), (), 0, parts["train"], parts.get("val"), parts.get("test")
-    )
+    splits = parts["train"], parts.get("val"), parts.get("test")
+    return SoundDataset("made_up_sounds", RATE, options.levels, tuple(KINDS), (), 0, *splits)
 
 
 def sound(kind: int, part: int, index: int) -> Tensor:

@@ -39,10 +39,15 @@ class GatedLayer(nn.Module):
 
     def forward(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
         """From ``[N, R, L]`` and a condition ``[N, E, L]`` or ``[N, E, 1]`` to what goes on, and the product, alike."""
-        gates = self.gates(F.pad(given, (self.past, 0)))
-        if self.condition is not None and condition is not None:
-            gates = gates + self.condition(condition)
-        return self.outputs(given, gates)
+        gates, added = self.gates(F.pad(given, (self.past, 0))), self.added(condition)
+        return self.outputs(given, gates if added is None else gates + added)
+
+    def added(self, condition: Tensor | None) -> Tensor | None:
+        """What a condition adds to the gates, for all samples at once."""
+        if self.condition is None or condition is None:
+            return None
+        added: Tensor = self.condition(condition)
+        return added
 
     def outputs(self, given: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
         """What goes on, and the product, from the sums ``[N, 2 R, L]`` before the two gates."""
@@ -50,6 +55,34 @@ class GatedLayer(nn.Module):
         product = torch.tanh(filtered) * torch.sigmoid(gate)
         onward = given if self.residual is None else given + self.residual(product)
         return onward, product
+
+
+class Queue:
+    """A gated layer with what it has seen.
+
+    Args:
+        layer: The layer.
+        seen: Its inputs so far, ``[N, R, L]``.
+    """
+
+    def __init__(self, layer: GatedLayer, seen: Tensor) -> None:
+        self.layer = layer
+        padded = F.pad(seen, (layer.past, 0))
+        self._kept = padded[..., padded.shape[2] - layer.past :].clone()
+        self._oldest = 0
+        weight = layer.gates.weight  # [2 R, R, K]
+        self._weight = weight.transpose(1, 2).flatten(1)
+        self._spacing = layer.gates.dilation[0]
+
+    def step(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The layer's two outputs for the next sample, ``[N, R, 1]``; a condition is what it adds to the gates."""
+        size = self._kept.shape[2]
+        taps = [self._kept[..., (self._oldest + back) % size] for back in range(0, size, self._spacing)] if size else []
+        gates = F.linear(torch.cat([*taps, given[..., 0]], 1), self._weight, self.layer.gates.bias).unsqueeze(2)
+        if size:
+            self._kept[..., self._oldest] = given[..., 0]
+            self._oldest = (self._oldest + 1) % size
+        return self.layer.outputs(given, gates if condition is None else gates + condition)
 
 
 class WaveNet(nn.Module):
@@ -66,7 +99,7 @@ class WaveNet(nn.Module):
         skip: Channels of the sum over all layers.
         kernel_size: Samples that each layer sees.
         speakers: How many there are; 0 tells none.
-        letters: How many there are, with the one for none; 0 tells none.
+        vocabulary_size: How many letters there are, with the one for none; 0 tells none.
         condition: Numbers of the embeddings of speakers and letters.
 
     Attributes:
@@ -76,24 +109,24 @@ class WaveNet(nn.Module):
 
     def __init__(
         self,
-        levels: int,
         *,
-        stacks: int,
-        layers: int,
-        residual: int,
-        skip: int,
-        kernel_size: int,
-        speakers: int,
-        letters: int,
-        condition: int,
+        levels: PositiveInt,
+        speakers: NonNegativeInt = 0,
+        vocabulary_size: NonNegativeInt = 0,
+        stacks: PositiveInt = 3,
+        layers: PositiveInt = 10,
+        residual: PositiveInt = 64,
+        skip: PositiveInt = 256,
+        kernel_size: PositiveInt = 2,
+        condition: PositiveInt = 64,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(levels, residual)
         self.speakers = nn.Embedding(speakers, condition) if speakers else None
-        self.letters = nn.Embedding(letters, condition, padding_idx=0) if letters else None
-        self.neighbours = nn.Conv1d(condition, condition, 5, padding=2) if letters else None
+        self.letters = nn.Embedding(vocabulary_size, condition, padding_idx=0) if vocabulary_size else None
+        self.neighbours = nn.Conv1d(condition, condition, 5, padding=2) if vocabulary_size else None
         dilations = [2**layer for _ in range(stacks) for layer in range(layers)]
-        told = condition if speakers or letters else 0
+        told = condition if speakers or vocabulary_size else 0
         self.layers = nn.ModuleList(
             GatedLayer(residual, kernel_size, dilation, told, last=number == len(dilations))
             for number, dilation in enumerate(dilations, start=1)
@@ -118,7 +151,7 @@ class WaveNet(nn.Module):
         Returns:
             ``[N, levels, L]``.
         """
-        condition = self.told(speaker, text, place)
+        condition = self.conditioning(speaker, text, place)
         value = self.embedding(given).transpose(1, 2)
         products = []
         for layer in self.layers:
@@ -126,7 +159,7 @@ class WaveNet(nn.Module):
             products.append(product)
         return self.answer(products)
 
-    def told(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
+    def conditioning(self, speaker: Tensor | None, text: Tensor | None, place: Tensor | None) -> Tensor | None:
         """The condition, ``[N, E, L]`` with text and ``[N, E, 1]`` with a speaker alone; None for none of them."""
         condition: Tensor | None = None
         if self.letters is not None and self.neighbours is not None and text is not None and place is not None:
@@ -166,113 +199,28 @@ class WaveNet(nn.Module):
         Returns:
             int64 ``[N, count]``.
         """
-        return drawn(self, given, count, source, self.told(speaker, text, place))
+        condition = self.conditioning(speaker, text, place)
+        length = given.shape[1]
+        layers = [cast("GatedLayer", layer) for layer in self.layers]
+        told = [layer.added(condition) for layer in layers]
+        queues, value = [], self.embedding(given[:, :-1]).transpose(1, 2)
+        for layer in layers:
+            queues.append(Queue(layer, value))
+            if length > 1:  # convolutions of nothing are refused
+                value, _ = layer(value, None if condition is None else condition[..., : length - 1])
+        level, levels = given[:, -1], []
+        for position in range(length - 1, length - 1 + count):
+            value, products = self.embedding(level).unsqueeze(2), []
+            for queue, added in zip(queues, told, strict=True):
+                now = added if added is None or added.shape[2] == 1 else added[..., position, None]
+                value, product = queue.step(value, now)
+                products.append(product)
+            # NaN, which a run that went wrong has, has no probabilities.
+            probabilities = self.answer(products)[..., 0].float().nan_to_num(0.0).softmax(1)
+            level = torch.multinomial(probabilities, 1, generator=source)[:, 0]
+            levels.append(level)
+        return torch.stack(levels, 1) if levels else given[:, :0]
 
 
-def wavenet(
-    *,
-    levels: PositiveInt,
-    speakers: NonNegativeInt = 0,
-    vocabulary_size: NonNegativeInt = 0,
-    stacks: PositiveInt = 3,
-    layers: PositiveInt = 10,
-    residual: PositiveInt = 64,
-    skip: PositiveInt = 256,
-    kernel_size: PositiveInt = 2,
-    condition: PositiveInt = 64,
-) -> WaveNet:
-    """Build a WaveNet in PyTorch's default initialisation.
-
-    Args:
-        levels: Levels of a sample.
-        speakers: How many there are; 0 tells none.
-        vocabulary_size: How many letters there are, with the one for none; 0 tells none.
-        stacks: How often the dilations begin again at 1.
-        layers: Layers of a stack.
-        residual: Channels that pass from layer to layer, and of the gates.
-        skip: Channels of the sum over all layers.
-        kernel_size: Samples that each layer sees.
-        condition: Numbers of the embeddings of speakers and letters.
-    """
-    return WaveNet(
-        levels,
-        stacks=stacks,
-        layers=layers,
-        residual=residual,
-        skip=skip,
-        kernel_size=kernel_size,
-        speakers=speakers,
-        letters=vocabulary_size,
-        condition=condition,
-    )
-
-
-class Queue:
-    """A gated layer with what it has seen.
-
-    Args:
-        layer: The layer.
-        seen: Its inputs so far, ``[N, R, L]``.
-    """
-
-    def __init__(self, layer: GatedLayer, seen: Tensor) -> None:
-        self.layer = layer
-        padded = F.pad(seen, (layer.past, 0))
-        self._kept = padded[..., padded.shape[2] - layer.past :].clone()
-        self._oldest = 0
-        weight = layer.gates.weight  # [2 R, R, K]
-        self._weight = weight.transpose(1, 2).flatten(1)
-        self._spacing = layer.gates.dilation[0]
-
-    def step(self, given: Tensor, condition: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The layer's two outputs for the next sample, ``[N, R, 1]``; a condition is what it adds to the gates."""
-        size = self._kept.shape[2]
-        taps = [self._kept[..., (self._oldest + back) % size] for back in range(0, size, self._spacing)] if size else []
-        gates = F.linear(torch.cat([*taps, given[..., 0]], 1), self._weight, self.layer.gates.bias).unsqueeze(2)
-        if size:
-            self._kept[..., self._oldest] = given[..., 0]
-            self._oldest = (self._oldest + 1) % size
-        return self.layer.outputs(given, gates if condition is None else gates + condition)
-
-
-def drawn(model: WaveNet, given: Tensor, count: int, source: torch.Generator, condition: Tensor | None) -> Tensor:
-    """Levels drawn one after the other.
-
-    Args:
-        model: The network.
-        given: Levels to go on from, int64 ``[N, L]``.
-        count: How many to draw.
-        source: What they are drawn from.
-        condition: ``[N, E, L - 1 + count]`` or ``[N, E, 1]`` or None, of the level that follows each.
-
-    Returns:
-        int64 ``[N, count]``.
-    """
-    length = given.shape[1]
-    layers = [cast("GatedLayer", layer) for layer in model.layers]
-    told = [_added(layer, condition) for layer in layers]
-    queues, value = [], model.embedding(given[:, :-1]).transpose(1, 2)
-    for layer in layers:
-        queues.append(Queue(layer, value))
-        if length > 1:  # convolutions of nothing are refused
-            value, _ = layer(value, None if condition is None else condition[..., : length - 1])
-    level, levels = given[:, -1], []
-    for place in range(length - 1, length - 1 + count):
-        value, products = model.embedding(level).unsqueeze(2), []
-        for queue, added in zip(queues, told, strict=True):
-            now = added if added is None or added.shape[2] == 1 else added[..., place, None]
-            value, product = queue.step(value, now)
-            products.append(product)
-        # NaN, which a run that went wrong has, has no probabilities.
-        probabilities = model.answer(products)[..., 0].float().nan_to_num(0.0).softmax(1)
-        level = torch.multinomial(probabilities, 1, generator=source)[:, 0]
-        levels.append(level)
-    return torch.stack(levels, 1) if levels else given[:, :0]
-
-
-def _added(layer: GatedLayer, condition: Tensor | None) -> Tensor | None:
-    """Return what a condition adds to a layer's gates, for all samples at once."""
-    if layer.condition is None or condition is None:
-        return None
-    added: Tensor = layer.condition(condition)
-    return added
+#: Configurations name the class so.
+wavenet = WaveNet

@@ -9,50 +9,24 @@ import importlib
 import re
 
 from mptrain.errors import DataError
-from mptrain.fields import BelowOneOrZero, PositiveInt
-from mptrain.workloads.language.language_dataset import Choices, TextDataset, windows_of
-from mptrain.workloads.language.text_partition import divide
-from mptrain.workloads.text.tokens import Tokens
+from mptrain.workloads.base.options import takes_fields_of
+from mptrain.workloads.language.language_dataset import TextDataset, TextOptions, divide, windows_of
 
 MODULE = "pydoc_data.topics"
 
 _EMPTY_LINE = re.compile(r"\n[^\S\n]*\n")
 
 
-def load_python_docs(
-    *,
-    tokens: Tokens = "word",
-    sequence_length: PositiveInt = 128,
-    stream: bool = True,
-    min_count: PositiveInt = 2,
-    max_vocabulary: PositiveInt | None = None,
-    val_share: BelowOneOrZero = 0.1,
-    test_share: BelowOneOrZero = 0.1,
-    train_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 32,
-) -> TextDataset:
+@takes_fields_of(TextOptions)
+def load_python_docs(options: TextOptions) -> TextDataset:
     """Read the topics in alphabetical order and divide them, the same in every run of one version of Python.
-
-    Args:
-        tokens: ``word``: words, numbers and punctuation marks, the same mark several times over being one;
-            ``char``: characters; ``space``: what stands between spaces, and line ends.
-        sequence_length: Tokens of a sample.
-        stream: Each batch continues the one before, for networks that carry state; False makes samples independent.
-        min_count: Tokens that occur less often in the training text are all the same unknown one.
-        max_vocabulary: At most so many tokens have numbers, the most frequent; None for no limit.
-        val_share: Share of the text held out for validation.
-        test_share: Share of the text to test on.
-        train_samples: Train on so many samples only; None trains on all.
-        batch_size: Of the run: how many places of the text are read at a time.
 
     Raises:
         DataError: This Python came without its topics.
         ConfigError: The text is too short for what is asked.
     """
-    choices = Choices(
-        tokens, sequence_length, stream, min_count, max_vocabulary, val_share, test_share, train_samples, batch_size
-    )
-    return windows_of("python_docs", divide(read_topics(), val_share, test_share), choices, faults={})
+    parts = divide(read_topics(), options.val_share, options.test_share)
+    return windows_of("python_docs", parts, options, faults={})
 
 
 def read_topics() -> list[str]:

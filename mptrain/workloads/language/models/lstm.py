@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,8 +11,10 @@ from torch import Tensor, nn
 
 from mptrain.errors import ConfigError
 from mptrain.fields import AboveOne, BelowOneOrZero, NonNegativeInt, PositiveInt
-from mptrain.workloads.language.models.adaptive_softmax import AdaptiveSoftmax
-from mptrain.workloads.language.models.sampled_softmax import SampledSoftmax
+from mptrain.workloads.language.models.softmaxes import AdaptiveSoftmax, SampledSoftmax
+
+#: The last layer: over all tokens, with rare ones in clusters, or in training against some drawn at random.
+Softmax = Literal["full", "adaptive", "sampled"]
 
 
 class LSTMLanguageModel(nn.Module):
@@ -26,17 +27,27 @@ class LSTMLanguageModel(nn.Module):
     its gradient: back-propagation through time is cut off at the batch. The state lies in buffers that are no part of
     ``state_dict()``: it belongs to a place in a text, not to what was learned.
 
+    Initial weights are PyTorch's default; a tied matrix is drawn as a linear layer's.
+
     Args:
         vocabulary_size: How many tokens there are, V.
-        lanes: Rows of state; 0 carries none.
-        decoder: Makes the last layer, from P: a linear one to scores of V tokens, or one that takes the targets as well
-            and says what they cost.
+        lanes: Rows of state carried from batch to batch; 0 carries none.
         embedding_size: Numbers that stand for a token.
-        hidden_size: Numbers of a layer's cell state, H.
-        projection: Numbers of its hidden state, P; 0 leaves it as large as the cell state.
+        hidden_size: Numbers of a layer's cell state, H, and of its hidden state where there is no projection.
+        projection: Numbers of a layer's hidden state, P, fewer than ``hidden_size``; 0 projects nothing.
         layers: How many LSTM layers.
         dropout: Share of activations set to zero in training, before, between and after the layers.
-        tied: The matrix of the last layer, a linear one, is that of the embedding.
+        tied: The last layer's matrix is that of the embedding (Press and Wolf 2017).
+        softmax: ``full``: over all tokens; ``adaptive``: rare tokens in clusters (Grave et al. 2017); ``sampled``: in
+            training against some tokens drawn at random (Jean et al. 2015).
+        samples: Tokens that a sampled softmax draws for a batch; of a smaller vocabulary one less than all.
+        cutoffs: Numbers of the tokens at which an adaptive softmax's clusters begin; those beyond the vocabulary are
+            left out.
+        shrink: By how much the rows of an adaptive softmax become shorter from cluster to cluster.
+
+    Raises:
+        ConfigError: A tied matrix would need two shapes, or is no matrix; a projection would enlarge; no cluster
+            begins within the vocabulary.
 
     Attributes:
         hidden: Hidden state carried, ``[layers, lanes, P]``; absent without lanes.
@@ -48,17 +59,22 @@ class LSTMLanguageModel(nn.Module):
 
     def __init__(
         self,
-        vocabulary_size: int,
-        lanes: int,
-        decoder: Callable[[int], nn.Module],
         *,
-        embedding_size: int,
-        hidden_size: int,
-        projection: int,
-        layers: int,
-        dropout: float,
-        tied: bool,
+        vocabulary_size: int,
+        lanes: NonNegativeInt = 0,
+        embedding_size: PositiveInt = 64,
+        hidden_size: PositiveInt = 64,
+        projection: NonNegativeInt = 0,
+        layers: PositiveInt = 1,
+        dropout: BelowOneOrZero = 0.0,
+        tied: bool = False,
+        softmax: Softmax = "full",
+        samples: PositiveInt = 8192,
+        cutoffs: tuple[PositiveInt, ...] = (2000, 10000),
+        shrink: AboveOne = 4.0,
     ) -> None:
+        _refuse(embedding_size, hidden_size, projection, tied, softmax)
+        within = _cutoffs(cutoffs, vocabulary_size) if softmax == "adaptive" else ()
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, embedding_size)
         self.lstm = nn.LSTM(
@@ -70,7 +86,13 @@ class LSTMLanguageModel(nn.Module):
             proj_size=projection,
         )
         features = projection or hidden_size
-        self.decoder = decoder(features)
+        self.decoder: nn.Module
+        if softmax == "sampled":
+            self.decoder = SampledSoftmax(features, vocabulary_size, min(samples, vocabulary_size - 1))
+        elif softmax == "adaptive":
+            self.decoder = AdaptiveSoftmax(features, vocabulary_size, within, shrink)
+        else:
+            self.decoder = nn.Linear(features, vocabulary_size)
         self.dropout = nn.Dropout(dropout)
         if tied and isinstance(self.decoder, nn.Linear):
             bound = 1 / math.sqrt(features)  # the linear layer's: an embedding's would begin with huge logits
@@ -128,69 +150,6 @@ class LSTMLanguageModel(nn.Module):
                 buffer.index_copy_(1, lane, value.to(buffer.dtype))
 
 
-Softmax = Literal["full", "adaptive", "sampled"]
-
-
-def lstm_language_model(
-    *,
-    vocabulary_size: int,
-    lanes: NonNegativeInt = 0,
-    embedding_size: PositiveInt = 64,
-    hidden_size: PositiveInt = 64,
-    projection: NonNegativeInt = 0,
-    layers: PositiveInt = 1,
-    dropout: BelowOneOrZero = 0.0,
-    tied: bool = False,
-    softmax: Softmax = "full",
-    samples: PositiveInt = 8192,
-    cutoffs: tuple[PositiveInt, ...] = (2000, 10000),
-    shrink: AboveOne = 4.0,
-) -> LSTMLanguageModel:
-    """Build an LSTM language model in PyTorch's default initialisation; a tied matrix is drawn as a linear layer's.
-
-    Args:
-        vocabulary_size: How many tokens there are.
-        lanes: Rows of state carried from batch to batch; 0 carries none.
-        embedding_size: Numbers that stand for a token.
-        hidden_size: Numbers of a layer's cell state, and of its hidden state where there is no projection.
-        projection: Numbers of a layer's hidden state, fewer than ``hidden_size``; 0 projects nothing.
-        layers: How many LSTM layers.
-        dropout: Share of activations set to zero in training, before, between and after the layers.
-        tied: The last layer's matrix is that of the embedding (Press and Wolf 2017).
-        softmax: ``full``: over all tokens; ``adaptive``: rare tokens in clusters (Grave et al. 2017); ``sampled``: in
-            training against some tokens drawn at random (Jean et al. 2015).
-        samples: Tokens that a sampled softmax draws for a batch; of a smaller vocabulary one less than all.
-        cutoffs: Numbers of the tokens at which an adaptive softmax's clusters begin; those beyond the vocabulary are
-            left out.
-        shrink: By how much the rows of an adaptive softmax become shorter from cluster to cluster.
-
-    Raises:
-        ConfigError: A tied matrix would need two shapes, or is no matrix; a projection would enlarge; no cluster
-            begins within the vocabulary.
-    """
-    _refuse(embedding_size, hidden_size, projection, tied, softmax)
-    within = _cutoffs(cutoffs, vocabulary_size) if softmax == "adaptive" else ()
-
-    def decoder(features: int) -> nn.Module:
-        if softmax == "sampled":
-            return SampledSoftmax(features, vocabulary_size, min(samples, vocabulary_size - 1))
-        if softmax == "adaptive":
-            return AdaptiveSoftmax(features, vocabulary_size, within, shrink)
-        return nn.Linear(features, vocabulary_size)
-
-    return LSTMLanguageModel(
-        vocabulary_size,
-        lanes,
-        decoder,
-        embedding_size=embedding_size,
-        hidden_size=hidden_size,
-        projection=projection,
-        layers=layers,
-        dropout=dropout,
-        tied=tied,
-    )
-
-
 def _refuse(embedding_size: int, hidden_size: int, projection: int, tied: bool, softmax: Softmax) -> None:
     if projection >= hidden_size:
         raise ConfigError(
@@ -219,3 +178,7 @@ def _cutoffs(cutoffs: tuple[int, ...], vocabulary_size: int) -> tuple[int, ...]:
             f"write model.cutoffs=[{max(1, vocabulary_size // 5)}], or model.softmax=full",
         )
     return within
+
+
+#: Configurations name the class so.
+lstm_language_model = LSTMLanguageModel

@@ -70,27 +70,43 @@ class Block(nn.Module):
 class TransformerLanguageModel(nn.Module):
     """Embeddings of tokens and positions, blocks, a last norm and a linear layer (Radford et al. 2018 and 2019).
 
+    Initial weights are those of GPT-2 (Radford et al. 2019).
+
     Args:
         vocabulary_size: How many tokens there are, V.
-        sequence_length: Positions it knows.
-        width: Numbers of a position.
-        layers: How many blocks.
+        sequence_length: Positions it knows: tokens of a sample.
+        lanes: Must be 0; it carries no state.
+        width: Numbers that stand for a position, a multiple of ``heads``.
+        layers: How many blocks of attention and two linear layers.
         heads: Heads of each attention.
-        dropout: Share of activations set to zero in training.
-        tied: The last layer's matrix is that of the embedding.
+        dropout: Share of activations set to zero in training, after the embedding and before each addition.
+        tied: The last layer's matrix is that of the embedding (Press and Wolf 2017).
+
+    Raises:
+        ConfigError: The heads do not divide the width, or state was to be carried.
     """
 
     def __init__(
         self,
+        *,
         vocabulary_size: int,
         sequence_length: int,
-        *,
-        width: int,
-        layers: int,
-        heads: int,
-        dropout: float,
-        tied: bool,
+        lanes: NonNegativeInt = 0,
+        width: PositiveInt = 64,
+        layers: PositiveInt = 2,
+        heads: PositiveInt = 4,
+        dropout: BelowOneOrZero = 0.0,
+        tied: bool = False,
     ) -> None:
+        if lanes:
+            raise ConfigError(
+                "dataset.stream=true: a Transformer carries no state from batch to batch", "write dataset.stream=false"
+            )
+        if width % heads:
+            raise ConfigError(
+                f"model.width={width} is not a multiple of model.heads={heads}",
+                f"write model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
+            )
         super().__init__()
         self.embedding = nn.Embedding(vocabulary_size, width)
         self.positions = nn.Embedding(sequence_length, width)
@@ -120,49 +136,13 @@ class TransformerLanguageModel(nn.Module):
         return logits
 
 
-def transformer_language_model(
-    *,
-    vocabulary_size: int,
-    sequence_length: int,
-    lanes: NonNegativeInt = 0,
-    width: PositiveInt = 64,
-    layers: PositiveInt = 2,
-    heads: PositiveInt = 4,
-    dropout: BelowOneOrZero = 0.0,
-    tied: bool = False,
-) -> TransformerLanguageModel:
-    """Build a Transformer with initial weights as in GPT-2 (Radford et al. 2019).
-
-    Args:
-        vocabulary_size: How many tokens there are.
-        sequence_length: Positions it knows: tokens of a sample.
-        lanes: Must be 0; it carries no state.
-        width: Numbers that stand for a position, a multiple of ``heads``.
-        layers: How many blocks of attention and two linear layers.
-        heads: Heads of each attention.
-        dropout: Share of activations set to zero in training, after the embedding and before each addition.
-        tied: The last layer's matrix is that of the embedding (Press and Wolf 2017).
-
-    Raises:
-        ConfigError: The heads do not divide the width, or state was to be carried.
-    """
-    if lanes:
-        raise ConfigError(
-            "dataset.stream=true: a Transformer carries no state from batch to batch", "write dataset.stream=false"
-        )
-    if width % heads:
-        raise ConfigError(
-            f"model.width={width} is not a multiple of model.heads={heads}",
-            f"write model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
-        )
-    return TransformerLanguageModel(
-        vocabulary_size, sequence_length, width=width, layers=layers, heads=heads, dropout=dropout, tied=tied
-    )
-
-
 def _draw_weights(module: nn.Module) -> None:
     """Normal weights around 0 and no biases; norms keep torch's ones and zeros."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=DEVIATION)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+
+
+#: Configurations name the class so.
+transformer_language_model = TransformerLanguageModel

@@ -6,15 +6,17 @@ loudness, with pauses and noise. What a network learns here says nothing of how 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.base.random_streams import mix, uniforms
-from mptrain.workloads.sound.alphabet import Alphabet
-from mptrain.workloads.speech.features import Features, Kind
-from mptrain.workloads.speech.speech_dataset import Format, SpeechDataset, SpeechSplit, Utterance, usable
+from mptrain.workloads.speech.features import FrameOptions
+from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechSplit, Utterance, usable
 
 LETTERS = "abcdefghijklmnop"
 
@@ -29,53 +31,51 @@ _WORDS, _LETTERS = 3, 4  # at most so many words, of at most so many letters
 _AMPLITUDE = 6000.0  # of a tone at its loudest, in 16-bit steps
 
 
-def make_tone_words(
-    *,
-    train_samples: PositiveInt = 1200,
-    val_samples: NonNegativeInt = 200,
-    test_samples: NonNegativeInt = 400,
-    noise: PositiveFloat = 1.0,
-    features: Kind = "log_mel",
-    window_ms: PositiveFloat = 32.0,
-    hop_ms: PositiveFloat = 10.0,
-    bands: PositiveInt = 32,
-    stride: PositiveInt = 2,
-    batch_size: PositiveInt = 32,
-) -> SpeechDataset:
+@dataclass(frozen=True, kw_only=True)
+class ToneWordsOptions(FrameOptions):
+    """Options of `make_tone_words`.
+
+    Attributes:
+        train_samples: Utterances to train on; fewer are the first of more.
+        val_samples: Utterances to validate on; 0 for none.
+        test_samples: Utterances to test on; 0 for none.
+        noise: Standard deviation of white noise, as a multiple of that of a tone pair of middling loudness.
+    """
+
+    train_samples: PositiveInt = 1200
+    val_samples: NonNegativeInt = 200
+    test_samples: NonNegativeInt = 400
+    noise: PositiveFloat = 1.0
+    window_ms: PositiveFloat = 32.0
+    bands: PositiveInt = 32
+    batch_size: PositiveInt = 32
+
+
+@takes_fields_of(ToneWordsOptions)
+def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
     """Make utterances of one to three words of one to four letters, the same in every run.
 
     Transcripts are drawn with repetition, so short ones come again: of the shipped numbers of utterances, 10.5 % of the
     validation and 12 % of the test transcripts also occur in training, spoken differently.
 
-    Args:
-        train_samples: Utterances to train on; fewer are the first of more.
-        val_samples: Utterances to validate on; 0 for none.
-        test_samples: Utterances to test on; 0 for none.
-        noise: Standard deviation of white noise, as a multiple of that of a tone pair of middling loudness.
-        features: ``log_mel`` or ``log_spectrogram``.
-        window_ms: Length of the window of a frame, in milliseconds.
-        hop_ms: From frame to frame, in milliseconds.
-        bands: Numbers of a frame of ``log_mel``.
-        stride: Frames that the network makes one of.
-        batch_size: Of the run: batches are made of neighbours in length.
-
     Raises:
         ConfigError: The features cannot be made.
     """
-    form = Format(Alphabet(LETTERS + " "), Features(features, RATE, window_ms, hop_ms, bands), stride)
+    form = options.input_format(LETTERS + " ", RATE)
+    counts = {"train": options.train_samples, "val": options.val_samples, "test": options.test_samples}
     parts: dict[str, SpeechSplit] = {}
-    for number, (part, count) in enumerate((("train", train_samples), ("val", val_samples), ("test", test_samples))):
+    for number, (part, count) in enumerate(counts.items()):
         faults = Faults("skip")  # a long hop leaves too few frames for some
         waves, utterances = {}, []
         for index in range(count):
             text = text_of(number, index)
             name = f"tone_words {part} {index}: {text}"
-            waves[name] = wave_of(text, number, index, noise)
+            waves[name] = wave_of(text, number, index, options.noise)
             utterances.append(Utterance(name, text, len(waves[name])))
         if count:
             kept = usable(utterances, form, faults)
             parts[part] = SpeechSplit(
-                f"tone_words {part}", kept, form, waves.__getitem__, batch_size, faults, in_memory=True
+                f"tone_words {part}", kept, form, waves.__getitem__, options.batch_size, faults, in_memory=True
             )
     return SpeechDataset("tone_words", form, 0, parts["train"], parts.get("val"), parts.get("test"))
 

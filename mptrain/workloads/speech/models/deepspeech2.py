@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
-from mptrain.workloads.speech.models.masked_norm import MaskedBatchNorm
-from mptrain.workloads.text.reversal import turned_round
+from mptrain.workloads.text.reversal import reverse_padded
 
 #: Frames that become one: the stride of the first convolution along time.
 STRIDE = 2
@@ -34,7 +33,8 @@ class DeepSpeech2(nn.Module):
     """From features to the logits of letters.
 
     As in deepspeech.pytorch, all recurrent layers but the first normalise what they are given, the two directions of one
-    are added up, and the last layer has no bias.
+    are added up, and the last layer has no bias. So are the defaults: 41,187,968 parameters for 161 bins of frequency and 29
+    letters, in PyTorch's default initialisation.
 
     Args:
         vocabulary_size: Letters and the blank, V.
@@ -51,16 +51,16 @@ class DeepSpeech2(nn.Module):
 
     def __init__(
         self,
+        *,
         vocabulary_size: int,
         feature_size: int,
-        *,
-        channels: int,
-        cell: Cell,
-        hidden_size: int,
-        layers: int,
-        bidirectional: bool,
-        lookahead: int,
-        dropout: float,
+        channels: PositiveInt = 32,
+        cell: Cell = "gru",
+        hidden_size: PositiveInt = 800,
+        layers: PositiveInt = 5,
+        bidirectional: bool = True,
+        lookahead: NonNegativeInt = 0,
+        dropout: BelowOneOrZero = 0.0,
     ) -> None:
         super().__init__()
         self.convolutions, self.norms = nn.ModuleList(), nn.ModuleList()
@@ -141,8 +141,8 @@ class Recurrent(nn.Module):
         onward: Tensor = self.onward(sequence)[0]
         if self.backward_ is None:
             return onward
-        turned = turned_round(sequence, lengths)
-        return onward + turned_round(self.backward_(turned)[0], lengths)
+        turned = reverse_padded(sequence, lengths)
+        return onward + reverse_padded(self.backward_(turned)[0], lengths)
 
 
 class RowConvolution(nn.Module):
@@ -170,41 +170,49 @@ def _recurrent(cell: Cell, input_size: int, hidden_size: int) -> nn.RNNBase:
     return nn.RNN(input_size, hidden_size, nonlinearity=cell, batch_first=True)
 
 
-def deepspeech2(
-    *,
-    vocabulary_size: int,
-    feature_size: int,
-    channels: PositiveInt = 32,
-    cell: Cell = "gru",
-    hidden_size: PositiveInt = 800,
-    layers: PositiveInt = 5,
-    bidirectional: bool = True,
-    lookahead: NonNegativeInt = 0,
-    dropout: BelowOneOrZero = 0.0,
-) -> DeepSpeech2:
-    """Build a network of the Deep Speech 2 family in PyTorch's default initialisation.
+class MaskedBatchNorm(nn.BatchNorm1d):
+    """Batch normalisation of each channel over all places of all sequences in a batch, padding left out.
 
-    The defaults are those of deepspeech.pytorch: 41,187,968 parameters for 161 bins of frequency and 29 letters.
-
-    Args:
-        vocabulary_size: Letters and the blank.
-        feature_size: Numbers of a frame.
-        channels: Of each of the two convolutions.
-        cell: What the recurrent layers are made of: ``gru``, ``relu`` or ``tanh``.
-        hidden_size: Numbers of a recurrent layer's state in each direction.
-        layers: Recurrent layers.
-        bidirectional: They read backwards, too.
-        lookahead: Frames ahead that a row convolution behind them sees; 0 leaves it out.
-        dropout: Share of activations set to zero in training, before each recurrent layer and the last.
+    So a sequence changes nothing by being padded. It computes in float32 whatever comes in, and answers in the dtype it
+    was given; padding comes out as 0. A class of torch's own name for it, so that ``keep_fp32: [norms]`` means it too.
     """
-    return DeepSpeech2(
-        vocabulary_size,
-        feature_size,
-        channels=channels,
-        cell=cell,
-        hidden_size=hidden_size,
-        layers=layers,
-        bidirectional=bidirectional,
-        lookahead=lookahead,
-        dropout=dropout,
-    )
+
+    def forward(self, input: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]  # noqa: A002 (torch's name)
+        """Normalise.
+
+        Args:
+            input: ``[N, C, ..., T]``.
+            mask: Which places are no padding, bool ``[N, T]``, at least one in the batch.
+
+        Returns:
+            Of the same shape and dtype.
+        """
+        shape = [1, -1] + [1] * (input.ndim - 2)
+        valid = mask.view(len(mask), *[1] * (input.ndim - 2), -1)
+        wide = input.float()
+        if self.training:
+            mean, variance = self._moments(wide, valid)
+        else:
+            mean, variance = self.running_mean.float(), self.running_var.float()  # type: ignore[union-attr]
+        gain = self.weight.float() * torch.rsqrt(variance + self.eps)
+        shift = self.bias.float() - mean * gain
+        normal = wide * gain.view(shape) + shift.view(shape)
+        return normal.masked_fill(~valid, 0.0).to(input.dtype)
+
+    def _moments(self, wide: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of each channel, which the running ones move towards as in torch's own BatchNorm."""
+        others = [axis for axis in range(wide.ndim) if axis != 1]
+        places = valid.sum() * (wide[0, 0].numel() // wide.shape[-1])
+        mean = wide.masked_fill(~valid, 0.0).sum(others) / places
+        deviation = (wide - mean.view([1, -1] + [1] * (wide.ndim - 2))).masked_fill(~valid, 0.0)
+        variance = deviation.square().sum(others) / places
+        with torch.no_grad():  # in place, so that whoever guards the buffers can put them back
+            unbiased = variance * (places / (places - 1).clamp(min=1))
+            for running, present in ((self.running_mean, mean), (self.running_var, unbiased)):
+                running.lerp_(present.to(running.dtype), self.momentum)  # type: ignore[union-attr, arg-type]
+            self.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+        return mean, variance
+
+
+#: Configurations name the class so.
+deepspeech2 = DeepSpeech2

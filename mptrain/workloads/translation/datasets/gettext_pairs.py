@@ -1,81 +1,76 @@
-"""Messages of programs and their translations, from the catalogs that installed packages carry."""
+"""Messages of programs and their translations, from the catalogs of GNU gettext that installed packages carry.
+
+Catalogs are text (.po) or compiled (.mo). The standard library's ``gettext`` reads compiled ones only, and does not say which
+messages they hold.
+"""
 
 from __future__ import annotations
 
+import ast
+import codecs
 import importlib.util
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from mptrain.errors import DataError
-from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.fields import PositiveInt
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.text.subwords import Pieces
-from mptrain.workloads.translation.datasets.catalogs import read_compiled, read_text
-from mptrain.workloads.translation.pair_dataset import Choices, PairDataset, pairs_as_dataset
-from mptrain.workloads.translation.pair_partition import Pair, distinct, divide_pairs, tidied
+from mptrain.workloads.base.options import takes_fields_of
+from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
-_READERS = {".mo": read_compiled, ".po": read_text}
+_CHARSET = re.compile(r"charset=([\w.:-]+)", re.IGNORECASE)
+_MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
+_QUOTED = re.compile(r'(msgctxt|msgid_plural|msgid|msgstr(?:\[\d+\])?)?\s*(".*")$')
 
 
-def load_gettext(
-    *,
-    package: str | None = "django",
-    path: Path | None = None,
-    language: str = "fr",
-    name: str = "gettext",
-    pieces: Pieces = "bpe",
-    vocabulary: PositiveInt = 2000,
-    target_vocabulary: PositiveInt | None = None,
-    shared: bool = False,
-    max_tokens: PositiveInt = 100,
-    val_share: BelowOneOrZero = 0.1,
-    test_share: BelowOneOrZero = 0.1,
-    train_samples: PositiveInt | None = None,
-    on_error: OnError = "stop",
-    batch_size: PositiveInt = 32,
-) -> PairDataset:
-    """Read every catalog ``LANGUAGE/LC_MESSAGES/*.mo`` and ``*.po`` below a package's folder, or below another one.
+@dataclass(frozen=True, kw_only=True)
+class GettextOptions(PairOptions):
+    """Options of `load_gettext`.
 
-    Messages with a context or plural forms are left out, and those that nobody translated. The package is located, and not
-    imported.
-
-    Args:
+    Attributes:
         package: The name of an installed package; its wheel carries the catalogs.
         path: A folder to look in instead, such as /usr/share/locale; None looks in the package.
         language: As the folders are called: fr, de, pt_BR.
         name: What to call the data set in records.
-        pieces: What a token is.
-        vocabulary: Tokens of the source language, or of both where they are shared.
-        target_vocabulary: Tokens of the target language; None for as many.
-        shared: One vocabulary for both languages.
-        max_tokens: Pairs with more on a side are left out.
-        val_share: Share of the messages for validation.
-        test_share: Share of the messages to test on.
-        train_samples: Train on so many pairs only; None trains on all.
         on_error: What to do about damaged catalogs.
-        batch_size: Of the run.
+    """
+
+    package: str | None = "django"
+    path: Path | None = None
+    language: str = "fr"
+    name: str = "gettext"
+    vocabulary: PositiveInt = 2000
+    on_error: OnError = "stop"
+
+
+@takes_fields_of(GettextOptions)
+def load_gettext(options: GettextOptions) -> PairDataset:
+    """Read every catalog ``LANGUAGE/LC_MESSAGES/*.mo`` and ``*.po`` below a package's folder, or below another one.
+
+    Messages with a context or plural forms are left out, and those that nobody translated. The package is located, and not
+    imported.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
         DataError: There is no such package or no catalog of the language, or a catalog is damaged.
         ConfigError: There are too few messages for what is asked.
     """
-    folders = [path.expanduser()] if path is not None else package_folders(name, package or "")
+    name, path, language = options.name, options.path, options.language
+    folders = [path.expanduser()] if path is not None else package_folders(name, options.package or "")
     files = [file for folder in folders for file in find_catalogs(folder, language)]
     if not files:
         raise DataError(
             f"{name}: no catalog {language}/LC_MESSAGES/*.mo or *.po in {', '.join(map(str, folders))}",
             f"{_languages(folders)}; dataset=number_words needs no files",
         )
-    faults = Faults(on_error)
-    read = [pair for file in files for pair in _pairs_in(file, faults)]
-    pairs = distinct(read)
+    faults = Faults(options.on_error)
+    pairs = [pair for file in files for pair in _pairs_in(file, faults)]
     if not pairs:
         raise DataError(f"{name}: no message is translated in {files[0]}", "choose another language or package")
-    choices = Choices(pieces, vocabulary, target_vocabulary, shared, max_tokens, train_samples, batch_size)
-    dataset = pairs_as_dataset(name, divide_pairs(pairs, val_share, test_share), choices, {"train": faults})
-    dataset.repeated = len(read) - len(pairs)
-    dataset.files = {"train": [str(file) for file in files]}
-    return dataset
+    return pairs_as_dataset(name, {"train": pairs}, options, {"train": faults}, {"train": files})
 
 
 def package_folders(name: str, package: str) -> list[Path]:
@@ -118,3 +113,94 @@ def _pairs_in(file: Path, faults: Faults) -> list[Pair]:
         return []
     pairs = [Pair(tidied(source), tidied(target)) for source, target in messages.items()]
     return [pair for pair in pairs if pair.source and pair.target]
+
+
+def read_compiled(file: Path) -> dict[str, str]:
+    """Messages of a .mo file, by what they translate.
+
+    The format: magic number, revision, number of messages, places of two tables; each table has length and place of every text
+    (GNU gettext manual, *The Format of GNU MO Files*). Messages with a context or plural forms are left out.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is damaged.
+    """
+    content = file.read_bytes()
+    order = _MAGIC.get(content[:4])
+    if order is None:
+        raise ValueError("it does not begin as a compiled catalog does")
+    try:
+        count, sources, targets = struct.unpack_from(f"{order}3I", content, 8)
+        pairs = []
+        for number in range(count):
+            texts = []
+            for table in (sources, targets):
+                length, place = struct.unpack_from(f"{order}2I", content, table + 8 * number)
+                if place + length > len(content):
+                    raise ValueError(f"message {number + 1} lies beyond its end")
+                texts.append(content[place : place + length])
+            pairs.append((texts[0], texts[1]))
+    except struct.error as error:
+        raise ValueError("it ends in the middle of a table") from error
+    header = next((target for source, target in pairs if not source), b"").decode("ascii", "replace")
+    charset = _charset(header)
+    plain = [(source, target) for source, target in pairs if source and not {0, 4} & {*source, *target}]
+    return {source.decode(charset): target.decode(charset) for source, target in plain}
+
+
+def read_text(file: Path) -> dict[str, str]:
+    """Messages of a .po file, by what they translate.
+
+    Left out are messages with a context or plural forms, untranslated, doubtful (``fuzzy``) and obsolete ones.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is damaged.
+    """
+    content = file.read_bytes()
+    text = content.decode(_charset(content[:4096].decode("ascii", "replace")))
+    found: dict[str, str] = {}
+    for flags, parts in _entries(text.replace("\r\n", "\n")):
+        source, target = parts.get("msgid"), parts.get("msgstr")
+        if source and target and "fuzzy" not in flags and not {"msgctxt", "msgid_plural"} & set(parts):
+            found[source] = target
+    return found
+
+
+def _entries(text: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """The flags of each message, and its texts by keyword. Blank lines between messages are usual, not needed."""
+    flags, last = "", ""
+    parts: dict[str, str] = {}
+    for line in [*text.split("\n"), ""]:
+        match = _QUOTED.match(line.strip())
+        over = not line.strip() or line.startswith("#") or (match is not None and match[1] in ("msgctxt", "msgid"))
+        if over and any(keyword.startswith("msgstr") for keyword in parts):
+            yield flags, parts
+            flags, last, parts = "", "", {}
+        if not line.strip() or line.startswith("#~"):  # what stands before is of no message, or of an obsolete one
+            flags, last, parts = "", "", {}
+        if line.startswith("#"):
+            flags += line if line.startswith("#,") else ""
+        elif match:
+            last = match[1] or last
+            parts[last] = parts.get(last, "") + _unquoted(match[2], line)
+        elif line.strip():
+            raise ValueError(f"cannot understand {line.strip()[:40]!r}")
+
+
+def _charset(header: str) -> str:
+    match = _CHARSET.search(header)
+    try:
+        return codecs.lookup(match[1]).name if match else "utf-8"
+    except LookupError as error:
+        raise ValueError(f"its charset {match[1] if match else ''} is unknown") from error
+
+
+def _unquoted(quoted: str, line: str) -> str:
+    try:
+        return str(ast.literal_eval(quoted))
+    except SyntaxError as error:
+        raise ValueError(f"cannot understand {line.strip()[:40]!r}") from error
+
+
+_READERS = {".mo": read_compiled, ".po": read_text}

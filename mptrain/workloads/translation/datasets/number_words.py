@@ -6,63 +6,75 @@ order, spelling and where words end; and whether a translation is right is beyon
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Ge, Le
 
 from mptrain.errors import ConfigError
-from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.fields import PositiveInt
+from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.text.subwords import Pieces
-from mptrain.workloads.translation.datasets.number_names import Language, name_of
-from mptrain.workloads.translation.pair_dataset import Choices, PairDataset, pairs_as_dataset
-from mptrain.workloads.translation.pair_partition import Pair, divide_pairs
+from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset
+
+Language = Literal["en", "de", "fr"]
 
 _SIZE = 1_000_000  # one more than the largest number that has a name here
 _FIXED = 20180430  # names the one draw in use; changing it changes the data
 
+#: Names of 0 to 19, and of the tens from 20 on, behind two that are never used.
+_EN, _DE, _FR = (
+    words.split()
+    for words in (
+        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+        "eighteen nineteen",
+        "null ein zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn fünfzehn sechzehn siebzehn "
+        "achtzehn neunzehn",
+        "zéro un deux trois quatre cinq six sept huit neuf dix onze douze treize quatorze quinze seize dix-sept dix-huit "
+        "dix-neuf",
+    )
+)
+_EN_TENS, _DE_TENS, _FR_TENS = (
+    words.split()
+    for words in (
+        "_ _ twenty thirty forty fifty sixty seventy eighty ninety",
+        "_ _ zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig",
+        "_ _ vingt trente quarante cinquante soixante soixante quatre-vingt quatre-vingt",
+    )
+)
 
-def load_number_words(
-    *,
-    source: Language = "de",
-    target: Language = "en",
-    samples: Annotated[int, Ge(20), Le(100_000)] = 6000,
-    pieces: Pieces = "bpe",
-    vocabulary: PositiveInt = 200,
-    target_vocabulary: PositiveInt | None = None,
-    shared: bool = False,
-    max_tokens: PositiveInt = 100,
-    val_share: BelowOneOrZero = 0.1,
-    test_share: BelowOneOrZero = 0.1,
-    train_samples: PositiveInt | None = None,
-    batch_size: PositiveInt = 32,
-) -> PairDataset:
-    """Name numbers below a million, of all lengths: half of the draws have three digits or fewer. Test numbers are new.
 
-    Args:
+@dataclass(frozen=True, kw_only=True)
+class NumberWordsOptions(PairOptions):
+    """Options of `load_number_words`.
+
+    Attributes:
         source: Language to translate from.
         target: Language to translate into.
         samples: How many different numbers.
-        pieces: What a token is.
-        vocabulary: Tokens of the source language, or of both where they are shared.
-        target_vocabulary: Tokens of the target language; None for as many.
-        shared: One vocabulary for both languages.
-        max_tokens: Pairs with more on a side are left out.
-        val_share: Share of the numbers for validation.
-        test_share: Share of the numbers to test on.
-        train_samples: Train on so many pairs only; None trains on all.
-        batch_size: Of the run.
+    """
+
+    source: Language = "de"
+    target: Language = "en"
+    samples: Annotated[int, Ge(20), Le(100_000)] = 6000
+    vocabulary: PositiveInt = 200
+
+
+@takes_fields_of(NumberWordsOptions)
+def load_number_words(options: NumberWordsOptions) -> PairDataset:
+    """Name numbers below a million, of all lengths: half of the draws have three digits or fewer. Test numbers are new.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
         ConfigError: Both languages are the same.
     """
+    source, target = options.source, options.target
     if source == target:
         raise ConfigError(f"dataset.source and dataset.target are both {source}", "choose two of en, de and fr")
-    pairs = [Pair(name_of(number, source), name_of(number, target)) for number in draw_numbers(samples)]
-    choices = Choices(pieces, vocabulary, target_vocabulary, shared, max_tokens, train_samples, batch_size)
-    return pairs_as_dataset("number_words", divide_pairs(pairs, val_share, test_share), choices, faults={})
+    pairs = [Pair(name_of(number, source), name_of(number, target)) for number in draw_numbers(options.samples)]
+    return pairs_as_dataset("number_words", {"train": pairs}, options, faults={}, files={})
 
 
 def draw_numbers(count: int) -> list[int]:
@@ -74,3 +86,76 @@ def draw_numbers(count: int) -> list[int]:
         found.update(dict.fromkeys((_SIZE**drawn).long().sub(1).tolist()))
         chunk += 1
     return list(found)[:count]
+
+
+def name_of(number: int, language: Language) -> str:
+    """The name of a number in words.
+
+    Args:
+        number: 0 to 999,999.
+        language: ``en`` as in *twenty-one thousand three hundred four*, ``de`` as in *einundzwanzigtausenddreihundertvier*
+            (units before tens, one word), ``fr`` as in *vingt et un mille trois cent quatre* (of France: seventy is
+            *soixante-dix*).
+
+    Raises:
+        ValueError: The number is out of range.
+    """
+    if not 0 <= number < _SIZE:
+        raise ValueError(f"{number} has no name here: 0 to {_SIZE - 1:,} have")
+    return {"en": _english, "de": _german, "fr": _french}[language](number)
+
+
+def _english(number: int) -> str:
+    if number >= 1000:
+        return _joined(f"{_english(number // 1000)} thousand", number % 1000, _english)
+    if number >= 100:
+        return _joined(f"{_EN[number // 100]} hundred", number % 100, _english)
+    if number < 20:
+        return _EN[number]
+    tens, unit = divmod(number, 10)
+    return _EN_TENS[tens] + (f"-{_EN[unit]}" if unit else "")
+
+
+def _german(number: int) -> str:
+    return _german_before(number) + ("s" if number % 100 == 1 else "")
+
+
+def _german_before(number: int) -> str:
+    """As a part of a longer word: *ein*, where the number itself is *eins*."""
+    if number >= 1000:
+        return f"{_german_before(number // 1000)}tausend" + (_german_before(number % 1000) if number % 1000 else "")
+    if number >= 100:
+        return f"{_DE[number // 100]}hundert" + (_german_before(number % 100) if number % 100 else "")
+    if number < 20:
+        return _DE[number]
+    tens, unit = divmod(number, 10)
+    return (f"{_DE[unit]}und" if unit else "") + _DE_TENS[tens]
+
+
+def _french(number: int) -> str:
+    if number >= 1000:
+        thousands = number // 1000
+        # No plural before mille: quatre-vingt mille, deux cent mille; and it is not un mille.
+        before = "" if thousands == 1 else f"{_french_below_1000(thousands)} "
+        return _joined(f"{before}mille", number % 1000, _french)
+    plural = "s" if number == 80 or number % 100 == 80 or (number >= 200 and number % 100 == 0) else ""
+    return _french_below_1000(number) + plural
+
+
+def _french_below_1000(number: int) -> str:
+    if number >= 100:
+        before = "" if number < 200 else f"{_FR[number // 100]} "
+        return _joined(f"{before}cent", number % 100, _french_below_1000)
+    if number < 20:
+        return _FR[number]
+    tens, unit = divmod(number, 10)
+    if tens in (7, 9):
+        unit += 10
+    if unit == 0:
+        return _FR_TENS[tens]
+    joint = " et " if unit in (1, 11) and tens < 8 else "-"
+    return f"{_FR_TENS[tens]}{joint}{_FR[unit]}"
+
+
+def _joined(before: str, rest: int, name: Callable[[int], str]) -> str:
+    return f"{before} {name(rest)}" if rest else before

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from mptrain.errors import DataError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.text.subwords import Pieces
-from mptrain.workloads.translation.pair_dataset import Choices, PairDataset, pairs_as_dataset
-from mptrain.workloads.translation.pair_partition import Pair, distinct, divide_pairs, tidied
+from mptrain.workloads.base.options import takes_fields_of
+from mptrain.workloads.text.reading import decoded
+from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 _ANNOTATION = re.compile(r"\[[^\]]*\]|\{[^}]*\}|<[^>]*>")
 _SENTENCE = re.compile("[.!?][\"')\u201c\u201d\u2019\u00ab\u00bb]*$")  # quotation marks may stand behind it
@@ -23,53 +24,39 @@ _VARIANT = re.compile(r"[/()|\[\]{}<>…]|\.\.\.|\b(?:etw|jdm|jdn|jds|jd|sth|sb)
 _BEFORE_SPACE = re.compile(r"\s+([.,!?])")
 
 
-def load_trans_de_en(
-    *,
-    path: Path = Path("/usr/share/trans/de-en"),
-    source: Literal["de", "en"] = "de",
-    pieces: Pieces = "bpe",
-    vocabulary: PositiveInt = 4000,
-    target_vocabulary: PositiveInt | None = None,
-    shared: bool = False,
-    max_tokens: PositiveInt = 60,
-    val_share: BelowOneOrZero = 0.05,
-    test_share: BelowOneOrZero = 0.05,
-    train_samples: PositiveInt | None = None,
-    on_error: OnError = "stop",
-    batch_size: PositiveInt = 32,
-) -> PairDataset:
-    """Read the examples of the dictionary that are whole sentences in both languages.
+@dataclass(frozen=True, kw_only=True)
+class DictionaryOptions(PairOptions):
+    """Options of `load_trans_de_en`.
 
-    Args:
+    Attributes:
         path: The dictionary.
         source: Language to translate from; the other is translated into.
-        pieces: What a token is.
-        vocabulary: Tokens of the source language, or of both where they are shared.
-        target_vocabulary: Tokens of the target language; None for as many.
-        shared: One vocabulary for both languages.
-        max_tokens: Pairs with more on a side are left out.
-        val_share: Share of the source sentences for validation.
-        test_share: Share of the source sentences to test on.
-        train_samples: Train on so many pairs only; None trains on all.
         on_error: What to do about lines that are not UTF-8.
-        batch_size: Of the run.
+    """
+
+    path: Path = Path("/usr/share/trans/de-en")
+    source: Literal["de", "en"] = "de"
+    max_tokens: PositiveInt = 60
+    val_share: BelowOneOrZero = 0.05
+    test_share: BelowOneOrZero = 0.05
+    on_error: OnError = "stop"
+
+
+@takes_fields_of(DictionaryOptions)
+def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
+    """Read the examples of the dictionary that are whole sentences in both languages.
 
     Raises:
         EnvironmentRefused: sentencepiece is not installed.
         DataError: The dictionary is not there or has no sentences.
     """
-    faults = Faults(on_error)
-    read = read_sentences(path.expanduser(), faults)
-    pairs = distinct(read)
+    path, faults = options.path, Faults(options.on_error)
+    pairs = read_sentences(path.expanduser(), faults)
     if not pairs:
         raise DataError(f"{path} has no line 'German | sentence :: English | sentence'", "is it the dictionary?")
-    if source == "en":
+    if options.source == "en":
         pairs = [Pair(pair.target, pair.source) for pair in pairs]
-    choices = Choices(pieces, vocabulary, target_vocabulary, shared, max_tokens, train_samples, batch_size)
-    dataset = pairs_as_dataset("trans_de_en", divide_pairs(pairs, val_share, test_share), choices, {"train": faults})
-    dataset.repeated = len(read) - len(pairs)
-    dataset.files = {"train": [str(path.absolute())]}
-    return dataset
+    return pairs_as_dataset("trans_de_en", {"train": pairs}, options, {"train": faults}, {"train": [path.absolute()]})
 
 
 def read_sentences(path: Path, faults: Faults) -> list[Pair]:
@@ -85,13 +72,8 @@ def read_sentences(path: Path, faults: Faults) -> list[Pair]:
             f"the dictionary {path} cannot be read: {error.strerror or error}",
             "apt install trans-de-en, or set dataset.path; dataset=number_words needs no files",
         ) from error
-    pairs: list[Pair] = []
     problems: dict[str, str] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            pairs += sentences_in(line.decode())
-        except UnicodeDecodeError as error:
-            problems[f"{path} line {number}"] = f"byte {error.start + 1} is not UTF-8"
+    pairs = [pair for _, line in decoded(path, lines, problems) for pair in sentences_in(line)]
     faults.report(problems)
     return pairs
 

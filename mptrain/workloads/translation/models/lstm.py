@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, PositiveInt
-from mptrain.workloads.text.reversal import turned_round
+from mptrain.workloads.text.reversal import reverse_padded
 from mptrain.workloads.translation.models.masked_attention import attend, lengths_mask
 
 
@@ -33,11 +33,25 @@ class LSTMTranslator(nn.Module):
         width: Numbers that stand for a token, and those of each layer's hidden state, H.
         layers: LSTM layers of the encoder, and of the decoder; at least 2.
         dropout: Share of each layer's input set to zero in training.
+
+    Raises:
+        ConfigError: There is one layer only.
     """
 
     def __init__(
-        self, source_vocabulary_size: int, target_vocabulary_size: int, *, width: int, layers: int, dropout: float
+        self,
+        *,
+        source_vocabulary_size: int,
+        target_vocabulary_size: int,
+        width: PositiveInt = 128,
+        layers: PositiveInt = 2,
+        dropout: BelowOneOrZero = 0.0,
     ) -> None:
+        if layers < 2:
+            raise ConfigError(
+                "model.layers=1: the first layer reads in both directions, and a second has to make one of both",
+                "write model.layers=2",
+            )
         super().__init__()
         self.source_embedding = nn.Embedding(source_vocabulary_size, width)
         self.target_embedding = nn.Embedding(target_vocabulary_size, width)
@@ -74,8 +88,8 @@ class LSTMTranslator(nn.Module):
         """
         embedded = self.dropout(self.source_embedding(source))
         onward, _ = self.forward_layer(embedded)
-        backward, _ = self.backward_layer(turned_round(embedded, source_lengths))
-        backward = turned_round(backward, source_lengths)
+        backward, _ = self.backward_layer(reverse_padded(embedded, source_lengths))
+        backward = reverse_padded(backward, source_lengths)
         memory = torch.cat([onward, backward], -1)
         for number, layer in enumerate(self.encoder):
             answer, _ = layer(self.dropout(memory))
@@ -111,34 +125,6 @@ class LSTMTranslator(nn.Module):
         return logits, {**state, "hidden": hidden, "cell": cell}
 
 
-def lstm_translator(
-    *,
-    source_vocabulary_size: int,
-    target_vocabulary_size: int,
-    width: PositiveInt = 128,
-    layers: PositiveInt = 2,
-    dropout: BelowOneOrZero = 0.0,
-) -> LSTMTranslator:
-    """Build an LSTM translator in PyTorch's default initialisation.
-
-    Args:
-        source_vocabulary_size: Tokens of the language to translate from.
-        target_vocabulary_size: Tokens of the language to translate into.
-        width: Numbers that stand for a token, and those of each layer's hidden state.
-        layers: LSTM layers of the encoder, and of the decoder.
-        dropout: Share of each layer's input set to zero in training.
-
-    Raises:
-        ConfigError: There is one layer only.
-    """
-    if layers < 2:
-        raise ConfigError(
-            "model.layers=1: the first layer reads in both directions, and a second has to make one of both",
-            "write model.layers=2",
-        )
-    return LSTMTranslator(source_vocabulary_size, target_vocabulary_size, width=width, layers=layers, dropout=dropout)
-
-
 def _layers(first: int, others: int, width: int, count: int) -> nn.ModuleList:
     return nn.ModuleList(nn.LSTM(others if number else first, width, batch_first=True) for number in range(count))
 
@@ -146,3 +132,7 @@ def _layers(first: int, others: int, width: int, count: int) -> nn.ModuleList:
 def _of_one_layer(hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """Hidden and cell state ``[N, H]`` as torch's LSTM takes those of one layer, ``[1, N, H]``."""
     return hidden[None].contiguous(), cell[None].contiguous()
+
+
+#: Configurations name the class so.
+lstm_translator = LSTMTranslator

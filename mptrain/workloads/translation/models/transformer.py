@@ -115,7 +115,7 @@ class DecoderLayer(nn.Module):
 
 
 class TransformerTranslator(nn.Module):
-    """Encoder and decoder of equally many layers.
+    """Encoder and decoder of equally many layers; the defaults are the paper's base model.
 
     Embeddings are drawn with the deviation width^-0.5 and multiplied by width^0.5, all other matrices as Glorot and Bengio
     (2010) draw them, evenly, as in the authors' tensor2tensor. With one matrix for both embeddings and the last
@@ -124,26 +124,48 @@ class TransformerTranslator(nn.Module):
     Args:
         source_vocabulary_size: Tokens of the language to translate from.
         target_vocabulary_size: Tokens of the language to translate into, V.
+        shared_vocabulary: Both languages have one vocabulary; the data say so.
         width: Numbers of a position.
         layers: Layers of the encoder, and of the decoder.
         heads: Heads of each attention; they divide the width.
         inner: Numbers of a position between the two linear layers.
         dropout: Share set to zero in training: of the embeddings, and of what is added.
         tied: One matrix for both embeddings and the last layer (section 3.4).
+
+    Raises:
+        ConfigError: The heads do not divide the width, or there are two vocabularies to be tied.
     """
 
     def __init__(
         self,
+        *,
         source_vocabulary_size: int,
         target_vocabulary_size: int,
-        *,
-        width: int,
-        layers: int,
-        heads: int,
-        inner: int,
-        dropout: float,
-        tied: bool,
+        shared_vocabulary: bool = False,
+        width: PositiveInt = 512,
+        layers: PositiveInt = 6,
+        heads: PositiveInt = 8,
+        inner: PositiveInt = 2048,
+        dropout: BelowOneOrZero = 0.1,
+        tied: bool = True,
     ) -> None:
+        problems = []
+        if width % heads:
+            problems.append(
+                Problem(
+                    f"model.width={width} is not a multiple of model.heads={heads}",
+                    f"write model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
+                )
+            )
+        if tied and not shared_vocabulary:
+            problems.append(
+                Problem(
+                    "model.tied=true: one matrix cannot stand for two vocabularies",
+                    "write dataset.shared=true, or model.tied=false",
+                )
+            )
+        if problems:
+            raise ConfigError(problems)
         super().__init__()
         self.target_embedding = nn.Embedding(target_vocabulary_size, width)
         self.source_embedding = self.target_embedding if tied else nn.Embedding(source_vocabulary_size, width)
@@ -244,58 +266,5 @@ def positions(first: int, count: int, width: int, device: torch.device) -> Tenso
     return F.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
 
 
-def transformer_translator(
-    *,
-    source_vocabulary_size: int,
-    target_vocabulary_size: int,
-    shared_vocabulary: bool = False,
-    width: PositiveInt = 512,
-    layers: PositiveInt = 6,
-    heads: PositiveInt = 8,
-    inner: PositiveInt = 2048,
-    dropout: BelowOneOrZero = 0.1,
-    tied: bool = True,
-) -> TransformerTranslator:
-    """Build a Transformer; the defaults are the paper's base model.
-
-    Args:
-        source_vocabulary_size: Tokens of the language to translate from.
-        target_vocabulary_size: Tokens of the language to translate into.
-        shared_vocabulary: Both languages have one vocabulary; the data say so.
-        width: Numbers of a position.
-        layers: Layers of the encoder, and of the decoder.
-        heads: Heads of each attention; they divide the width.
-        inner: Numbers of a position between the two linear layers.
-        dropout: Share set to zero in training: of the embeddings, and of what is added.
-        tied: One matrix for both embeddings and the last layer.
-
-    Raises:
-        ConfigError: The heads do not divide the width, or there are two vocabularies to be tied.
-    """
-    problems = []
-    if width % heads:
-        problems.append(
-            Problem(
-                f"model.width={width} is not a multiple of model.heads={heads}",
-                f"write model.width={width // heads * heads + heads}, or a number of heads that divides {width}",
-            )
-        )
-    if tied and not shared_vocabulary:
-        problems.append(
-            Problem(
-                "model.tied=true: one matrix cannot stand for two vocabularies",
-                "write dataset.shared=true, or model.tied=false",
-            )
-        )
-    if problems:
-        raise ConfigError(problems)
-    return TransformerTranslator(
-        source_vocabulary_size,
-        target_vocabulary_size,
-        width=width,
-        layers=layers,
-        heads=heads,
-        inner=inner,
-        dropout=dropout,
-        tied=tied,
-    )
+#: Configurations name the class so.
+transformer_translator = TransformerTranslator

@@ -9,11 +9,10 @@ import pytest
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.translation.datasets.catalogs import read_compiled, read_text
-from mptrain.workloads.translation.datasets.gettext_pairs import load_gettext
-from mptrain.workloads.translation.datasets.number_names import name_of
+from mptrain.workloads.translation.datasets.gettext_pairs import load_gettext, read_compiled, read_text
+from mptrain.workloads.translation.datasets.number_words import name_of
 from mptrain.workloads.translation.datasets.trans_de_en import load_trans_de_en, read_sentences, sentences_in
-from mptrain.workloads.translation.pair_partition import Pair
+from mptrain.workloads.translation.pair_dataset import Pair
 
 PO = r"""# A comment.
 msgid ""

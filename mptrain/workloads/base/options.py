@@ -1,0 +1,37 @@
+"""Options of data sets as dataclasses: each is written once, with its type, range, default and meaning."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+Fields = ParamSpec("Fields")
+Options = TypeVar("Options")
+Made = TypeVar("Made")
+
+
+def takes_fields_of(
+    options: Callable[Fields, Options],
+) -> Callable[[Callable[[Options], Made]], Callable[Fields, Made]]:
+    """Let a function of a dataclass be called with the fields of the dataclass, as YAML gives them.
+
+    The result has the signature of the dataclass, with annotations that are resolved already: the configuration checks its keys
+    against these.
+
+    Args:
+        options: A dataclass.
+    """
+
+    def decorate(function: Callable[[Options], Made]) -> Callable[Fields, Made]:
+        def call(*args: Fields.args, **kwargs: Fields.kwargs) -> Made:
+            return function(options(*args, **kwargs))
+
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            setattr(call, name, getattr(function, name))
+        call.__annotations__ = typing.get_type_hints(options, include_extras=True)
+        call.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
