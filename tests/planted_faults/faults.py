@@ -199,8 +199,8 @@ FAULTS = (
     Fault(
         23,
         "scaler/dynamic.py",
-        "self.backoff_factor, self.growth_interval\n",
-        "self.backoff_factor, self.growth_interval + 1\n",
+        "self.backoff_factor, self.growth_interval)\n",
+        "self.backoff_factor, self.growth_interval + 1)\n",
         "the scale grows after N + 1 clean steps, in torch's kernel",
     ),
     Fault(
@@ -267,7 +267,7 @@ FAULTS = (
     Fault(
         32,
         "optimizer/weights.py",
-        "torch._foreach_clamp_max_(self._fp16, FLOAT16_MAX)",
+        "foreach_clamp_max_(self._fp16, FLOAT16_MAX)",
         "pass",
         "FP16 weights do not saturate at the upper end",
     ),
