@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from mptrain.device import capabilities, event_now
-from mptrain.runlog.state_validation import check_plain
+from mptrain.runlog.state_files import check_plain
 
 if TYPE_CHECKING:
     _Key = tuple[int, int, bool]

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mptrain.runlog.host_copy import HostCopy
-from mptrain.runlog.shards import Everyone, without_parts, write_parts
+from mptrain.runlog.shards import Collectives, without_parts, write_parts
 
 if TYPE_CHECKING:
     from mptrain.runlog.checkpoints import CheckpointStore
@@ -52,7 +52,7 @@ class Saver:
         step: int,
         metric: float | None,
         config_digest: str,
-        comm: Everyone | None = None,
+        comm: Collectives | None = None,
     ) -> None:
         """Save a state together with the records so far, after the save before is done.
 
@@ -135,7 +135,7 @@ class NoSaver:
     def __exit__(self, *_: object) -> None:
         """Nothing is under way."""
 
-    def save(self, state: dict[str, Any], *, comm: Everyone | None = None, **_: object) -> None:
+    def save(self, state: dict[str, Any], *, comm: Collectives | None = None, **_: object) -> None:
         """Write this rank's parts, where it has any, together with all others.
 
         Raises:

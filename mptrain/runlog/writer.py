@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import io
 import os
 from collections.abc import Iterable, Mapping
@@ -34,10 +33,9 @@ from mptrain.records import (
     step_json,
 )
 from mptrain.runlog.layout import EPOCHS, EVENTS, HISTOGRAMS, STEPS, RunPaths
-from mptrain.runlog.storage import storing, sync_folder, write_all
+from mptrain.runlog.storage import digest_of, storing, sync_folder, write_all
 
 BUFFER_BYTES: Final = 1 << 16
-_PIECE: Final = 1 << 20
 EPOCHS_BEFORE: Final = ("learner", "epoch", "step", "updates", "skipped", "train_loss", "loss_scale", "lr")
 EPOCHS_AFTER: Final = ("seconds", "terms_per_second")
 VAL_PREFIX: Final = "val_"
@@ -190,7 +188,7 @@ def truncate_records(
         if fault:
             notes.append(f"{fault}: histograms of the steps so far are lost")
             kept[name] = 0
-        elif (digest := (digests or {}).get(name)) and _digest_of(path, kept[name]).hexdigest() != digest:
+        elif (digest := (digests or {}).get(name)) and digest_of(path, kept[name]).hexdigest() != digest:
             notes.append(
                 f"{path} is damaged: its first {kept[name]} bytes are not those that were written; they stay as they are"
             )
@@ -213,7 +211,7 @@ class _AppendFile:
         self._path = path
         self._pending = bytearray()
         self._closed = False
-        self._digest = _digest_of(path)
+        self._digest = digest_of(path)
         with storing(path):
             self._descriptor = open_in_place(path, os.O_WRONLY | os.O_APPEND)
 
@@ -268,19 +266,6 @@ def _fault(path: Path, length: int) -> str:
                 if file.read(1) != b"\n":
                     return f"{path} has no line end at byte {length}, where the checkpoint knew one"
     return ""
-
-
-def _digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
-    """SHA-256 of the first bytes of a file, or of all; of nothing where there is no file."""
-    digest = hashlib.sha256()
-    with storing(path, "read"):
-        if path.exists():
-            with open_to_read(path) as file:
-                left = path.stat().st_size if length is None else length
-                while left > 0 and (piece := file.read(min(left, _PIECE))):
-                    digest.update(piece)
-                    left -= len(piece)
-    return digest
 
 
 def _header_of(path: Path) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def _is_below(place, here):
 
 def fill_the_disk():
     """From now on whatever writes finds the disk full: half of what is left of the first call is taken, then nothing."""
-    from mptrain.runlog.hashed_file import HashedFile
+    from mptrain.runlog.state_files import HashedFile
 
     inner, left = os.write, [1]
 
