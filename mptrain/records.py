@@ -12,6 +12,8 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from mptrain.fields import NonNegativeInt
+
 Phase = Literal["calibrating", "growth probe", "unexpected"]
 NonFinite = Literal["inf", "-inf", "nan"]
 
@@ -34,9 +36,9 @@ class StepRecord:
     """
 
     learner: str
-    step: int
-    updates: int
-    epoch: int
+    step: NonNegativeInt
+    updates: NonNegativeInt
+    epoch: NonNegativeInt
     loss: float
     loss_scale: float
     overflow: bool
@@ -93,12 +95,12 @@ class ExponentCounts:
     """
 
     dtype: str
-    zeros: int
-    inf: int
-    nan: int
+    zeros: NonNegativeInt
+    inf: NonNegativeInt
+    nan: NonNegativeInt
     largest: float
     lowest: int
-    counts: tuple[int, ...]
+    counts: tuple[NonNegativeInt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,11 @@ class HistogramRecord:
     """
 
     learner: str
-    step: int
+    step: NonNegativeInt
     loss_scale: float
     overflow: bool
     tensors: dict[TensorKind, dict[str, ExponentCounts]]
-    unchanged: dict[str, tuple[int, int]]
+    unchanged: dict[str, tuple[NonNegativeInt, NonNegativeInt]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ What there is to find is the business of `mptrain.inspection`; this module only 
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Sequence
@@ -14,13 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mptrain.errors import StorageError
-from mptrain.files import read_bytes
 from mptrain.masking import masked
-from mptrain.records import as_json
-from mptrain.runlog.schema_checks import is_built_as
-from mptrain.runlog.state import check_schema, parse_object
-from mptrain.runlog.storage import storing, write_atomically
-from mptrain.runlog.strict_json import restore_nonfinite
+from mptrain.runlog.schema_checks import build
+from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
 
 SCHEMA = 2
 
@@ -172,8 +168,7 @@ def write_examination(path: Path, found: Examination) -> None:
     Raises:
         StorageError: The file cannot be written.
     """
-    line = as_json({"schema": SCHEMA, **asdict(found)})
-    write_atomically(path, json.dumps(json.loads(line), indent=2, allow_nan=False) + "\n", durable=False)
+    write_atomically(path, indented_json({"schema": SCHEMA, **asdict(found)}), durable=False)
 
 
 def read_examination(path: Path) -> Examination:
@@ -182,27 +177,9 @@ def read_examination(path: Path) -> Examination:
     Raises:
         StorageError: The file cannot be read, is damaged, or of another schema.
     """
-    with storing(path, "read"):
-        text = read_bytes(path).decode("utf-8", "replace")
-    fields = parse_object(text, path)
-    check_schema(fields, SCHEMA, path)
+    fields = read_object(path, SCHEMA)
     del fields["schema"]
     try:
-        fields = restore_nonfinite(fields)
-        modules = tuple(
-            ModuleRow(**{**row, "forward": _read_reach(row["forward"]), "backward": _read_reach(row["backward"])})
-            for row in fields["modules"]
-        )
-        remedies = tuple(Remedy(**{**one, "words": tuple(one["words"])}) for one in fields["remedies"])
-        texts = {name: tuple(fields[name]) for name in ("notes", "remarks")}
-        also = tuple(Found(**one) for one in fields["also"])
-        found = Examination(**{**fields, **texts, "modules": modules, "remedies": remedies, "also": also})
-        if not is_built_as(found, Examination):
-            raise ValueError("a value is of another kind than was written")
-        return found
+        return build(Examination, restore_nonfinite(fields))
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"{path} is damaged: it holds no diagnosis", "write mptrain diagnose again") from error
-
-
-def _read_reach(fields: dict[str, Any] | None) -> Reach | None:
-    return None if fields is None else Reach(**fields)

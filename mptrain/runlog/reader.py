@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import OlderLayout, StorageError
 from mptrain.files import open_to_read, read_bytes
-from mptrain.records import EpochRecord, ExponentCounts, HistogramRecord, StepRecord
+from mptrain.records import EpochRecord, HistogramRecord, StepRecord
 from mptrain.runlog.directory import open_run
-from mptrain.runlog.schema_checks import Kind, is_count, is_flag, is_number, is_text, misfit
+from mptrain.runlog.schema_checks import build, is_count
 from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary import read_summary
@@ -33,12 +33,6 @@ _FARTHEST = 1100
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
 _STEP_FIELDS = ("learner", "step", "updates", "epoch", "loss", "loss_scale", "overflow", "skipped", "grad_norm", "lr")
 _STEP_TYPES = (str, int, int, int, float, float, bool, bool, float, float)
-_STEP_KINDS: dict[str, Kind] = {
-    "learner": is_text,
-    **dict.fromkeys(("step", "updates", "epoch"), is_count),
-    **dict.fromkeys(("loss", "loss_scale", "grad_norm", "lr"), is_number),
-    **dict.fromkeys(("overflow", "skipped"), is_flag),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +66,10 @@ class Run:
                 yield usual
                 continue
             fields = _object(path, number, line)
-            if wrong := misfit(fields, _STEP_KINDS):
-                raise _damaged(path, number, f"'{wrong}' holds a value of another kind")
             try:
-                record = StepRecord(**fields)
-            except TypeError:
-                raise _damaged(path, number, "its fields are not those of a step") from None
-            yield record
+                yield build(StepRecord, fields)
+            except ValueError as error:
+                raise _damaged(path, number, f"{error}") from None
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Every event in order, ``event`` is its kind; non-finite numbers inside nested values are None.
@@ -226,33 +217,12 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _histogram(fields: dict[str, Any]) -> HistogramRecord:
-    tensors = {
-        kind: {name: _exponents(counts) for name, counts in named.items()} for kind, named in fields["tensors"].items()
-    }
-    unchanged = {name: (_count(updates), _count(same)) for name, (updates, same) in fields["unchanged"].items()}
-    _require(isinstance(fields["learner"], str) and isinstance(fields["overflow"], bool))
-    _require(_count(fields["step"]) > 0 and is_number(fields["loss_scale"]))
-    return HistogramRecord(**{**fields, "tensors": tensors, "unchanged": unchanged})
-
-
-def _exponents(fields: dict[str, Any]) -> ExponentCounts:
-    found = ExponentCounts(**{**fields, "counts": tuple(_count(each) for each in fields["counts"])})
-    for count in (found.zeros, found.inf, found.nan):
-        _count(count)
-    _require(isinstance(found.dtype, str) and isinstance(found.lowest, int) and not isinstance(found.lowest, bool))
-    _require(-_FARTHEST <= found.lowest <= _FARTHEST and len(found.counts) <= 2 * _FARTHEST)
-    _require(is_number(found.largest) and 0 <= found.largest < math.inf)
-    return found
-
-
-def _count(value: Any) -> int:
-    """A number of elements or steps as it is.
-
-    Raises:
-        ValueError: It is none.
-    """
-    _require(is_count(value))
-    return int(value)
+    record = build(HistogramRecord, fields)
+    _require(record.step > 0)
+    for found in (counts for named in record.tensors.values() for counts in named.values()):
+        _require(-_FARTHEST <= found.lowest <= _FARTHEST and len(found.counts) <= 2 * _FARTHEST)
+        _require(0 <= found.largest < math.inf)
+    return record
 
 
 def _require(holds: bool) -> None:
@@ -285,7 +255,10 @@ def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> Epoc
 
 
 def _number(column: str, cell: str) -> float:
-    return _count(int(cell)) if column in _INTEGERS else float(cell)
+    if column not in _INTEGERS:
+        return float(cell)
+    _require(is_count(int(cell)))
+    return int(cell)
 
 
 def _damaged(path: Path, number: int, why: str) -> StorageError:

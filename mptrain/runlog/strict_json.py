@@ -1,9 +1,19 @@
-"""Back from strict JSON to numbers: the inverse of `mptrain.records.as_json`."""
+"""Small files of strict JSON, and back from it to numbers: the inverse of `mptrain.records.as_json`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, NoReturn
+
+from mptrain.errors import OlderLayout, StorageError
+from mptrain.files import read_bytes
+from mptrain.records import as_json
+from mptrain.runlog.storage import storing
+
+#: The release that wrote files whose schema number is below that of today, where they do not say it themselves.
+_OLDER: Final = "0.1"
 
 #: Levels of mappings and lists that whoever reads a record can walk through.
 DEEPEST: Final = 60
@@ -24,6 +34,77 @@ def parse_strict(text: str) -> Any:
     if text.count("[") + text.count("{") > DEEPEST and is_too_deep(value):
         raise ValueError(_TOO_DEEP)
     return value
+
+
+def indented_json(fields: Mapping[str, Any]) -> str:
+    """Return the text of a small file: indented strict JSON, with its non-finite numbers as `mptrain.records.as_json` lists them."""
+    return json.dumps(json.loads(as_json(dict(fields))), indent=2, allow_nan=False) + "\n"
+
+
+def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = False) -> dict[str, Any]:
+    """Return the JSON object in a small file.
+
+    Args:
+        path: The file.
+        schema: The version of its layout; None where it has none.
+        missing_ok: Return an empty object where there is no such file.
+
+    Raises:
+        OlderLayout: An older mptrain wrote it.
+        StorageError: It cannot be read, is damaged, or of another schema.
+    """
+    with storing(path, "read"):
+        try:
+            content = read_bytes(path)
+        except (FileNotFoundError, NotADirectoryError):
+            if missing_ok:
+                return {}
+            raise
+    fields = parse_object(content.decode("utf-8", "replace"), path)
+    if schema is not None:
+        check_schema(fields, schema, path)
+    return fields
+
+
+def parse_object(text: str, path: Path) -> dict[str, Any]:
+    """The JSON object in a small file that is always written whole.
+
+    Raises:
+        StorageError: Not a JSON object.
+    """
+    try:
+        fields = parse_strict(text)
+    except ValueError as error:
+        raise damaged(path, f"{error}") from error
+    if not isinstance(fields, dict):
+        raise damaged(path, "not a JSON object")
+    return fields
+
+
+def check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
+    """Refuse a file of another layout than this version writes.
+
+    Raises:
+        OlderLayout: An older mptrain wrote it; names the folder that it lies in.
+        StorageError: No schema number, or a newer one than ``known``.
+    """
+    schema = fields.get("schema")
+    if type(schema) is not int or schema < 1:
+        raise damaged(path, "no schema number")
+    if schema > known:
+        raise StorageError(
+            f"{path} has schema {schema}, this mptrain reads {known}",
+            "use the newer mptrain that wrote it",
+        )
+    if schema < known:
+        versions = fields.get("versions")
+        named = versions.get("mptrain") if isinstance(versions, dict) else None
+        raise OlderLayout({path.parent: named if isinstance(named, str) and named else _OLDER})
+
+
+def damaged(path: Path, why: str) -> StorageError:
+    """Return the error that refuses a small file."""
+    return StorageError(f"{path} is damaged: {why}", "restore the file from a copy, or start the run again")
 
 
 def is_too_deep(value: Any) -> bool:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from mptrain.errors import EXIT_NUMERICS, StorageError
-from mptrain.files import read_bytes
+from mptrain.fields import NonNegativeInt
 from mptrain.runlog.naming import objection
-from mptrain.runlog.schema_checks import each, is_count, is_mapping, is_number, is_text, is_whole, misfit, optional
-from mptrain.runlog.state import check_schema, now, parse_object
-from mptrain.runlog.storage import require_no_links, storing, write_atomically
+from mptrain.runlog.schema_checks import build
+from mptrain.runlog.state import now
+from mptrain.runlog.storage import require_no_links, write_atomically
+from mptrain.runlog.strict_json import read_object
 
 #: Version of the layout of ``sweep.json``, and of ``verdict.json`` beside it.
 SCHEMA = 2
@@ -84,22 +85,6 @@ class SweepPaths:
         return self.folder / f"{name}.log"
 
 
-#: What the fields of ``sweep.json`` and of its jobs are.
-_SWEEP = {
-    **dict.fromkeys(("kind", "config_name", "started"), is_text),
-    **dict.fromkeys(("words", "config_dirs"), each(is_text)),
-    "parallel": is_count,
-    "plan": is_mapping,
-}
-_JOB = {
-    **dict.fromkeys(("name", "arm", "status", "reason"), is_text),
-    **dict.fromkeys(("overrides", "varied"), each(is_text)),
-    "number": is_count,
-    "code": optional(is_whole),
-    "seconds": optional(is_number),
-}
-
-
 @dataclass(frozen=True, slots=True)
 class SweepJob:
     """One job and how it stands.
@@ -116,7 +101,7 @@ class SweepJob:
         seconds: Wall time of all its processes, their starts included; of those that no sweep saw end, that of the attempt.
     """
 
-    number: int
+    number: NonNegativeInt
     name: str
     overrides: tuple[str, ...]
     varied: tuple[str, ...]
@@ -154,7 +139,7 @@ class Sweep:
     words: tuple[str, ...]
     config_dirs: tuple[str, ...]
     config_name: str
-    parallel: int
+    parallel: NonNegativeInt
     jobs: tuple[SweepJob, ...]
     started: str = field(default_factory=now)
     plan: dict[str, Any] = field(default_factory=dict)
@@ -196,48 +181,22 @@ def read_sweep(folder: Path) -> Sweep:
     """
     path = SweepPaths(folder).json
     require_no_links(folder, [SweepPaths(folder).figures])
-    with storing(path, "read"):
-        try:
-            text = read_bytes(path).decode("utf-8", "replace")
-        except (FileNotFoundError, NotADirectoryError):
-            raise StorageError(f"{folder} is not a sweep: it has no {SWEEP_JSON}", "name the folder of one") from None
-    fields = parse_object(text, path)
-    check_schema(fields, SCHEMA, path)
+    if not (fields := read_object(path, SCHEMA, missing_ok=True)):
+        raise StorageError(f"{folder} is not a sweep: it has no {SWEEP_JSON}", "name the folder of one")
     try:
-        return _sweep(folder, fields)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        sweep = replace(build(Sweep, {**fields, "folder": ""}, lenient=True), folder=folder)
+        if sweep.parallel < 1:
+            raise ValueError(f"parallel {sweep.parallel!r} is not a number of jobs")
+        for number, job in enumerate(sweep.jobs):
+            if job.number != number:
+                raise ValueError(f"job {number} says that its number is {job.number!r}")
+            if why := "leads out of the folder" if "/" in job.name else objection(f"{job.name}.log"):
+                raise ValueError(f"the name {job.name!r} {why}")
+    except ValueError as error:
         raise StorageError(f"{path} is damaged: {error}", "restore the file from a copy, or start it again") from error
+    return sweep
 
 
 def is_sweep(path: Path) -> bool:
     """Whether a path is the folder of a sweep."""
     return SweepPaths(path).json.is_file()
-
-
-def _sweep(folder: Path, fields: dict[str, Any]) -> Sweep:
-    """The value that the fields stand for; later versions may write more of them."""
-    known = {name: fields[name] for name in Sweep.__dataclass_fields__ if name in fields and name != "folder"}
-    if strange := misfit(known, _SWEEP):
-        raise ValueError(f"{strange}={known[strange]!r} is of a wrong kind")
-    jobs = tuple(_job(number, item) for number, item in enumerate(fields["jobs"]))
-    words = {name: tuple(fields[name]) for name in ("words", "config_dirs")}
-    sweep = Sweep(**{**known, **words, "jobs": jobs, "folder": folder})
-    if sweep.kind not in get_args(Kind):
-        raise ValueError(f"kind {sweep.kind!r} is none of {', '.join(get_args(Kind))}")
-    if sweep.parallel < 1:
-        raise ValueError(f"parallel {sweep.parallel!r} is not a number of jobs")
-    return sweep
-
-
-def _job(number: int, fields: dict[str, Any]) -> SweepJob:
-    known = {name: fields[name] for name in SweepJob.__dataclass_fields__ if name in fields}
-    if strange := misfit(known, _JOB):
-        raise ValueError(f"{strange}={known[strange]!r} of job {number} is of a wrong kind")
-    job = SweepJob(**{**known, **{name: tuple(fields[name]) for name in ("overrides", "varied")}})
-    if job.number != number:
-        raise ValueError(f"job {number} says that its number is {job.number!r}")
-    if job.status not in get_args(JobStatus):
-        raise ValueError(f"status {job.status!r} is none of {', '.join(get_args(JobStatus))}")
-    if why := "leads out of the folder" if "/" in job.name else objection(f"{job.name}.log"):
-        raise ValueError(f"the name {job.name!r} {why}")
-    return job
