@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from mptrain.fields import PositiveFloat, PositiveInt
-from mptrain.logger.base import TrackedRun, kept_id, require_package
+from mptrain.logger.base import TrackedRun, TrackerOptions, kept_id
 from mptrain.logger.series import flat, numbers, points
 from mptrain.records import EventRecord, Record
 
@@ -26,7 +25,7 @@ _METRICS, _PARAMETERS, _LONGEST = 1000, 100, 500
 
 
 @dataclass(frozen=True)
-class MLflow:
+class MLflow(TrackerOptions):
     """One MLflow run for each run, whatever the number of attempts.
 
     Attributes:
@@ -34,21 +33,10 @@ class MLflow:
             ``MLFLOW_TRACKING_URI`` and MLflow's own choice.
         experiment: MLflow's experiment; made if there is none of the name.
         every_steps: Send the curves of each n-th step only; those of overflows are always sent.
-        close_seconds: How long the end of a run may wait for what is not sent yet.
     """
 
     tracking_uri: str | None = None
     experiment: str = "mptrain"
-    every_steps: PositiveInt = 1
-    close_seconds: PositiveFloat = 10.0
-
-    def require(self) -> None:
-        """MLflow's package; mlflow-skinny will do for a tracking server.
-
-        Raises:
-            ConfigError: It is missing.
-        """
-        require_package("mlflow", "mlflow")
 
     def open(self, run: TrackedRun) -> _Run:
         """The MLflow run whose id stands in ``RUN/mlflow/run_id``; it is made for a new run, and gone on with else."""

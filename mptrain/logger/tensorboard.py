@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mptrain.fields import PositiveFloat, PositiveInt
-from mptrain.logger.base import TrackedRun, require_package
-from mptrain.logger.series import flat, points
-from mptrain.logger.tables import markdown_table
+from mptrain.logger.base import TrackedRun, TrackerOptions
+from mptrain.logger.series import flat, markdown_table, points
 from mptrain.records import EventRecord, OverflowRecord, Record
 
 #: Seconds after which what was written can be seen in TensorBoard.
@@ -23,24 +21,12 @@ _FLUSH = 5
 
 
 @dataclass(frozen=True)
-class TensorBoard:
+class TensorBoard(TrackerOptions):
     """Event files in ``RUN/tensorboard``; look at them with ``tensorboard --logdir outputs``.
 
     Attributes:
         every_steps: Keep the curves of each n-th step only; those of overflows are always kept.
-        close_seconds: How long the end of a run may wait for the last of them.
     """
-
-    every_steps: PositiveInt = 1
-    close_seconds: PositiveFloat = 10.0
-
-    def require(self) -> None:
-        """TensorBoard's package.
-
-        Raises:
-            ConfigError: It is missing.
-        """
-        require_package("tensorboard", "tensorboard")
 
     def open(self, run: TrackedRun) -> _EventFile:
         """A new event file; TensorBoard shows those of all attempts as one run."""

@@ -12,8 +12,7 @@ from mptrain.comparison.ranking import SEED
 from mptrain.comparison.settings import as_number, in_short
 from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.run_parts import OpenedRun
-from mptrain.runlog.sweep_csv import varied_keys, words_of
-from mptrain.runlog.sweeps import Sweep, SweepJob
+from mptrain.runlog.sweeps import Sweep, SweepJob, varied_keys, words_of
 
 #: Values of a key must span this factor to be spread over a logarithmic axis.
 _WIDE: Final = 20

@@ -32,8 +32,7 @@ from mptrain.report.sweep_axes import Axis, Point, kinds, numeric_axis, read_poi
 from mptrain.report.sweep_figures import categories_figure, cliffs_figure, overlay_figure
 from mptrain.report.wording import counted, duration, moment, number, rate, scale_path, share
 from mptrain.runlog.storage import readable_bytes
-from mptrain.runlog.sweep_csv import interval_of
-from mptrain.runlog.sweeps import Sweep
+from mptrain.runlog.sweeps import Sweep, interval_of
 
 #: Buckets of a curve where many share a figure.
 BUCKETS: Final = 300

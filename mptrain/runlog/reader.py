@@ -263,6 +263,5 @@ def _number(column: str, cell: str) -> float:
 
 def _damaged(path: Path, number: int, why: str) -> StorageError:
     return StorageError(
-        f"{path}, line {number} is damaged: {why}",
-        "restore the file from a copy; the run itself can be gone on with",
+        f"{path}, line {number} is damaged: {why}", "restore the file from a copy; the run itself can be gone on with"
     )

@@ -93,8 +93,7 @@ def check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
         raise damaged(path, "no schema number")
     if schema > known:
         raise StorageError(
-            f"{path} has schema {schema}, this mptrain reads {known}",
-            "use the newer mptrain that wrote it",
+            f"{path} has schema {schema}, this mptrain reads {known}", "use the newer mptrain that wrote it"
         )
     if schema < known:
         versions = fields.get("versions")

@@ -6,8 +6,7 @@ import pytest
 from mptrain.errors import StorageError
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.summary import write_summary
-from mptrain.runlog.sweep_csv import varied_keys, write_sweep
-from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, is_sweep, read_sweep
+from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, is_sweep, read_sweep, varied_keys, write_sweep
 
 
 def sweep_in(folder, *jobs, **more):

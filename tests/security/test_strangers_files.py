@@ -182,8 +182,7 @@ def test_a_saved_configuration_calls_nothing_but_parts_of_mptrain(group, path):
 @pytest.mark.parametrize(
     "target",
     [
-        "{_target_: mptrain.logger.worker.main}",
-        "{_target_: mptrain.logger.base.require_package, package: strangers_module.x, extra: y}",
+        "{_target_: mptrain.logger.background.main}",
         "{_target_: mptrain.logger.base.kept_id, file: it-ran}",
     ],
 )
