@@ -8,9 +8,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from mptrain.logger.base import TrackedRun, TrackerOptions, kept_id
@@ -116,10 +114,8 @@ class _Run:
         self._sent = time.monotonic()
 
 
-def _pieces(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while piece := list(islice(rest, size)):
-        yield piece
+def _pieces(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _name(name: str) -> str:

@@ -87,29 +87,24 @@ class _EventFile:
         if path.suffix == ".tsv":
             return self._text(tag, markdown_table(path))
         if path.suffix == ".wav":
-            return self._summaries.Summary.Value(tag=tag, audio=self._recording(path))
-        return self._summaries.Summary.Value(tag=tag, image=self._picture(path))
-
-    def _recording(self, path: Path) -> Any:
-        with wave.open(str(path)) as sound:
-            rate, channels, frames = sound.getframerate(), sound.getnchannels(), sound.getnframes()
-        return self._summaries.Summary.Audio(
-            sample_rate=rate,
-            num_channels=channels,
-            length_frames=frames,
-            content_type="audio/wav",
-            encoded_audio_string=path.read_bytes(),
-        )
-
-    def _picture(self, path: Path) -> Any:
+            with wave.open(str(path)) as sound:
+                rate, channels, frames = sound.getframerate(), sound.getnchannels(), sound.getnframes()
+            audio = self._summaries.Summary.Audio(
+                sample_rate=rate,
+                num_channels=channels,
+                length_frames=frames,
+                content_type="audio/wav",
+                encoded_audio_string=path.read_bytes(),
+            )
+            return self._summaries.Summary.Value(tag=tag, audio=audio)
         from PIL import Image
 
         with Image.open(path) as picture:
-            width, height = picture.size
-            channels = len(picture.getbands())
-        return self._summaries.Summary.Image(
+            (width, height), channels = picture.size, len(picture.getbands())
+        image = self._summaries.Summary.Image(
             height=height, width=width, colorspace=channels, encoded_image_string=path.read_bytes()
         )
+        return self._summaries.Summary.Value(tag=tag, image=image)
 
 
 def _in_words(record: OverflowRecord) -> str:

@@ -163,19 +163,14 @@ def _prepare_environment(count: int) -> None:
         torch.set_num_threads(max(1, usable_cores() // count))
 
 
-def _be_forked() -> None:
-    """What a forked rank changes about itself: it is silent, and dies with the one that began it."""
-    ends_with_parent(signal.SIGKILL)
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.close(quiet)
-
-
 def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes]) -> Iterator[Communicator]:
-    """The life of a forked rank; never comes back."""
+    """Be a forked rank: silent, and ended with the one that began it; never come back."""
     code = EXIT_OK
     try:
-        _be_forked()
+        ends_with_parent(signal.SIGKILL)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.close(quiet)
         with reading:
             port = reading.read(_PORT)
         if not port:

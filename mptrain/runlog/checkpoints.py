@@ -142,11 +142,9 @@ class CheckpointStore:
         skipped: list[str] = []
         for path in manifests_in(self.folder):
             try:
-                loaded = _load(path)
+                return _load(path, skipped)
             except StorageError as error:
                 skipped.append(str(error))
-                continue
-            return Loaded(loaded.state, loaded.manifest, skipped)
         if skipped:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} can be used: {'; '.join(skipped)}",
@@ -178,7 +176,7 @@ class CheckpointStore:
                 else "use the last one: nothing was evaluated yet, or the task has no metric to choose by",
             )
         try:
-            return _load(path)
+            return _load(path, [])
         except CheckpointError as error:
             raise CheckpointError(str(error), error.hint or self._way_round(path, which)) from error
 
@@ -258,8 +256,8 @@ def _manifest_beside(path: Path) -> Path:
     return path if path.suffix != DATA else path.with_name(path.stem.removesuffix(_AGAIN) + ".json")
 
 
-def _load(path: Path) -> Loaded:
-    """Verify and load the checkpoint of one manifest.
+def _load(path: Path, skipped: list[str]) -> Loaded:
+    """Verify and load the checkpoint of one manifest; ``skipped`` lists the newer ones that could not be used.
 
     Raises:
         StorageError: It is damaged or cannot be read; the message is a sentence that names the file.
@@ -268,4 +266,4 @@ def _load(path: Path) -> Loaded:
     state = read_verified(path.with_name(manifest.file), manifest.sha256, path.name, manifest.bytes)
     if manifest.parts:
         state = with_parts(state, path.with_name(manifest.parts), manifest.part_files)
-    return Loaded(state, manifest, [])
+    return Loaded(state, manifest, skipped)

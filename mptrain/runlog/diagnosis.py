@@ -12,11 +12,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mptrain.errors import StorageError
 from mptrain.masking import masked
-from mptrain.runlog.schema_checks import build
 from mptrain.runlog.storage import write_atomically
-from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
+from mptrain.runlog.strict_json import indented_json
 
 SCHEMA = 2
 
@@ -169,17 +167,3 @@ def write_examination(path: Path, found: Examination) -> None:
         StorageError: The file cannot be written.
     """
     write_atomically(path, indented_json({"schema": SCHEMA, **asdict(found)}), durable=False)
-
-
-def read_examination(path: Path) -> Examination:
-    """What was written.
-
-    Raises:
-        StorageError: The file cannot be read, is damaged, or of another schema.
-    """
-    fields = read_object(path, SCHEMA)
-    del fields["schema"]
-    try:
-        return build(Examination, restore_nonfinite(fields))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise StorageError(f"{path} is damaged: it holds no diagnosis", "write mptrain diagnose again") from error

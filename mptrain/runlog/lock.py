@@ -57,7 +57,9 @@ def hold(path: Path) -> Iterator[None]:
                     f"{path.parent} is being written by {_read_holder(descriptor)}",
                     "wait until it ends, stop it, or choose another run.name",
                 )
-            _write_holder(descriptor)
+            os.ftruncate(descriptor, 0)
+            holder = Holder(os.getpid(), socket.gethostname(), now())
+            write_all(descriptor, bytearray(json.dumps(asdict(holder)).encode() + b"\n"))
         except BaseException:
             os.close(descriptor)
             raise
@@ -91,12 +93,6 @@ def _take(descriptor: int, *, shared: bool = False) -> bool:
             return False
         raise
     return True
-
-
-def _write_holder(descriptor: int) -> None:
-    os.ftruncate(descriptor, 0)
-    holder = Holder(os.getpid(), socket.gethostname(), now())
-    write_all(descriptor, bytearray(json.dumps(asdict(holder)).encode() + b"\n"))
 
 
 def _read_holder(descriptor: int) -> Holder:

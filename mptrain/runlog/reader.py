@@ -11,21 +11,19 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptrain.errors import OlderLayout, StorageError
 from mptrain.files import open_to_read, read_bytes
 from mptrain.records import EpochRecord, HistogramRecord, StepRecord
 from mptrain.runlog.directory import open_run
+from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.schema_checks import build, is_count
+from mptrain.runlog.state import RunState
 from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary import read_summary
-from mptrain.runlog.writer import EPOCHS_AFTER, EPOCHS_BEFORE, VAL_PREFIX
-
-if TYPE_CHECKING:
-    from mptrain.runlog.layout import RunPaths
-    from mptrain.runlog.state import RunState
+from mptrain.runlog.writer import VAL_PREFIX, is_header
 
 #: No exponent of FP64 is farther from 0.
 _FARTHEST = 1100
@@ -110,7 +108,8 @@ class Run:
                 raise _damaged(self.paths.epochs, number, "it is not a row") from None
             if number == 1:
                 header = cells
-                _check_header(self.paths.epochs, header)
+                if not is_header(header):
+                    raise _damaged(self.paths.epochs, 1, "it is not the header")
             else:
                 yield _epoch(self.paths.epochs, number, header, cells)
 
@@ -139,13 +138,7 @@ def read_run(path: Path) -> Run:
     if state is None:
         raise StorageError(f"{path} lost its run.json while it was read", "try again")
     paths = directory.paths
-    return Run(
-        paths=paths,
-        state=state,
-        config=_text(paths.config),
-        overrides=_overrides(paths.overrides),
-        summary=read_summary(paths.summary),
-    )
+    return Run(paths, state, _text(paths.config), directory.read_overrides(), read_summary(paths.summary))
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
@@ -173,22 +166,6 @@ def _text(path: Path) -> str:
             return read_bytes(path).decode("utf-8", "surrogateescape")
         except FileNotFoundError:
             return ""
-
-
-def _overrides(path: Path) -> tuple[str, ...]:
-    """The strings that `RunDirectory.write_config` wrote: one quoted string a line."""
-    found: list[str] = []
-    for number, line in enumerate(_text(path).split("\n"), 1):
-        if not line.startswith("- "):
-            continue
-        try:
-            override = parse_strict(line[2:])
-        except ValueError:
-            override = None
-        if not isinstance(override, str):
-            raise _damaged(path, number, "it is not a quoted string")
-        found.append(override)
-    return tuple(found)
 
 
 def _usual_step(line: str) -> StepRecord | None:
@@ -228,14 +205,6 @@ def _histogram(fields: dict[str, Any]) -> HistogramRecord:
 def _require(holds: bool) -> None:
     if not holds:
         raise ValueError
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    first, last = len(EPOCHS_BEFORE), len(header) - len(EPOCHS_AFTER)
-    metrics = header[first:last]
-    expected = [*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER]
-    if header != expected or not all(column.startswith(VAL_PREFIX) for column in metrics):
-        raise _damaged(path, 1, "it is not the header")
 
 
 def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> EpochRecord:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from mptrain.fields import NonNegativeInt
 from mptrain.runlog.schema_checks import build
-from mptrain.runlog.strict_json import check_schema, damaged, parse_object
+from mptrain.runlog.strict_json import damaged, read_object
 
 SCHEMA = 2
 
@@ -118,18 +118,14 @@ class RunState:
         return json.dumps({"schema": fields.pop("schema"), **fields}, indent=2, allow_nan=False) + "\n"
 
 
-def parse_state(text: str, path: Path) -> RunState:
-    """The state that a ``run.json`` holds.
-
-    Args:
-        text: The content of the file.
-        path: Where it came from, for the message.
+def read_state(path: Path) -> RunState | None:
+    """Return the state that a ``run.json`` holds; None where there is no such file.
 
     Raises:
-        StorageError: Not JSON, fields missing or of a wrong type, or of another schema.
+        StorageError: It cannot be read, is not JSON, has fields missing or of a wrong type, or is of another schema.
     """
-    fields = parse_object(text, path)
-    check_schema(fields, SCHEMA, path)
+    if not (fields := read_object(path, SCHEMA, missing_ok=True)):
+        return None
     try:
         return build(RunState, fields, lenient=True)
     except ValueError as error:

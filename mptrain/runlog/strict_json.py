@@ -50,8 +50,8 @@ def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = Fal
         missing_ok: Return an empty object where there is no such file.
 
     Raises:
-        OlderLayout: An older mptrain wrote it.
-        StorageError: It cannot be read, is damaged, or of another schema.
+        OlderLayout: An older mptrain wrote it; names the folder that it lies in.
+        StorageError: It cannot be read, is damaged, or has no schema number or a newer one.
     """
     with storing(path, "read"):
         try:
@@ -60,34 +60,19 @@ def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = Fal
             if missing_ok:
                 return {}
             raise
-    fields = parse_object(content.decode("utf-8", "replace"), path)
-    if schema is not None:
-        check_schema(fields, schema, path)
-    return fields
-
-
-def parse_object(text: str, path: Path) -> dict[str, Any]:
-    """The JSON object in a small file that is always written whole.
-
-    Raises:
-        StorageError: Not a JSON object.
-    """
     try:
-        fields = parse_strict(text)
+        fields = parse_strict(content.decode("utf-8", "replace"))
     except ValueError as error:
         raise damaged(path, f"{error}") from error
     if not isinstance(fields, dict):
         raise damaged(path, "not a JSON object")
+    if schema is not None:
+        _check_schema(fields, schema, path)
     return fields
 
 
-def check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
-    """Refuse a file of another layout than this version writes.
-
-    Raises:
-        OlderLayout: An older mptrain wrote it; names the folder that it lies in.
-        StorageError: No schema number, or a newer one than ``known``.
-    """
+def _check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
+    """Refuse a file of another layout than this version writes."""
     schema = fields.get("schema")
     if type(schema) is not int or schema < 1:
         raise damaged(path, "no schema number")

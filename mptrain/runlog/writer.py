@@ -11,7 +11,7 @@ import contextlib
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -177,11 +177,11 @@ def truncate_records(
         raise StorageError(f"{paths.root} has no record file {sorted(unknown)}", "use the mptrain that wrote it")
     kept, notes = {name: lengths.get(name, 0) for name in files}, []
     for name, path in files.items():
-        with storing(path):
-            if path.exists() and not path.is_symlink():
-                os.close(open_in_place(path, os.O_WRONLY))
         if path.is_symlink():  # of a folder that somebody else made
             raise StorageError(f"{path} is a symbolic link", "put the file that it leads to in its place")
+        with storing(path):
+            if path.exists():
+                os.close(open_in_place(path, os.O_WRONLY))
         fault = _fault(path, kept[name])
         if fault and name != HISTOGRAMS:
             raise StorageError(fault, "the record is damaged: restore it from a copy, or start the run again")
@@ -274,14 +274,18 @@ def _header_of(path: Path) -> tuple[str, ...]:
             columns = tuple(next(csv.reader(file), ()))
     except (UnicodeDecodeError, csv.Error) as error:
         raise _damaged_header(path, str(error)) from error
-    metrics = columns[len(EPOCHS_BEFORE) : -len(EPOCHS_AFTER)]
-    if columns and (columns != (*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER) or not all(map(_is_metric, metrics))):
+    if columns and not is_header(columns):
         raise _damaged_header(path, "its columns are not those of epochs")
     return columns
 
 
-def _is_metric(column: str) -> bool:
-    return column.startswith(VAL_PREFIX)
+def is_header(columns: Sequence[str]) -> bool:
+    """Return whether columns are those of ``epochs.csv``, in their order."""
+    first, last = len(EPOCHS_BEFORE), len(columns) - len(EPOCHS_AFTER)
+    metrics = columns[first:last]
+    return [*columns] == [*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER] and all(
+        name.startswith(VAL_PREFIX) for name in metrics
+    )
 
 
 def _damaged_header(path: Path, why: str) -> StorageError:
