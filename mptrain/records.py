@@ -1,4 +1,4 @@
-"""What a run writes down: frozen values of plain Python types, no tensors.
+"""Records that a run writes down: frozen values of plain Python types, no tensors.
 
 Every later command reads these back and nothing else. Numbers that can be non-finite are `float` here and become
 ``null`` plus an entry under ``nonfinite`` in JSON (see `as_json`).
@@ -82,7 +82,7 @@ TensorKind = Literal["activations", "activation_gradients", "weight_gradients", 
 
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
-    """How many values of a tensor, or of several, have which exponent; see `mptrain.numerics.exponents`.
+    """Counts of the values of a tensor, or of several, by exponent; see `mptrain.numerics.exponents`.
 
     Attributes:
         dtype: What the values were kept in: ``float16``, ``float32`` ...
@@ -211,7 +211,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """How the run is going right now; shown, never written, because it depends on the clock.
+    """Progress of the run right now; shown, never written, because it depends on the clock.
 
     Attributes:
         step: Attempts so far.

@@ -37,7 +37,7 @@ _PIECE: Final = 1 << 16
 #: A batch system sends these to every process of a job; training decides when it is the end.
 _NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
-#: How long the end of a run waits for a tracker that does not say how long.
+#: Seconds that the end of a run waits for a tracker that does not say how long.
 CLOSE_SECONDS: Final = 10.0
 
 

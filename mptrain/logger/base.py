@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is told about the run.
+"""Protocols of trackers, and what they are told about the run.
 
 A tracker is shown what the run writes down anyway. It may fail in any way: it never changes, stops or delays training.
 """
@@ -19,7 +19,7 @@ from mptrain.records import Record
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker knows about a run before its first record.
+    """Facts that a tracker knows about a run before its first record.
 
     Attributes:
         name: The run's directory relative to the root of all runs, its name for people.

@@ -18,7 +18,7 @@ from mptrain.records import EventRecord, Record
 #: Seconds between two requests, while there is something to send.
 _EVERY_SECONDS = 2.0
 
-#: What MLflow's REST API takes in one request (its documentation of runs/log-batch), and the length of a value.
+#: Most metrics and parameters that MLflow's REST API takes in one request (its documentation of runs/log-batch), and the length of a value.
 _METRICS, _PARAMETERS, _LONGEST = 1000, 100, 500
 
 

@@ -1,4 +1,4 @@
-"""What every tracker shows: records as named curves, over the attempted step, and tables of the texts that a run exhibits."""
+"""Content that every tracker shows: records as named curves, over the attempted step, and tables of the texts that a run exhibits."""
 
 from __future__ import annotations
 

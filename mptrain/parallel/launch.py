@@ -1,6 +1,6 @@
 """Makes this process one of several: those that torchrun has begun, or those that it begins itself.
 
-Communicator on this machine are forked before torch has run anything: they begin at once, with the configuration that was
+Ranks on this machine are forked before torch has run anything: they begin at once, with the configuration that was
 checked already. The process that was started is the first rank, so its end is the run's end, and its output the run's.
 """
 
@@ -46,7 +46,7 @@ _HOST = "127.0.0.1"
 #: Bytes in which the number of a port is told.
 _PORT = 2
 
-#: Under which forked ranks say that they are there, and the first of them whether all are.
+#: Keys under which forked ranks say that they are there, and the first of them whether all are.
 _HERE, _WORD, _ALL, _LOST = "here", "word", "all", "lost"
 
 
@@ -195,7 +195,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
 
 
 def _store(port: int | None) -> TCPStore:
-    """Where forked ranks meet: made by the first, on a free port; by the others, found."""
+    """Return the store at which forked ranks meet: made by the first, on a free port; by the others, found."""
     from torch._C._distributed_c10d import TCPStore
 
     try:

@@ -181,7 +181,7 @@ class CheckpointStore:
             raise CheckpointError(str(error), error.hint or self._way_round(path, which)) from error
 
     def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
-        """What can be done with a run one of whose checkpoints is damaged."""
+        """Return what can be done with a run one of whose checkpoints is damaged."""
         resume = f"mptrain resume {self.folder.parent}"
         hint = f"restore it from a copy; a run that is not done goes on from one before it that is sound: {resume}"
         other = self.best() if which == LAST else None

@@ -21,14 +21,14 @@ SCHEMA = 2
 #: Letters of the words in a file's name at most.
 _LONGEST = 60
 
-#: Where a step goes wrong: in the batch, in the weights, in the forward pass, in the loss, in the backward pass alone, in an
+#: Place in which a step goes wrong: in the batch, in the weights, in the forward pass, in the loss, in the backward pass alone, in an
 #: operator that torch refuses; or nowhere.
 CauseKind = Literal["input", "weights", "forward", "loss", "backward", "refused", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far the results of a module's operators reach, all of one pass together.
+    """Range that the results of a module's operators reach, all of one pass together.
 
     Attributes:
         largest: Largest finite magnitude; gradients carry the loss scale.
@@ -104,7 +104,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Examination:
-    """What a look at one learner's step found.
+    """Findings of a look at one learner's step.
 
     Attributes:
         subject: The run, or the words of the configuration.
@@ -146,7 +146,7 @@ class Examination:
 
 
 def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
-    """What the files about a step are called, without their ending.
+    """Return the name of the files about a step, without their ending.
 
     Args:
         found: The step: its number, and its learner where that has a name.

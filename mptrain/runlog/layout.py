@@ -53,7 +53,7 @@ class RunPaths:
 
     root: Path
 
-    #: What the run is and how it stands (see `mptrain.runlog.state.RunState`).
+    #: Identity and status of the run (see `mptrain.runlog.state.RunState`).
     run_json = Inside(RUN_JSON)
     #: The fully resolved configuration, YAML.
     config = Inside("config.yaml")
@@ -67,7 +67,7 @@ class RunPaths:
     epochs = Inside(EPOCHS)
     #: One line of strict JSON for each step that was looked at; made by the first of them.
     histograms = Inside(HISTOGRAMS)
-    #: What the data were: labels, preparation, files; JSON.
+    #: Description of the data: labels, preparation, files; JSON.
     data = Inside("data.json")
     #: The final numbers, schema-versioned JSON.
     summary = Inside("summary.json")
@@ -75,7 +75,7 @@ class RunPaths:
     checkpoints = Inside("checkpoints")
     #: The folder of what was kept after a numeric stop.
     failure = Inside("failure")
-    #: Where every thread stood when the run stood still (see `mptrain.engine.watchdog`); text.
+    #: Stack of every thread when the run stood still (see `mptrain.engine.watchdog`); text.
     stalls = Inside("stalls.txt")
 
     def stalls_of(self, rank: int) -> Path:
@@ -96,7 +96,7 @@ class RunPaths:
         """All folders but those of trackers, which may hold what they like."""
         return (self.checkpoints, self.failure, self.samples, self.export, self.diagnosis, self.figures)
 
-    #: What the experiment tracker printed; made only where there is one.
+    #: Output of the experiment tracker; made only where there is one.
     logger_log = Inside("logger.log")
     #: The file whose kernel lock says that a process is writing this run.
     lock = Inside("run.lock")
@@ -104,7 +104,7 @@ class RunPaths:
     report_html = Inside("report.html")
     #: The same report in Markdown.
     report_md = Inside("report.md")
-    #: Which static loss scale is right, for a browser.
+    #: Answer to which static loss scale is right, for a browser.
     forecast_html = Inside("forecast.html")
     #: The same in Markdown.
     forecast_md = Inside("forecast.md")
@@ -147,7 +147,7 @@ def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
 
 
 def objection(part: str) -> str:
-    """Why one part of a name cannot be used, as in ``name {objection}``; empty if it can."""
+    """Return why one part of a name cannot be used, as in ``name {objection}``; empty if it can."""
     if part in ("", ".", ".."):
         return f"has {part!r} as a part of the path"
     if part[0] in "-.":

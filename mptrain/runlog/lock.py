@@ -29,7 +29,7 @@ _held: set[int] = set()
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock: process id, host name, and since when (UTC); all empty if it has not said so yet."""
+    """Holder of a lock: process id, host name, and since when (UTC); all empty if it has not said so yet."""
 
     pid: int
     host: str
@@ -74,7 +74,7 @@ def hold(path: Path) -> Iterator[None]:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Who holds the lock now; None if nobody does or there is no such file.
+    """Return the holder of the lock now; None if nobody does or there is no such file.
 
     Raises:
         StorageError: The file cannot be opened.

@@ -27,7 +27,7 @@ _NAME = re.compile(r"step-(\d{8,})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known about one checkpoint.
+    """Facts about one checkpoint.
 
     Attributes:
         step: Attempted steps that it contains.
@@ -111,5 +111,5 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _is_plain_name(name: str) -> bool:
-    """Whether it is a file in the same folder: never a path out of it."""
+    """Return whether it is a file in the same folder: never a path out of it."""
     return re.fullmatch(r"[\w.-]{1,200}", name, re.ASCII) is not None and PurePath(name).name == name != ".."

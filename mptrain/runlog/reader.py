@@ -35,7 +35,7 @@ _STEP_TYPES = (str, int, int, int, float, float, bool, bool, float, float)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run directory said when it was opened; records are read when they are asked for.
+    """Content of a run directory when it was opened; records are read when they are asked for.
 
     Attributes:
         paths: Where everything is.

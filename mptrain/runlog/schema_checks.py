@@ -1,4 +1,7 @@
-"""Whether what was read is of the kind that was written. A file may be a stranger's, or come from a broken disk."""
+"""Checks that what was read is of the kind that was written, and dataclasses made of it.
+
+A file may be a stranger's, or come from a broken disk.
+"""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ Value = TypeVar("Value")
 #: The ending of a folder of parts.
 FOLDER: Final = ".parts"
 
-#: Under which the name of a tensor that was taken out stands in its place in a state, and its shape.
+#: Keys of the mapping that stands in the place of a tensor that was taken out: its name, and its shape.
 _NAME, _SHAPE = "__part__", "shape"
 
 
 class Collectives(Protocol):
-    """What the ranks that write together say to each other (`mptrain.parallel.communicator.Communicator`)."""
+    """Exchanges between the ranks that write together (`mptrain.parallel.communicator.Communicator`)."""
 
     rank: int
 

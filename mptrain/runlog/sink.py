@@ -1,4 +1,4 @@
-"""Where records go: the Sink protocol and its composition.
+"""The Sink protocol, which takes records, and its composition.
 
 A sink takes frozen records and shows or stores them. It must never change training, and never sees a tensor.
 """

@@ -96,7 +96,7 @@ class RunState:
 
     @property
     def started(self) -> str:
-        """When work on the run last began, UTC; empty before the first attempt."""
+        """Time at which work on the run last began, UTC; empty before the first attempt."""
         return self.attempts[-1].started if self.attempts else ""
 
     def begin(self, from_step: int = 0, changes: Sequence[str] = ()) -> RunState:

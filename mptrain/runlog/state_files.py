@@ -141,7 +141,7 @@ class NotPlain(Exception):
 
 
 def load_plain(path: Path) -> Any:
-    """What ``torch.save`` has written, on the CPU, if it is tensors and plain values: nothing in the file is called.
+    """Return what ``torch.save`` has written, on the CPU, if it is tensors and plain values: nothing in the file is called.
 
     Raises:
         OSError: The file cannot be read.

@@ -92,7 +92,7 @@ def damaged(path: Path, why: str) -> StorageError:
 
 
 def is_too_deep(value: Any) -> bool:
-    """Whether plain containers are nested deeper than `DEEPEST` levels; looks without recursion."""
+    """Return whether plain containers are nested deeper than `DEEPEST` levels; looks without recursion."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(DEEPEST):
         level = [

@@ -54,15 +54,15 @@ class SweepPaths:
 
     root: Path
 
-    #: What the sweep is and how its jobs stand (see `Sweep`).
+    #: Content and status of the sweep and its jobs (see `Sweep`).
     json = Inside(SWEEP_JSON)
     #: One row for each job with its final numbers, for spreadsheets.
     csv = Inside("sweep.csv")
     #: The file whose kernel lock says that a process is working on this sweep.
     lock = Inside("sweep.lock")
-    #: What a comparison found, JSON.
+    #: Result of a comparison, JSON.
     comparison = Inside("comparison.json")
-    #: What a recipe's expectations came to, JSON.
+    #: Verdict on a recipe's expectations, JSON.
     verdict = Inside("verdict.json")
     #: The self-contained report for a browser.
     report_html = Inside("report.html")
@@ -76,7 +76,7 @@ class SweepPaths:
         return self.root / name
 
     def log(self, name: str) -> Path:
-        """What a job printed, over all its attempts."""
+        """Return the file of what a job printed, over all its attempts."""
         return self.root / f"{name}.log"
 
 
@@ -142,11 +142,11 @@ class Sweep:
 
     @property
     def paths(self) -> SweepPaths:
-        """Where everything in its folder is."""
+        """Paths of everything in its folder."""
         return SweepPaths(self.folder)
 
     def has_ended(self, job: SweepJob) -> bool:
-        """Whether a job needs no further run: it is done; where arms are judged, a failure of its numerics is a finding."""
+        """Return whether a job needs no further run: it is done; where arms are judged, a failure of its numerics is a finding."""
         return job.status == "done" or (self.kind != "sweep" and job.status == "failed" and job.code == EXIT_NUMERICS)
 
     def with_job(self, job: SweepJob) -> Sweep:
@@ -193,7 +193,7 @@ def read_sweep(folder: Path) -> Sweep:
 
 
 def is_sweep(path: Path) -> bool:
-    """Whether a path is the folder of a sweep."""
+    """Return whether a path is the folder of a sweep."""
     return SweepPaths(path).json.is_file()
 
 

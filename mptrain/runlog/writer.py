@@ -255,7 +255,7 @@ class _AppendFile:
 
 
 def _fault(path: Path, length: int) -> str:
-    """Why a file cannot be cut to a length in bytes; empty where it can."""
+    """Return why a file cannot be cut to a length in bytes; empty where it can."""
     with storing(path, "read"):
         size = path.stat().st_size if path.exists() else 0
         if size < length:
