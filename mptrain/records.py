@@ -1,4 +1,4 @@
-"""What a run writes down: frozen values of plain Python types, no tensors.
+"""Records that a run writes down: frozen values of plain Python types, no tensors.
 
 Every later command reads these back and nothing else. Numbers that can be non-finite are `float` here and become
 ``null`` plus an entry under ``nonfinite`` in JSON (see `as_json`).
@@ -11,6 +11,8 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
+
+from mptrain.fields import NonNegativeInt
 
 Phase = Literal["calibrating", "growth probe", "unexpected"]
 NonFinite = Literal["inf", "-inf", "nan"]
@@ -34,9 +36,9 @@ class StepRecord:
     """
 
     learner: str
-    step: int
-    updates: int
-    epoch: int
+    step: NonNegativeInt
+    updates: NonNegativeInt
+    epoch: NonNegativeInt
     loss: float
     loss_scale: float
     overflow: bool
@@ -80,7 +82,7 @@ TensorKind = Literal["activations", "activation_gradients", "weight_gradients", 
 
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
-    """How many values of a tensor, or of several, have which exponent; see `mptrain.numerics.exponents`.
+    """Counts of the values of a tensor, or of several, by exponent; see `mptrain.numerics.exponents`.
 
     Attributes:
         dtype: What the values were kept in: ``float16``, ``float32`` ...
@@ -93,12 +95,12 @@ class ExponentCounts:
     """
 
     dtype: str
-    zeros: int
-    inf: int
-    nan: int
+    zeros: NonNegativeInt
+    inf: NonNegativeInt
+    nan: NonNegativeInt
     largest: float
     lowest: int
-    counts: tuple[int, ...]
+    counts: tuple[NonNegativeInt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +119,11 @@ class HistogramRecord:
     """
 
     learner: str
-    step: int
+    step: NonNegativeInt
     loss_scale: float
     overflow: bool
     tensors: dict[TensorKind, dict[str, ExponentCounts]]
-    unchanged: dict[str, tuple[int, int]]
+    unchanged: dict[str, tuple[NonNegativeInt, NonNegativeInt]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +211,7 @@ class EventRecord:
 
 @dataclass(frozen=True, slots=True)
 class ProgressRecord:
-    """How the run is going right now; shown, never written, because it depends on the clock.
+    """Progress of the run right now; shown, never written, because it depends on the clock.
 
     Attributes:
         step: Attempts so far.

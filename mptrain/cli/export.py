@@ -17,10 +17,9 @@ from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import parameters
 from mptrain.config.trust import is_trust
 from mptrain.errors import EXIT_OK, UsageError
-from mptrain.files import read_bytes
 from mptrain.run.evaluation import Export, export_run
-from mptrain.runlog.state import parse_object
-from mptrain.runlog.storage import readable_bytes, storing
+from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.strict_json import read_object
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
@@ -72,9 +71,7 @@ def _call(done: Export) -> str:
 
 
 def _card(path: Path) -> dict[str, Any]:
-    with storing(path, "read"):
-        text = read_bytes(path).decode("utf-8", "replace")
-    return parse_object(text, path)
+    return read_object(path)
 
 
 def _words(config: Config) -> list[str]:

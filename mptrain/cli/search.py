@@ -16,8 +16,7 @@ from mptrain.config.compose import Composer
 from mptrain.config.launcher import is_elsewhere
 from mptrain.config.overrides import read
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
-from mptrain.runlog.sweep_csv import summary_of
-from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
+from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
 from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper, fixed_words, key_of
 from mptrain.sweep.points import NOT_SWEPT, Point, check
 from mptrain.sweep.runner import plan_sweep, run_sweep, sweep_folder

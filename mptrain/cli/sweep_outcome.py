@@ -12,7 +12,7 @@ from rich.table import Table
 
 from mptrain.cli.messages import drawing_console, printable, say
 from mptrain.comparison.ranking import sweep_lead
-from mptrain.runlog.sweep_csv import summary_of
+from mptrain.runlog.sweeps import summary_of
 
 if TYPE_CHECKING:
     from mptrain.runlog.sweeps import Sweep, SweepJob

@@ -23,7 +23,7 @@ from mptrain.cli.messages import colourful, printable
 from mptrain.cli.panel import INTERVAL, Terminal
 from mptrain.cli.rows import KeyValues
 from mptrain.cli.sweep_outcome import COLOURS, metric_in_words, skipped_in_words
-from mptrain.runlog.sweep_csv import summary_of
+from mptrain.runlog.sweeps import summary_of
 
 if TYPE_CHECKING:
     from mptrain.runlog.sweeps import Sweep, SweepJob

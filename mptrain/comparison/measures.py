@@ -19,11 +19,9 @@ from mptrain.comparison.configurations import chosen, settings
 from mptrain.comparison.learning_curve import course_of
 from mptrain.comparison.results import RunMeasures
 from mptrain.errors import ConfigError, StorageError
-from mptrain.files import read_bytes
 from mptrain.numerics.exponents import merged, total
 from mptrain.runlog.reader import Run
-from mptrain.runlog.state import parse_object
-from mptrain.runlog.storage import storing
+from mptrain.runlog.strict_json import read_object
 
 #: Fewest steps after warm-up whose mean time is called a speed.
 TIMED_STEPS = 20
@@ -186,9 +184,7 @@ def _digest_of_data(run: Run) -> str:
     """
     if not run.paths.data.exists():
         return ""
-    with storing(run.paths.data, "read"):
-        text = read_bytes(run.paths.data).decode("utf-8", "replace")
-    card = parse_object(text, run.paths.data)
+    card = read_object(run.paths.data)
     if isinstance(files := card.get("files"), dict):
         card["files"] = {part: [PurePath(file).name for file in some] for part, some in files.items()}
     return hashlib.sha256(json.dumps(card, sort_keys=True).encode()).hexdigest()

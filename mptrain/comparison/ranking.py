@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mptrain.comparison.configurations import in_short
-from mptrain.runlog.sweep_csv import interval_of, varied_keys, words_of
-from mptrain.runlog.sweeps import SweepJob
+from mptrain.runlog.sweeps import SweepJob, interval_of, varied_keys, words_of
 
 SEED: Final = "seed"
 

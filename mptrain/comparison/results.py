@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from mptrain.errors import StorageError
-from mptrain.files import read_bytes
 from mptrain.records import as_json
-from mptrain.runlog.schema_checks import is_built_as
-from mptrain.runlog.state import check_schema, parse_object
-from mptrain.runlog.storage import storing, write_atomically
-from mptrain.runlog.strict_json import restore_nonfinite
+from mptrain.runlog.schema_checks import build
+from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.strict_json import read_object, restore_nonfinite
 
 Word = Literal["reference", "better", "equivalent", "worse", "undecided"]
 
@@ -320,10 +316,7 @@ def read_comparisons(path: Path) -> dict[str, Comparison]:
     Raises:
         StorageError: It is missing, damaged or of another version.
     """
-    with storing(path, "read"):
-        text = read_bytes(path).decode("utf-8", "replace")
-    fields = parse_object(text, path)
-    check_schema(fields, SCHEMA, path)
+    fields = read_object(path, SCHEMA)
     try:
         return {str(group["name"]): from_json(group["comparison"]) for group in fields["groups"]}
     except (LookupError, TypeError, AttributeError) as error:
@@ -350,30 +343,9 @@ def from_json(fields: dict[str, Any]) -> Comparison:
         StorageError: It is damaged.
     """
     try:
-        found: Comparison = _rebuilt(restore_nonfinite(fields), Comparison)
-        if not is_built_as(found, Comparison) or not found.arms:
-            raise ValueError("a value is of another kind than was written")
+        found = build(Comparison, restore_nonfinite(fields))
+        if not found.arms:
+            raise ValueError("it has no arms")
         return found
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StorageError(f"the comparison is damaged: {error}", "compare the runs again") from error
-
-
-def _rebuilt(value: Any, annotation: Any) -> Any:
-    """A JSON value as its annotation has it: objects become dataclasses, arrays tuples, and keys whole numbers."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if value is None:
-        return None
-    if is_dataclass(annotation):
-        hints = _hints(cast("Any", annotation))
-        return cast("Any", annotation)(**{name: _rebuilt(one, hints[name]) for name, one in value.items()})
-    if origin is UnionType:  # of something and None
-        return _rebuilt(value, arguments[0])
-    if origin is tuple:
-        each = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
-        return tuple(_rebuilt(one, item) for one, item in zip(value, each, strict=True))
-    if origin is dict:
-        return {arguments[0](name): _rebuilt(one, arguments[1]) for name, one in value.items()}
-    return value
-
-
-_hints = lru_cache(maxsize=None)(get_type_hints)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.errors import StorageError
 from mptrain.files import read_text
-from mptrain.runlog.state_validation import load_plain
+from mptrain.runlog.state_files import load_plain
 from mptrain.runlog.strict_json import parse_strict
 from mptrain.workloads.base.batch import Batch
 

@@ -2,26 +2,29 @@
 
 Trackers patch exit hooks, start threads, ask for passwords, wait for networks (W&B 0.31 holds up the end of a process
 for 86 s where its server does not answer). Here all of that happens elsewhere: training writes to a pipe that never
-blocks, and what ends late is ended.
+blocks, and what ends late is ended. The tracker's process ends with the run: when it is told, or when the pipe closes because training
+was killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pickle
 import signal
 import subprocess
+import sys
 import time
+import traceback
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final
+from typing import IO, BinaryIO, Final
 
 from mptrain.files import open_in_place
 from mptrain.interpreter import command
+from mptrain.logger.base import Logger, TrackedRun, Tracker
+from mptrain.masking import MaskedText
 from mptrain.records import EventRecord, Record
-
-if TYPE_CHECKING:
-    from mptrain.logger.base import Logger, TrackedRun, Tracker
 
 #: Seconds between two writes to the tracker.
 PAUSE: Final = 0.5
@@ -31,7 +34,10 @@ MOST_WAITING: Final = 1 << 24
 
 _PIECE: Final = 1 << 16
 
-#: How long the end of a run waits for a tracker that does not say how long.
+#: A batch system sends these to every process of a job; training decides when it is the end.
+_NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+#: Seconds that the end of a run waits for a tracker that does not say how long.
 CLOSE_SECONDS: Final = 10.0
 
 
@@ -97,7 +103,7 @@ class Background:
         with os.fdopen(open_in_place(self._log, os.O_WRONLY | os.O_APPEND), "ab") as output:
             self._began = output.tell()
             process = subprocess.Popen(
-                command("-c", "from mptrain.logger.worker import main; main()"),
+                command("-c", "from mptrain.logger.background import main; main()"),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -153,3 +159,42 @@ class Background:
 def _pipe(process: subprocess.Popen[bytes]) -> IO[bytes]:
     assert process.stdin is not None
     return process.stdin
+
+
+def main() -> None:
+    """Open the tracker that the pipe names, hand it every record, close it; exit code 1 if it raises."""
+    for number in _NOT_FOR_US:
+        signal.signal(number, signal.SIG_IGN)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        opened = open(descriptor, "wb", closefd=False)  # noqa: SIM115
+        setattr(sys, name, MaskedText(opened, encoding="utf-8", errors="backslashreplace", line_buffering=True))
+    stream = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what reads the standard input must not read records
+    try:
+        _follow(stream)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # exit hooks of trackers wait for networks
+
+
+def _follow(stream: BinaryIO) -> None:
+    logger: Logger
+    logger, run = pickle.load(stream)
+    tracker = logger.open(run)
+    while (records := _next(stream)) is not None:
+        for record in records:
+            tracker.take(record)
+    signal.alarm(math.ceil(logger.close_seconds) + 60)  # for when nobody is left to end this process
+    tracker.close()
+
+
+def _next(stream: BinaryIO) -> list[Record] | None:
+    try:
+        records: list[Record] | None = pickle.load(stream)
+    except (EOFError, pickle.UnpicklingError):  # training was killed, perhaps in the middle of a write
+        return None
+    return records

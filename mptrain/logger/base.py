@@ -1,4 +1,4 @@
-"""What a tracker is, and what it is told about the run.
+"""Protocols of trackers, and what they are told about the run.
 
 A tracker is shown what the run writes down anyway. It may fail in any way: it never changes, stops or delays training.
 """
@@ -9,18 +9,17 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from mptrain.errors import ConfigError
+from mptrain.fields import PositiveFloat, PositiveInt
 from mptrain.files import read_text
-
-if TYPE_CHECKING:
-    from mptrain.records import Record
+from mptrain.records import Record
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker knows about a run before its first record.
+    """Facts that a tracker knows about a run before its first record.
 
     Attributes:
         name: The run's directory relative to the root of all runs, its name for people.
@@ -77,20 +76,30 @@ class NoLogger:
         """Nothing is needed."""
 
 
-def require_package(package: str, extra: str) -> None:
-    """Refuse a tracker whose package is not installed.
+@dataclass(frozen=True, kw_only=True)
+class TrackerOptions:
+    """The options that all our trackers have. The package, the module and the extra of mptrain that bring a tracker have one name.
 
-    Args:
-        package: The name it is imported by; it is looked for, not imported.
-        extra: The extra of mptrain that brings it, and the name of its option in ``configs/logger/``.
-
-    Raises:
-        ConfigError: It is missing.
+    Attributes:
+        every_steps: Show the curves of each n-th step only; those of overflows are always shown.
+        close_seconds: How long the end of a run may wait for what is not sent yet.
     """
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(
-            f"logger={extra} needs the package {package}, which is not installed", f"pip install 'mptrain[{extra}]'"
-        )
+
+    every_steps: PositiveInt = 1
+    close_seconds: PositiveFloat = 10.0
+
+    def require(self) -> None:
+        """Refuse a run whose tracker's package is not installed; it is looked for, not imported.
+
+        Raises:
+            ConfigError: It is missing.
+        """
+        package = type(self).__name__.lower()
+        if importlib.util.find_spec(package) is None:
+            raise ConfigError(
+                f"logger={package} needs the package {package}, which is not installed",
+                f"pip install 'mptrain[{package}]'",
+            )
 
 
 def kept_id(file: Path, make: Callable[[], str]) -> str:

@@ -8,25 +8,22 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
-from mptrain.fields import PositiveFloat, PositiveInt
-from mptrain.logger.base import TrackedRun, kept_id, require_package
+from mptrain.logger.base import TrackedRun, TrackerOptions, kept_id
 from mptrain.logger.series import flat, numbers, points
 from mptrain.records import EventRecord, Record
 
 #: Seconds between two requests, while there is something to send.
 _EVERY_SECONDS = 2.0
 
-#: What MLflow's REST API takes in one request (its documentation of runs/log-batch), and the length of a value.
+#: Most metrics and parameters that MLflow's REST API takes in one request (its documentation of runs/log-batch), and the length of a value.
 _METRICS, _PARAMETERS, _LONGEST = 1000, 100, 500
 
 
 @dataclass(frozen=True)
-class MLflow:
+class MLflow(TrackerOptions):
     """One MLflow run for each run, whatever the number of attempts.
 
     Attributes:
@@ -34,21 +31,10 @@ class MLflow:
             ``MLFLOW_TRACKING_URI`` and MLflow's own choice.
         experiment: MLflow's experiment; made if there is none of the name.
         every_steps: Send the curves of each n-th step only; those of overflows are always sent.
-        close_seconds: How long the end of a run may wait for what is not sent yet.
     """
 
     tracking_uri: str | None = None
     experiment: str = "mptrain"
-    every_steps: PositiveInt = 1
-    close_seconds: PositiveFloat = 10.0
-
-    def require(self) -> None:
-        """MLflow's package; mlflow-skinny will do for a tracking server.
-
-        Raises:
-            ConfigError: It is missing.
-        """
-        require_package("mlflow", "mlflow")
 
     def open(self, run: TrackedRun) -> _Run:
         """The MLflow run whose id stands in ``RUN/mlflow/run_id``; it is made for a new run, and gone on with else."""
@@ -128,10 +114,8 @@ class _Run:
         self._sent = time.monotonic()
 
 
-def _pieces(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    rest = iter(items)
-    while piece := list(islice(rest, size)):
-        yield piece
+def _pieces(items: list[Any], size: int) -> list[list[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _name(name: str) -> str:

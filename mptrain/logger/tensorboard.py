@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mptrain.fields import PositiveFloat, PositiveInt
-from mptrain.logger.base import TrackedRun, require_package
-from mptrain.logger.series import flat, points
-from mptrain.logger.tables import markdown_table
+from mptrain.logger.base import TrackedRun, TrackerOptions
+from mptrain.logger.series import flat, markdown_table, points
 from mptrain.records import EventRecord, OverflowRecord, Record
 
 #: Seconds after which what was written can be seen in TensorBoard.
@@ -23,24 +21,12 @@ _FLUSH = 5
 
 
 @dataclass(frozen=True)
-class TensorBoard:
+class TensorBoard(TrackerOptions):
     """Event files in ``RUN/tensorboard``; look at them with ``tensorboard --logdir outputs``.
 
     Attributes:
         every_steps: Keep the curves of each n-th step only; those of overflows are always kept.
-        close_seconds: How long the end of a run may wait for the last of them.
     """
-
-    every_steps: PositiveInt = 1
-    close_seconds: PositiveFloat = 10.0
-
-    def require(self) -> None:
-        """TensorBoard's package.
-
-        Raises:
-            ConfigError: It is missing.
-        """
-        require_package("tensorboard", "tensorboard")
 
     def open(self, run: TrackedRun) -> _EventFile:
         """A new event file; TensorBoard shows those of all attempts as one run."""
@@ -101,29 +87,24 @@ class _EventFile:
         if path.suffix == ".tsv":
             return self._text(tag, markdown_table(path))
         if path.suffix == ".wav":
-            return self._summaries.Summary.Value(tag=tag, audio=self._recording(path))
-        return self._summaries.Summary.Value(tag=tag, image=self._picture(path))
-
-    def _recording(self, path: Path) -> Any:
-        with wave.open(str(path)) as sound:
-            rate, channels, frames = sound.getframerate(), sound.getnchannels(), sound.getnframes()
-        return self._summaries.Summary.Audio(
-            sample_rate=rate,
-            num_channels=channels,
-            length_frames=frames,
-            content_type="audio/wav",
-            encoded_audio_string=path.read_bytes(),
-        )
-
-    def _picture(self, path: Path) -> Any:
+            with wave.open(str(path)) as sound:
+                rate, channels, frames = sound.getframerate(), sound.getnchannels(), sound.getnframes()
+            audio = self._summaries.Summary.Audio(
+                sample_rate=rate,
+                num_channels=channels,
+                length_frames=frames,
+                content_type="audio/wav",
+                encoded_audio_string=path.read_bytes(),
+            )
+            return self._summaries.Summary.Value(tag=tag, audio=audio)
         from PIL import Image
 
         with Image.open(path) as picture:
-            width, height = picture.size
-            channels = len(picture.getbands())
-        return self._summaries.Summary.Image(
+            (width, height), channels = picture.size, len(picture.getbands())
+        image = self._summaries.Summary.Image(
             height=height, width=width, colorspace=channels, encoded_image_string=path.read_bytes()
         )
+        return self._summaries.Summary.Value(tag=tag, image=image)
 
 
 def _in_words(record: OverflowRecord) -> str:

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mptrain.fields import PositiveFloat, PositiveInt
-from mptrain.logger.base import TrackedRun, kept_id, require_package
-from mptrain.logger.series import numbers, points
-from mptrain.logger.tables import read_table
+from mptrain.logger.base import TrackedRun, TrackerOptions, kept_id
+from mptrain.logger.series import numbers, points, read_table
 from mptrain.records import EventRecord, Record
 
 
 @dataclass(frozen=True)
-class WandB:
+class WandB(TrackerOptions):
     """One W&B run for each run, whatever the number of attempts.
 
     Attributes:
@@ -28,23 +26,12 @@ class WandB:
         mode: ``online``, or ``offline`` to be sent with ``wandb sync`` later; None leaves it to ``WANDB_MODE``.
         tags: Of the W&B run.
         every_steps: Send the curves of each n-th step only; those of overflows are always sent.
-        close_seconds: How long the end of a run may wait for what is not sent yet.
     """
 
     project: str = "mptrain"
     entity: str | None = None
     mode: Literal["online", "offline"] | None = None
     tags: tuple[str, ...] = ()
-    every_steps: PositiveInt = 1
-    close_seconds: PositiveFloat = 10.0
-
-    def require(self) -> None:
-        """W&B's package; whether somebody is logged in is found out when the run begins.
-
-        Raises:
-            ConfigError: It is missing.
-        """
-        require_package("wandb", "wandb")
 
     def open(self, run: TrackedRun) -> _Run:
         """The W&B run whose id stands in ``RUN/wandb/run_id``; it is made for a new run and gone on with for others."""

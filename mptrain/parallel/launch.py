@@ -1,6 +1,6 @@
 """Makes this process one of several: those that torchrun has begun, or those that it begins itself.
 
-Communicator on this machine are forked before torch has run anything: they begin at once, with the configuration that was
+Ranks on this machine are forked before torch has run anything: they begin at once, with the configuration that was
 checked already. The process that was started is the first rank, so its end is the run's end, and its output the run's.
 """
 
@@ -46,7 +46,7 @@ _HOST = "127.0.0.1"
 #: Bytes in which the number of a port is told.
 _PORT = 2
 
-#: Under which forked ranks say that they are there, and the first of them whether all are.
+#: Keys under which forked ranks say that they are there, and the first of them whether all are.
 _HERE, _WORD, _ALL, _LOST = "here", "word", "all", "lost"
 
 
@@ -163,19 +163,14 @@ def _prepare_environment(count: int) -> None:
         torch.set_num_threads(max(1, usable_cores() // count))
 
 
-def _be_forked() -> None:
-    """What a forked rank changes about itself: it is silent, and dies with the one that began it."""
-    ends_with_parent(signal.SIGKILL)
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.close(quiet)
-
-
 def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes]) -> Iterator[Communicator]:
-    """The life of a forked rank; never comes back."""
+    """Be a forked rank: silent, and ended with the one that began it; never come back."""
     code = EXIT_OK
     try:
-        _be_forked()
+        ends_with_parent(signal.SIGKILL)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.close(quiet)
         with reading:
             port = reading.read(_PORT)
         if not port:
@@ -200,7 +195,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
 
 
 def _store(port: int | None) -> TCPStore:
-    """Where forked ranks meet: made by the first, on a free port; by the others, found."""
+    """Return the store at which forked ranks meet: made by the first, on a free port; by the others, found."""
     from torch._C._distributed_c10d import TCPStore
 
     try:

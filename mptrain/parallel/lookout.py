@@ -113,7 +113,7 @@ class Lookout:
         return True
 
     def _said(self, looks: int) -> str:
-        """Who has gone by what the store knows; gives a sign of life itself."""
+        """Return who has gone by what the store knows; gives a sign of life itself."""
         try:
             self._store.set(f"{_ALIVE}/{self._rank}", str(looks))
             if self._store.check([_GONE]):

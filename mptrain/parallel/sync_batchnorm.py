@@ -76,15 +76,7 @@ class _Synchronised(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Any,
-        bias: Any,
-        mean: Any,
-        var: Any,
-        momentum: float,
-        eps: float,
-        comm: Communicator,
+        ctx: Any, x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, share: float, eps: float, comm: Communicator
     ) -> Tensor:
         kernels, x = _kernels_for(x), _dense(x)
         own_mean, own_invstd = kernels.batch_norm_stats(x, eps)
@@ -92,7 +84,7 @@ class _Synchronised(torch.autograd.Function):
         everyones = comm.all_gather(torch.cat([own_mean, own_invstd, count]))
         means, invstds, counts = everyones.split(x.shape[1], dim=1)
         whole, invstd = kernels.batch_norm_gather_stats_with_counts(
-            x, means, invstds, mean, var, momentum, eps, counts.reshape(-1)
+            x, means, invstds, mean, var, share, eps, counts.reshape(-1)
         )
         ctx.save_for_backward(x, weight, whole, invstd, counts.to(torch.int32))
         ctx.comm = comm

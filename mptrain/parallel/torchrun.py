@@ -1,4 +1,4 @@
-"""What torchrun tells the ranks that it has begun: who they are, and where they meet again when it begins them anew.
+"""The words of torchrun to the ranks that it has begun: who they are, and where they meet again when it begins them anew.
 
 Read before torch is imported: the command line asks who speaks for all.
 """
@@ -37,7 +37,7 @@ class Begun:
 
 
 def begun_by_torchrun() -> Begun | None:
-    """What torchrun says of this process; None where it says nothing, or there is only one rank.
+    """Return what torchrun says of this process; None where it says nothing, or there is only one rank.
 
     Raises:
         EnvironmentRefused: Variables of torchrun's are there that mean nothing, or some are missing.
@@ -85,17 +85,17 @@ def _number(name: str, most: float = math.inf) -> int | None:
 
 
 def restarts() -> int:
-    """How often torchrun has begun the ranks again."""
+    """Return how often torchrun has begun the ranks again."""
     return _number("TORCHELASTIC_RESTART_COUNT") or 0
 
 
 def agent_keeps_the_store() -> bool:
-    """Whether the store of these ranks outlives them."""
+    """Return whether the store of these ranks outlives them."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def meeting_place() -> str:
-    """Where the ranks meet, for people."""
+    """Return where the ranks meet, for people."""
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
 
@@ -104,7 +104,7 @@ _ATTEMPT, _ANSWER = 3.0, 30.0
 
 
 def store_of_torchrun(timeout: float = 30.0) -> Store:
-    """Where the ranks meet that torchrun has begun: it keeps the store while ranks come and go.
+    """Return the store at which the ranks meet that torchrun has begun: it keeps the store while ranks come and go.
 
     Args:
         timeout: Seconds to look for it.
@@ -146,7 +146,7 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
     return store
 
 
-#: Under which ranks say that they have come, and the first of them that all have.
+#: Keys under which ranks say that they have come, and the first of them that all have.
 _COME, _ALL = "come", "all"
 
 
@@ -178,7 +178,7 @@ def meet(store: Store, rank: int, count: int, timeout: float) -> None:
         raise RankLost(f"whoever kept the store at {meeting_place()} has ended before all ranks had come") from error
 
 
-#: Under which the first rank says where the run is, for the ranks that torchrun begins when some have died.
+#: Key under which the first rank says where the run is, for the ranks that torchrun begins when some have died.
 _RUN = "mptrain/run"
 
 

@@ -65,7 +65,7 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
     """
     read: Read = lru_cache(maxsize=None)(lambda folder: tried(folder, BUCKETS))
     groups = read_comparisons(paths.comparison) if paths.comparison.exists() else {}
-    verdict = read_verdict(paths.folder)
+    verdict = read_verdict(paths.root)
     points = read_points(sweep, read) if sweep is not None else []
     recipe = str((sweep.plan if sweep is not None else {}).get("recipe") or verdict.fields.get("recipe") or "")
     smoke = bool(sweep is not None and sweep.plan.get("smoke"))
@@ -77,10 +77,10 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
         lead=_lead(groups, verdict, smoke=smoke, waiting=bool(points)),
         sections=(
             section("Claim and verdict", *claim_blocks(verdict)),
-            *(_judged(groups, paths.folder, read, points) if groups else _waiting(points, smoke=smoke)),
+            *(_judged(groups, paths.root, read, points) if groups else _waiting(points, smoke=smoke)),
             section("Runs", Fold(f"All {counted(len(points), 'run')}", (points_table(points),)) if points else None),
             section("Environment", *environments(points)),
-            section("Commands", *_commands(groups, paths.folder, sweep, recipe, verdict)),
+            section("Commands", *_commands(groups, paths.root, sweep, recipe, verdict)),
         ),
     )
 

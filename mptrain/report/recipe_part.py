@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.errors import StorageError
-from mptrain.files import read_bytes
 from mptrain.report.formatting import counted, number
 from mptrain.report.page import Block, Cell, Table, Text, Tone, facts, table
 from mptrain.runlog.schema_checks import is_number
-from mptrain.runlog.state import check_schema, parse_object
-from mptrain.runlog.storage import storing
-from mptrain.runlog.strict_json import restore_nonfinite
+from mptrain.runlog.strict_json import read_object, restore_nonfinite
 from mptrain.runlog.sweeps import SCHEMA, SweepPaths
 
 _TONES: Final[dict[str, Tone]] = {
@@ -55,11 +52,7 @@ def read_verdict(folder: Path) -> SavedVerdict:
     try:
         if not path.exists():
             return SavedVerdict({})
-        with storing(path, "read"):
-            text = read_bytes(path).decode("utf-8", "replace")
-        fields = parse_object(text, path)
-        check_schema(fields, SCHEMA, path)
-        return SavedVerdict(restore_nonfinite(fields))
+        return SavedVerdict(restore_nonfinite(read_object(path, SCHEMA)))
     except StorageError as error:
         return SavedVerdict({}, str(error))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):

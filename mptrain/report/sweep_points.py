@@ -18,8 +18,7 @@ from mptrain.config.ranges import show
 from mptrain.errors import StorageError
 from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.run_parts import OpenedRun, tried
-from mptrain.runlog.sweep_csv import varied_keys, words_of
-from mptrain.runlog.sweeps import Sweep, SweepJob, read_sweep
+from mptrain.runlog.sweeps import Sweep, SweepJob, read_sweep, varied_keys, words_of
 
 #: Buckets of a curve where many share a figure.
 BUCKETS: Final = 300

@@ -5,9 +5,8 @@ Importing it must not import torch. Checkpoints hold tensors and are therefore i
 """
 
 from mptrain.runlog.directory import RunDirectory, create_run, existing_run, find_run, last_run, open_run
-from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.layout import RunPaths, check_run_name
 from mptrain.runlog.lock import Holder
-from mptrain.runlog.naming import check_run_name
 from mptrain.runlog.reader import Run, read_run, read_runs
 from mptrain.runlog.sink import Fanout, Sink
 from mptrain.runlog.state import Attempt, RunState

@@ -2,32 +2,27 @@
 
 The order that makes a kill at any moment harmless: the data file reaches the disk, then the manifest that
 names it (the commit point), then pointers and deletions, which only save time and space. What a state contains is the
-business of the caller. Only this module, `plain_state`, and `saver` with its `host_copy` import torch in `mptrain.runlog`.
+business of the caller. Only this module, `state_files`, `shards` and `saver` import torch in `mptrain.runlog`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from mptrain.errors import CheckpointError, StorageError
-from mptrain.files import open_to_read
-from mptrain.runlog.hashed_file import HashedFile
 from mptrain.runlog.manifest import BEST, DATA, LAST, Manifest, manifest_name, manifests_in, read_manifest, step_of
-from mptrain.runlog.shards import FOLDER, Everyone, with_parts, write_parts
-from mptrain.runlog.state_validation import NotPlain, check_plain, load_plain
-from mptrain.runlog.storage import TEMPORARY, as_storage_error, storing, sync_folder, temporary, write_atomically
+from mptrain.runlog.shards import FOLDER, Collectives, with_parts, write_parts
+from mptrain.runlog.state_files import check_plain, read_verified, write_state
+from mptrain.runlog.storage import TEMPORARY, storing, write_atomically
 
-_CHUNK = 1 << 20
 _AGAIN = "-again"
 
 
@@ -99,7 +94,7 @@ class CheckpointStore:
             newest = next(iter(manifests_in(self.folder)), None)
         good = "" if newest is None else f"the checkpoint of step {step_of(newest)}"
         data = self._free_data_name(step)
-        digest, size = _write_state(state, tensors, data, good)
+        digest, size = write_state(state, tensors, data, good)
         path = self.folder / manifest_name(step)
         folder, files = parts or ("", {})
         manifest = Manifest(
@@ -118,7 +113,7 @@ class CheckpointStore:
         self.drop_after(step)
         return path
 
-    def write_parts(self, shards: dict[str, Tensor], step: int, comm: Everyone) -> tuple[str, dict[str, str]]:
+    def write_parts(self, shards: dict[str, Tensor], step: int, comm: Collectives) -> tuple[str, dict[str, str]]:
         """Write this rank's parts of tensors beside what `save` is going to write; all ranks do at once.
 
         Returns:
@@ -147,11 +142,9 @@ class CheckpointStore:
         skipped: list[str] = []
         for path in manifests_in(self.folder):
             try:
-                loaded = _load(path)
+                return _load(path, skipped)
             except StorageError as error:
                 skipped.append(str(error))
-                continue
-            return Loaded(loaded.state, loaded.manifest, skipped)
         if skipped:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} can be used: {'; '.join(skipped)}",
@@ -183,12 +176,12 @@ class CheckpointStore:
                 else "use the last one: nothing was evaluated yet, or the task has no metric to choose by",
             )
         try:
-            return _load(path)
+            return _load(path, [])
         except CheckpointError as error:
             raise CheckpointError(str(error), error.hint or self._way_round(path, which)) from error
 
     def _way_round(self, damaged: Path, which: Path | Literal["last", "best"]) -> str:
-        """What can be done with a run one of whose checkpoints is damaged."""
+        """Return what can be done with a run one of whose checkpoints is damaged."""
         resume = f"mptrain resume {self.folder.parent}"
         hint = f"restore it from a copy; a run that is not done goes on from one before it that is sound: {resume}"
         other = self.best() if which == LAST else None
@@ -253,29 +246,6 @@ class CheckpointStore:
         return second if first.exists() else first
 
 
-def _write_state(state: dict[str, Any], tensors: list[Tensor], data: Path, good: str) -> tuple[str, int]:
-    """Write the data file durably under its final name; returns its digest and its length in bytes."""
-    draft = temporary(data)
-    needed = sum(tensor.nbytes for tensor in tensors)
-    storages = [tensor.untyped_storage() for tensor in tensors]
-    lasting = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.device.type == "cpu"}
-    file: HashedFile | None = None
-    try:
-        with storing(data, needed=needed, good=good):
-            with HashedFile(draft, lasting) as file:
-                torch.save(state, cast("IO[bytes]", file))  # it only needs write and flush
-                digest = file.finish()
-            draft.replace(data)
-            sync_folder(data.parent)  # the name must be on the disk before a manifest speaks of it
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
-        if file is not None and file.failure is not None:
-            raise as_storage_error(file.failure, data, needed=needed, good=good) from error
-        raise
-    return digest, file.count
-
-
 def _data_names(manifest: Path) -> tuple[Path, Path]:
     """The two names that the data file of a manifest can have; they alternate when a step is saved again."""
     return manifest.with_suffix(DATA), manifest.with_name(f"{manifest.stem}{_AGAIN}{DATA}")
@@ -286,30 +256,14 @@ def _manifest_beside(path: Path) -> Path:
     return path if path.suffix != DATA else path.with_name(path.stem.removesuffix(_AGAIN) + ".json")
 
 
-def _load(path: Path) -> Loaded:
-    """Verify and load the checkpoint of one manifest.
+def _load(path: Path, skipped: list[str]) -> Loaded:
+    """Verify and load the checkpoint of one manifest; ``skipped`` lists the newer ones that could not be used.
 
     Raises:
         StorageError: It is damaged or cannot be read; the message is a sentence that names the file.
     """
     manifest = read_manifest(path)
-    data = path.with_name(manifest.file)
-    digest = hashlib.sha256()
-    with storing(data, "read"):
-        size = data.stat().st_size
-        if size != manifest.bytes:
-            raise CheckpointError(f"{data} is damaged: {size} bytes instead of {manifest.bytes}")
-        with open_to_read(data) as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    if digest.hexdigest() != manifest.sha256:
-        raise CheckpointError(f"{data} is damaged: its SHA-256 is not the one in {path.name}")
-    try:
-        state = load_plain(data)
-    except (OSError, NotPlain) as error:
-        raise CheckpointError(f"{data} cannot be loaded safely: {error}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{data} is damaged: it holds no state, but a value of type {type(state).__name__}")
+    state = read_verified(path.with_name(manifest.file), manifest.sha256, path.name, manifest.bytes)
     if manifest.parts:
         state = with_parts(state, path.with_name(manifest.parts), manifest.part_files)
-    return Loaded(state, manifest, [])
+    return Loaded(state, manifest, skipped)

@@ -5,7 +5,6 @@ What there is to find is the business of `mptrain.inspection`; this module only 
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from collections.abc import Sequence
@@ -13,28 +12,23 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mptrain.errors import StorageError
-from mptrain.files import read_bytes
 from mptrain.masking import masked
-from mptrain.records import as_json
-from mptrain.runlog.schema_checks import is_built_as
-from mptrain.runlog.state import check_schema, parse_object
-from mptrain.runlog.storage import storing, write_atomically
-from mptrain.runlog.strict_json import restore_nonfinite
+from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.strict_json import indented_json
 
 SCHEMA = 2
 
 #: Letters of the words in a file's name at most.
 _LONGEST = 60
 
-#: Where a step goes wrong: in the batch, in the weights, in the forward pass, in the loss, in the backward pass alone, in an
+#: Place in which a step goes wrong: in the batch, in the weights, in the forward pass, in the loss, in the backward pass alone, in an
 #: operator that torch refuses; or nowhere.
 CauseKind = Literal["input", "weights", "forward", "loss", "backward", "refused", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far the results of a module's operators reach, all of one pass together.
+    """Range that the results of a module's operators reach, all of one pass together.
 
     Attributes:
         largest: Largest finite magnitude; gradients carry the loss scale.
@@ -110,7 +104,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Examination:
-    """What a look at one learner's step found.
+    """Findings of a look at one learner's step.
 
     Attributes:
         subject: The run, or the words of the configuration.
@@ -152,7 +146,7 @@ class Examination:
 
 
 def file_stem(found: Examination, words: Sequence[str] = ()) -> str:
-    """What the files about a step are called, without their ending.
+    """Return the name of the files about a step, without their ending.
 
     Args:
         found: The step: its number, and its learner where that has a name.
@@ -172,37 +166,4 @@ def write_examination(path: Path, found: Examination) -> None:
     Raises:
         StorageError: The file cannot be written.
     """
-    line = as_json({"schema": SCHEMA, **asdict(found)})
-    write_atomically(path, json.dumps(json.loads(line), indent=2, allow_nan=False) + "\n", durable=False)
-
-
-def read_examination(path: Path) -> Examination:
-    """What was written.
-
-    Raises:
-        StorageError: The file cannot be read, is damaged, or of another schema.
-    """
-    with storing(path, "read"):
-        text = read_bytes(path).decode("utf-8", "replace")
-    fields = parse_object(text, path)
-    check_schema(fields, SCHEMA, path)
-    del fields["schema"]
-    try:
-        fields = restore_nonfinite(fields)
-        modules = tuple(
-            ModuleRow(**{**row, "forward": _read_reach(row["forward"]), "backward": _read_reach(row["backward"])})
-            for row in fields["modules"]
-        )
-        remedies = tuple(Remedy(**{**one, "words": tuple(one["words"])}) for one in fields["remedies"])
-        texts = {name: tuple(fields[name]) for name in ("notes", "remarks")}
-        also = tuple(Found(**one) for one in fields["also"])
-        found = Examination(**{**fields, **texts, "modules": modules, "remedies": remedies, "also": also})
-        if not is_built_as(found, Examination):
-            raise ValueError("a value is of another kind than was written")
-        return found
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise StorageError(f"{path} is damaged: it holds no diagnosis", "write mptrain diagnose again") from error
-
-
-def _read_reach(fields: dict[str, Any] | None) -> Reach | None:
-    return None if fields is None else Reach(**fields)
+    write_atomically(path, indented_json({"schema": SCHEMA, **asdict(found)}), durable=False)

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from mptrain.errors import ConfigError, OlderLayout, StorageError, did_you_mean
 from mptrain.files import read_bytes
-from mptrain.runlog.layout import RUN_JSON, RunPaths
+from mptrain.runlog.layout import RUN_JSON, RunPaths, check_run_name, fresh_name
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.manifest import manifests_in
-from mptrain.runlog.naming import check_run_name, fresh_name
-from mptrain.runlog.state import RunState, parse_state
+from mptrain.runlog.state import RunState, read_state
 from mptrain.runlog.storage import TEMPORARY, remove_drafts, require_no_links, storing, sync_folder, write_atomically
 from mptrain.runlog.strict_json import parse_strict
 
@@ -58,13 +57,7 @@ class RunDirectory:
         Raises:
             StorageError: The file cannot be read, is damaged, or is of another schema.
         """
-        path = self.paths.run_json
-        with storing(path, "read"):
-            try:
-                content = read_bytes(path)
-            except FileNotFoundError:
-                return None
-        return parse_state(content.decode("utf-8", "replace"), path)
+        return read_state(self.paths.run_json)
 
     def write_state(self, state: RunState) -> None:
         """Replace ``run.json`` atomically and durably.
@@ -97,13 +90,17 @@ class RunDirectory:
         path = self.paths.overrides
         with storing(path, "read"):  # undecodable bytes of a command line were written as they are
             lines = read_bytes(path).decode("utf-8", "surrogateescape").split("\n") if path.exists() else []
-        try:
-            words = tuple(parse_strict(line[2:]) for line in lines if line.startswith("- "))
-        except ValueError as error:
-            raise StorageError(f"{path} is damaged: {error}", "restore the file from a copy") from error
-        if not all(isinstance(word, str) for word in words):
-            raise StorageError(f"{path} is damaged: it is no list of words", "restore the file from a copy")
-        return words
+        words = []
+        for number, line in enumerate(lines, 1):
+            if line.startswith("- "):
+                try:
+                    words.append(parse_strict(line[2:]))
+                except ValueError:
+                    words.append(None)
+                if not isinstance(words[-1], str):
+                    why = f"{path}, line {number} is damaged: it is not a quoted string"
+                    raise StorageError(why, "restore the file from a copy")
+        return tuple(words)
 
     def remove_drafts(self) -> None:
         """Remove what killed processes had begun to write; call it while the lock is held.
@@ -129,11 +126,6 @@ class RunDirectory:
             what = f"byte {error.start} is no UTF-8 ({error.reason})"
             raise StorageError(f"{path} is damaged: {what}", "restore the file from a copy") from error
 
-    def is_dead(self) -> bool:
-        """Whether it says that it is running while no process holds it: it was killed and can be resumed."""
-        state = self.read_state()
-        return (state is None or state.status == "running") and self.holder() is None
-
 
 def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
     """Make a run directory that belongs to this run alone.
@@ -156,16 +148,23 @@ def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
     for ancestor in path.relative_to(root).parents:
         if str(ancestor) != "." and (root / ancestor / RUN_JSON).exists():
             raise StorageError(f"run.name={name!r} lies inside the run {root / ancestor}", "choose another run.name")
+    if not _make(path):
+        raise StorageError(
+            f"run directory {path} exists", "continue it with run.resume=auto, or choose another run.name"
+        )
+    return RunDirectory(RunPaths(path))
+
+
+def _make(path: Path) -> bool:
+    """Make a directory with those above it; False where it exists: the kernel lets exactly one process make it."""
     with storing(path, "create"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             path.mkdir()
         except FileExistsError:
-            raise StorageError(
-                f"run directory {path} exists", "continue it with run.resume=auto, or choose another run.name"
-            ) from None
+            return False
         sync_folder(path.parent)
-    return RunDirectory(RunPaths(path))
+    return True
 
 
 def existing_run(root: Path, name: str) -> RunDirectory | None:
@@ -288,15 +287,8 @@ def last_run(root: Path) -> RunDirectory:
 def _create_fresh(root: Path, label: str) -> RunDirectory:
     for _ in range(_TRIES):
         date, folder = fresh_name(label)
-        path = root / date / folder
-        with storing(path, "create"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                path.mkdir()  # the kernel lets exactly one process make it
-            except FileExistsError:
-                continue
-            sync_folder(path.parent)
-        return RunDirectory(RunPaths(path))
+        if _make(root / date / folder):
+            return RunDirectory(RunPaths(root / date / folder))
     raise StorageError(f"{_TRIES} names in {root} were all taken", "set run.name")
 
 

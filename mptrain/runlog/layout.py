@@ -1,12 +1,21 @@
-"""The names inside a run directory. No other module spells them out.
+"""Names: what a run may be called, and what is inside of its directory. No other module spells them out.
 
-This module names things; it neither reads nor writes them.
+Names of runs stay inside the root of all runs, and fresh ones nobody else has. This module names things; it neither reads nor
+writes them.
 """
 
 from __future__ import annotations
 
+import re
+import secrets
+import unicodedata
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
+from typing import Any
+
+from mptrain.errors import ConfigError
+from mptrain.masking import masked
 
 RUN_JSON = "run.json"
 STEPS = "steps.jsonl"
@@ -15,6 +24,23 @@ EPOCHS = "epochs.csv"
 HISTOGRAMS = "histograms.jsonl"
 CAPTIONS = "captions.json"  # in the folder of samples
 RECORD_FILES = (STEPS, EVENTS, EPOCHS, HISTOGRAMS)
+
+MAX_PART_BYTES = 255  # the longest file name of every common Linux file system
+_MAX_LABEL = 120
+
+
+class Inside:
+    """A path inside the folder that is the ``root`` of a value.
+
+    Args:
+        name: Of the file or folder.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: Any, owner: type) -> Path:
+        return Path(paths.root, self._name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,125 +53,109 @@ class RunPaths:
 
     root: Path
 
-    @property
-    def run_json(self) -> Path:
-        """What the run is and how it stands (see `mptrain.runlog.state.RunState`)."""
-        return self.root / RUN_JSON
-
-    @property
-    def config(self) -> Path:
-        """The fully resolved configuration, YAML."""
-        return self.root / "config.yaml"
-
-    @property
-    def overrides(self) -> Path:
-        """The overrides that were given on the command line, a YAML list of strings."""
-        return self.root / "overrides.yaml"
-
-    @property
-    def steps(self) -> Path:
-        """One line of strict JSON for each attempted step and learner."""
-        return self.root / STEPS
-
-    @property
-    def events(self) -> Path:
-        """Overflows, scale changes, evaluations and everything else that happened, strict JSON lines."""
-        return self.root / EVENTS
-
-    @property
-    def epochs(self) -> Path:
-        """One row for each epoch, with a header, for spreadsheets."""
-        return self.root / EPOCHS
-
-    @property
-    def histograms(self) -> Path:
-        """One line of strict JSON for each step that was looked at; made by the first of them."""
-        return self.root / HISTOGRAMS
-
-    @property
-    def data(self) -> Path:
-        """What the data were: labels, preparation, files; JSON."""
-        return self.root / "data.json"
-
-    @property
-    def summary(self) -> Path:
-        """The final numbers, schema-versioned JSON."""
-        return self.root / "summary.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints (see `mptrain.runlog.checkpoints.CheckpointStore`)."""
-        return self.root / "checkpoints"
-
-    @property
-    def failure(self) -> Path:
-        """The folder of what was kept after a numeric stop."""
-        return self.root / "failure"
-
-    @property
-    def stalls(self) -> Path:
-        """Where every thread stood when the run stood still (see `mptrain.engine.watchdog`); text."""
-        return self.root / "stalls.txt"
+    #: Identity and status of the run (see `mptrain.runlog.state.RunState`).
+    run_json = Inside(RUN_JSON)
+    #: The fully resolved configuration, YAML.
+    config = Inside("config.yaml")
+    #: The overrides that were given on the command line, a YAML list of strings.
+    overrides = Inside("overrides.yaml")
+    #: One line of strict JSON for each attempted step and learner.
+    steps = Inside(STEPS)
+    #: Overflows, scale changes, evaluations and everything else that happened, strict JSON lines.
+    events = Inside(EVENTS)
+    #: One row for each epoch, with a header, for spreadsheets.
+    epochs = Inside(EPOCHS)
+    #: One line of strict JSON for each step that was looked at; made by the first of them.
+    histograms = Inside(HISTOGRAMS)
+    #: Description of the data: labels, preparation, files; JSON.
+    data = Inside("data.json")
+    #: The final numbers, schema-versioned JSON.
+    summary = Inside("summary.json")
+    #: The folder of checkpoints (see `mptrain.runlog.checkpoints.CheckpointStore`).
+    checkpoints = Inside("checkpoints")
+    #: The folder of what was kept after a numeric stop.
+    failure = Inside("failure")
+    #: Stack of every thread when the run stood still (see `mptrain.engine.watchdog`); text.
+    stalls = Inside("stalls.txt")
 
     def stalls_of(self, rank: int) -> Path:
         """The same of one rank; the first one's has no number."""
         return self.stalls if rank == 0 else self.root / f"stalls-rank{rank}.txt"
 
-    @property
-    def samples(self) -> Path:
-        """The folder of what the task exhibits after each validation: pictures, texts, recordings, and their captions."""
-        return self.root / "samples"
-
-    @property
-    def export(self) -> Path:
-        """The folder of weights that were exported."""
-        return self.root / "export"
-
-    @property
-    def diagnosis(self) -> Path:
-        """The folder of what looks at single steps have found (see `mptrain.runlog.diagnosis`)."""
-        return self.root / "diagnosis"
-
-    @property
-    def figures(self) -> Path:
-        """The pictures of the report in Markdown."""
-        return self.root / "figures"
+    #: The folder of what the task exhibits after each validation: pictures, texts, recordings, and their captions.
+    samples = Inside("samples")
+    #: The folder of weights that were exported.
+    export = Inside("export")
+    #: The folder of what looks at single steps have found (see `mptrain.runlog.diagnosis`).
+    diagnosis = Inside("diagnosis")
+    #: The pictures of the report in Markdown.
+    figures = Inside("figures")
 
     @property
     def folders(self) -> tuple[Path, ...]:
         """All folders but those of trackers, which may hold what they like."""
         return (self.checkpoints, self.failure, self.samples, self.export, self.diagnosis, self.figures)
 
-    @property
-    def logger_log(self) -> Path:
-        """What the experiment tracker printed; made only where there is one."""
-        return self.root / "logger.log"
-
-    @property
-    def lock(self) -> Path:
-        """The file whose kernel lock says that a process is writing this run."""
-        return self.root / "run.lock"
-
-    @property
-    def report_html(self) -> Path:
-        """The self-contained report for a browser."""
-        return self.root / "report.html"
-
-    @property
-    def report_md(self) -> Path:
-        """The same report in Markdown."""
-        return self.root / "report.md"
-
-    @property
-    def forecast_html(self) -> Path:
-        """Which static loss scale is right, for a browser."""
-        return self.root / "forecast.html"
-
-    @property
-    def forecast_md(self) -> Path:
-        """The same in Markdown."""
-        return self.root / "forecast.md"
+    #: Output of the experiment tracker; made only where there is one.
+    logger_log = Inside("logger.log")
+    #: The file whose kernel lock says that a process is writing this run.
+    lock = Inside("run.lock")
+    #: The self-contained report for a browser.
+    report_html = Inside("report.html")
+    #: The same report in Markdown.
+    report_md = Inside("report.md")
+    #: Answer to which static loss scale is right, for a browser.
+    forecast_html = Inside("forecast.html")
+    #: The same in Markdown.
+    forecast_md = Inside("forecast.md")
 
     def records(self) -> dict[str, Path]:
         """The append-only record files, by the names that checkpoints use for their lengths; one that is missing is empty."""
         return {name: self.root / name for name in RECORD_FILES}
+
+
+def check_run_name(name: str) -> str:
+    """The name, if ``ROOT/NAME`` is a usable path inside ROOT; sub-folders as in ``a/b`` are allowed.
+
+    Raises:
+        ConfigError: Empty, absolute, with ``.`` or ``..`` or empty parts, with control characters, or with a
+            part that starts with ``-`` or ``.``, has blanks at its ends, or is too long.
+    """
+    why = next((why for part in name.split("/") if (why := objection(part))), "")
+    if name.startswith("/"):
+        why = "is an absolute path"
+    if not name:
+        why = "is empty"
+    if why:
+        raise ConfigError(f"run.name={name!r} {why}", "write a name like resnet50 or sweep/seed0, inside run.root")
+    return name
+
+
+def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
+    """A date folder and a run folder that no other run has chosen, except by a chance of 1 in 65,536.
+
+    Args:
+        label: ``MODEL-DATASET-PRECISION``; characters that are awkward in a path become ``_``.
+        moment: The local time; now when not given.
+
+    Returns:
+        ``(YYYY-MM-DD, HH-MM-SS-LABEL-xxxx)`` where xxxx is random and hexadecimal.
+    """
+    moment = moment or datetime.now()
+    plain = re.sub(r"[^A-Za-z0-9._+-]", "_", masked(label))[:_MAX_LABEL]
+    return moment.strftime("%Y-%m-%d"), f"{moment:%H-%M-%S}-{plain}-{secrets.token_hex(2)}"
+
+
+def objection(part: str) -> str:
+    """Return why one part of a name cannot be used, as in ``name {objection}``; empty if it can."""
+    if part in ("", ".", ".."):
+        return f"has {part!r} as a part of the path"
+    if part[0] in "-.":
+        return f"has a part that starts with {part[0]!r}"
+    if part != part.strip():
+        return "has blanks around a part"
+    if any(unicodedata.category(character)[0] == "C" or character in "\u2028\u2029" for character in part):
+        return "has control characters"
+    if len(part.encode()) > MAX_PART_BYTES:
+        return f"has a part longer than {MAX_PART_BYTES} bytes"
+    return ""

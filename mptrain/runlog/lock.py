@@ -29,7 +29,7 @@ _held: set[int] = set()
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock: process id, host name, and since when (UTC); all empty if it has not said so yet."""
+    """Holder of a lock: process id, host name, and since when (UTC); all empty if it has not said so yet."""
 
     pid: int
     host: str
@@ -57,7 +57,9 @@ def hold(path: Path) -> Iterator[None]:
                     f"{path.parent} is being written by {_read_holder(descriptor)}",
                     "wait until it ends, stop it, or choose another run.name",
                 )
-            _write_holder(descriptor)
+            os.ftruncate(descriptor, 0)
+            holder = Holder(os.getpid(), socket.gethostname(), now())
+            write_all(descriptor, bytearray(json.dumps(asdict(holder)).encode() + b"\n"))
         except BaseException:
             os.close(descriptor)
             raise
@@ -72,7 +74,7 @@ def hold(path: Path) -> Iterator[None]:
 
 
 def holder_of(path: Path) -> Holder | None:
-    """Who holds the lock now; None if nobody does or there is no such file.
+    """Return the holder of the lock now; None if nobody does or there is no such file.
 
     Raises:
         StorageError: The file cannot be opened.
@@ -91,12 +93,6 @@ def _take(descriptor: int, *, shared: bool = False) -> bool:
             return False
         raise
     return True
-
-
-def _write_holder(descriptor: int) -> None:
-    os.ftruncate(descriptor, 0)
-    holder = Holder(os.getpid(), socket.gethostname(), now())
-    write_all(descriptor, bytearray(json.dumps(asdict(holder)).encode() + b"\n"))
 
 
 def _read_holder(descriptor: int) -> Holder:

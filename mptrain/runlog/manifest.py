@@ -12,29 +12,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 
 from mptrain.errors import CheckpointError
-from mptrain.files import read_bytes
-from mptrain.runlog.schema_checks import Kind, is_count, is_number, is_text, mapping, misfit, optional
-from mptrain.runlog.state import check_schema, parse_object
+from mptrain.fields import NonNegativeInt
+from mptrain.runlog.schema_checks import build
 from mptrain.runlog.storage import storing
+from mptrain.runlog.strict_json import read_object
 
 SCHEMA = 2
 LAST = "last"
 BEST = "best"
 DATA = ".pt"
 
-_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("step", "bytes"), is_count),
-    **dict.fromkeys(("file", "sha256", "config_digest", "parts"), is_text),
-    "records": mapping(is_count),
-    "metric": optional(is_number),
-    **dict.fromkeys(("digests", "part_files"), mapping(is_text)),
-}
 _NAME = re.compile(r"step-(\d{8,})\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is known about one checkpoint.
+    """Facts about one checkpoint.
 
     Attributes:
         step: Attempted steps that it contains.
@@ -50,11 +43,11 @@ class Manifest:
         part_files: SHA-256 of its files by name.
     """
 
-    step: int
+    step: NonNegativeInt
     file: str
     sha256: str
-    bytes: int
-    records: dict[str, int]
+    bytes: NonNegativeInt
+    records: dict[str, NonNegativeInt]
     metric: float | None
     config_digest: str
     digests: dict[str, str] = field(default_factory=dict)
@@ -101,20 +94,16 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         StorageError: It cannot be read, is damaged or of another schema.
     """
-    with storing(path, "read"):
-        text = read_bytes(path).decode("utf-8", "replace")
-    fields = parse_object(text, path)
-    check_schema(fields, SCHEMA, path)
+    fields = read_object(path, SCHEMA)
     try:
-        manifest = Manifest(**{name: fields[name] for name in Manifest.__dataclass_fields__})
+        manifest = build(Manifest, {name: fields[name] for name in Manifest.__dataclass_fields__})
         sound = (
-            not misfit(fields, _KINDS)
-            and _is_plain_name(manifest.file)
+            _is_plain_name(manifest.file)
             and manifest.file.endswith(DATA)
             and all(map(_is_plain_name, (manifest.parts, *manifest.part_files) if manifest.parts else ()))
             and manifest.digest() == fields["check"]
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from error
     if not sound or manifest.step != step_of(path):
         raise CheckpointError(f"{path} is damaged: its fields do not fit together")
@@ -122,5 +111,5 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _is_plain_name(name: str) -> bool:
-    """Whether it is a file in the same folder: never a path out of it."""
+    """Return whether it is a file in the same folder: never a path out of it."""
     return re.fullmatch(r"[\w.-]{1,200}", name, re.ASCII) is not None and PurePath(name).name == name != ".."

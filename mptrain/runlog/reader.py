@@ -11,21 +11,19 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mptrain.errors import OlderLayout, StorageError
 from mptrain.files import open_to_read, read_bytes
-from mptrain.records import EpochRecord, ExponentCounts, HistogramRecord, StepRecord
+from mptrain.records import EpochRecord, HistogramRecord, StepRecord
 from mptrain.runlog.directory import open_run
-from mptrain.runlog.schema_checks import Kind, is_count, is_flag, is_number, is_text, misfit
+from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.schema_checks import build, is_count
+from mptrain.runlog.state import RunState
 from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.summary import read_summary
-from mptrain.runlog.writer import EPOCHS_AFTER, EPOCHS_BEFORE, VAL_PREFIX
-
-if TYPE_CHECKING:
-    from mptrain.runlog.layout import RunPaths
-    from mptrain.runlog.state import RunState
+from mptrain.runlog.writer import VAL_PREFIX, is_header
 
 #: No exponent of FP64 is farther from 0.
 _FARTHEST = 1100
@@ -33,17 +31,11 @@ _FARTHEST = 1100
 _INTEGERS = frozenset({"epoch", "step", "updates", "skipped"})
 _STEP_FIELDS = ("learner", "step", "updates", "epoch", "loss", "loss_scale", "overflow", "skipped", "grad_norm", "lr")
 _STEP_TYPES = (str, int, int, int, float, float, bool, bool, float, float)
-_STEP_KINDS: dict[str, Kind] = {
-    "learner": is_text,
-    **dict.fromkeys(("step", "updates", "epoch"), is_count),
-    **dict.fromkeys(("loss", "loss_scale", "grad_norm", "lr"), is_number),
-    **dict.fromkeys(("overflow", "skipped"), is_flag),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a run directory said when it was opened; records are read when they are asked for.
+    """Content of a run directory when it was opened; records are read when they are asked for.
 
     Attributes:
         paths: Where everything is.
@@ -72,13 +64,10 @@ class Run:
                 yield usual
                 continue
             fields = _object(path, number, line)
-            if wrong := misfit(fields, _STEP_KINDS):
-                raise _damaged(path, number, f"'{wrong}' holds a value of another kind")
             try:
-                record = StepRecord(**fields)
-            except TypeError:
-                raise _damaged(path, number, "its fields are not those of a step") from None
-            yield record
+                yield build(StepRecord, fields)
+            except ValueError as error:
+                raise _damaged(path, number, f"{error}") from None
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Every event in order, ``event`` is its kind; non-finite numbers inside nested values are None.
@@ -119,7 +108,8 @@ class Run:
                 raise _damaged(self.paths.epochs, number, "it is not a row") from None
             if number == 1:
                 header = cells
-                _check_header(self.paths.epochs, header)
+                if not is_header(header):
+                    raise _damaged(self.paths.epochs, 1, "it is not the header")
             else:
                 yield _epoch(self.paths.epochs, number, header, cells)
 
@@ -148,13 +138,7 @@ def read_run(path: Path) -> Run:
     if state is None:
         raise StorageError(f"{path} lost its run.json while it was read", "try again")
     paths = directory.paths
-    return Run(
-        paths=paths,
-        state=state,
-        config=_text(paths.config),
-        overrides=_overrides(paths.overrides),
-        summary=read_summary(paths.summary),
-    )
+    return Run(paths, state, _text(paths.config), directory.read_overrides(), read_summary(paths.summary))
 
 
 def read_runs(paths: Iterable[Path]) -> list[Run]:
@@ -184,22 +168,6 @@ def _text(path: Path) -> str:
             return ""
 
 
-def _overrides(path: Path) -> tuple[str, ...]:
-    """The strings that `RunDirectory.write_config` wrote: one quoted string a line."""
-    found: list[str] = []
-    for number, line in enumerate(_text(path).split("\n"), 1):
-        if not line.startswith("- "):
-            continue
-        try:
-            override = parse_strict(line[2:])
-        except ValueError:
-            override = None
-        if not isinstance(override, str):
-            raise _damaged(path, number, "it is not a quoted string")
-        found.append(override)
-    return tuple(found)
-
-
 def _usual_step(line: str) -> StepRecord | None:
     """Return the step of a line as `mptrain.records.step_json` writes most; None for any other line, which may be right all the same."""
     try:
@@ -226,46 +194,17 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 def _histogram(fields: dict[str, Any]) -> HistogramRecord:
-    tensors = {
-        kind: {name: _exponents(counts) for name, counts in named.items()} for kind, named in fields["tensors"].items()
-    }
-    unchanged = {name: (_count(updates), _count(same)) for name, (updates, same) in fields["unchanged"].items()}
-    _require(isinstance(fields["learner"], str) and isinstance(fields["overflow"], bool))
-    _require(_count(fields["step"]) > 0 and is_number(fields["loss_scale"]))
-    return HistogramRecord(**{**fields, "tensors": tensors, "unchanged": unchanged})
-
-
-def _exponents(fields: dict[str, Any]) -> ExponentCounts:
-    found = ExponentCounts(**{**fields, "counts": tuple(_count(each) for each in fields["counts"])})
-    for count in (found.zeros, found.inf, found.nan):
-        _count(count)
-    _require(isinstance(found.dtype, str) and isinstance(found.lowest, int) and not isinstance(found.lowest, bool))
-    _require(-_FARTHEST <= found.lowest <= _FARTHEST and len(found.counts) <= 2 * _FARTHEST)
-    _require(is_number(found.largest) and 0 <= found.largest < math.inf)
-    return found
-
-
-def _count(value: Any) -> int:
-    """A number of elements or steps as it is.
-
-    Raises:
-        ValueError: It is none.
-    """
-    _require(is_count(value))
-    return int(value)
+    record = build(HistogramRecord, fields)
+    _require(record.step > 0)
+    for found in (counts for named in record.tensors.values() for counts in named.values()):
+        _require(-_FARTHEST <= found.lowest <= _FARTHEST and len(found.counts) <= 2 * _FARTHEST)
+        _require(0 <= found.largest < math.inf)
+    return record
 
 
 def _require(holds: bool) -> None:
     if not holds:
         raise ValueError
-
-
-def _check_header(path: Path, header: list[str]) -> None:
-    first, last = len(EPOCHS_BEFORE), len(header) - len(EPOCHS_AFTER)
-    metrics = header[first:last]
-    expected = [*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER]
-    if header != expected or not all(column.startswith(VAL_PREFIX) for column in metrics):
-        raise _damaged(path, 1, "it is not the header")
 
 
 def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> EpochRecord:
@@ -285,11 +224,13 @@ def _epoch(path: Path, number: int, header: list[str], cells: list[str]) -> Epoc
 
 
 def _number(column: str, cell: str) -> float:
-    return _count(int(cell)) if column in _INTEGERS else float(cell)
+    if column not in _INTEGERS:
+        return float(cell)
+    _require(is_count(int(cell)))
+    return int(cell)
 
 
 def _damaged(path: Path, number: int, why: str) -> StorageError:
     return StorageError(
-        f"{path}, line {number} is damaged: {why}",
-        "restore the file from a copy; the run itself can be gone on with",
+        f"{path}, line {number} is damaged: {why}", "restore the file from a copy; the run itself can be gone on with"
     )

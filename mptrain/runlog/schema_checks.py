@@ -1,13 +1,19 @@
-"""Whether what was read is of the kind that was written. A file may be a stranger's, or come from a broken disk."""
+"""Checks that what was read is of the kind that was written, and dataclasses made of it.
+
+A file may be a stranger's, or come from a broken disk.
+"""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
-from functools import lru_cache
-from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from mptrain.fields import NonNegativeInt
+
+Built = TypeVar("Built")
 Kind = Callable[[Any], bool]
 
 #: No number of steps, bytes or elements reaches this.
@@ -75,36 +81,91 @@ def misfit(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
     return ""
 
 
-def is_built_as(value: Any, annotation: Any) -> bool:
-    """Whether a value is what its annotation says, and all that is in it: dataclasses, tuples, lists, mappings, scalars."""
+class Misfit(ValueError):
+    """A field is not of the kind that its annotation says; the message names it."""
+
+
+def build(kind: type[Built], given: Any, *, lenient: bool = False) -> Built:
+    """Return the dataclass that the fields of a JSON object stand for, with all that is in it.
+
+    Args:
+        kind: The dataclass. Its annotations may hold dataclasses, tuples, lists, mappings, literals and scalars, each of them or None.
+        given: Values as JSON has them: lists for tuples, mappings for dataclasses, texts for the numbers that are keys.
+        lenient: Pass over fields that the dataclass has not: later versions may write more.
+
+    Raises:
+        ValueError: A field is of another kind or missing, or there is one that the dataclass has not.
+    """
+    built: Built = _builder(cast("Any", kind), lenient)(given)
+    return built
+
+
+@cache
+def _builder(annotation: Any, lenient: bool) -> Callable[[Any], Any]:
+    """Return what makes a value of an annotation; it raises what Python does where it is given another one."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if annotation in _SCALARS:
-        return _SCALARS[annotation](value)
-    if origin in (Union, types.UnionType):
-        return any(is_built_as(value, one) for one in arguments)
+        return _checking(_SCALARS[annotation])
     if origin is Literal:
-        return value in arguments
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return type(value) is tuple and len(value) == len(arguments) and all(map(is_built_as, value, arguments))
-    if origin in (tuple, list):
-        return type(value) is origin and all(is_built_as(item, arguments[0]) for item in value)
+        return _checking(arguments.__contains__)
+    if origin in (Union, types.UnionType):  # of one kind and None
+        inner = _builder(next(one for one in arguments if one is not type(None)), lenient)
+        return lambda value: None if value is None else inner(value)
+    if origin in (list, tuple):
+        items = [_builder(one, lenient) for one in arguments if one is not Ellipsis]
+        endless = origin is list or arguments[-1] is Ellipsis
+        return lambda value: origin(
+            map(items[0], _listed(value))
+            if endless
+            else [make(one) for make, one in zip(items, _listed(value), strict=True)]
+        )
     if origin is dict:
-        key, item = arguments
-        return type(value) is dict and all(
-            is_built_as(name, key) and is_built_as(one, item) for name, one in value.items()
-        )
-    if is_dataclass(annotation):
-        return type(value) is annotation and all(
-            is_built_as(getattr(value, name), hint) for name, hint in _hints(cast("Any", annotation)).items()
-        )
-    return True
+        key, item = int if arguments[0] is int else str, _builder(arguments[1], lenient)
+        return lambda value: {key(name): item(one) for name, one in value.items()}
+    return _dataclass_builder(annotation, lenient) if is_dataclass(annotation) else lambda value: value
 
 
-_SCALARS: dict[Any, Kind] = {
-    int: is_whole, float: is_number, str: is_text, bool: is_flag, type(None): lambda value: value is None,
-}  # fmt: skip
+def _dataclass_builder(annotation: Any, lenient: bool) -> Callable[[Any], Any]:
+    hints = get_type_hints(annotation, include_extras=True)
+    builders = {name: _builder(hint, lenient) for name, hint in hints.items()}
+    required = {one.name for one in fields(annotation) if one.default is one.default_factory}  # MISSING, both
+
+    def build_fields(given: Any) -> Any:
+        if type(given) is not dict:
+            raise ValueError(f"{type(given).__name__} instead of fields")
+        if not lenient and (unknown := given.keys() - builders.keys()):
+            raise Misfit(f"there is no field '{min(unknown)}'")
+        found = {}
+        for name, value in given.items():
+            try:
+                if name in builders:
+                    found[name] = builders[name](value)
+            except Misfit:
+                raise
+            except (AttributeError, TypeError, ValueError):
+                if get_origin(hints[name]) is Literal:
+                    raise Misfit(f"{name} {value!r} is none of {', '.join(get_args(hints[name]))}") from None
+                raise Misfit(f"'{name}' holds a value of another kind") from None
+        if missing := required - found.keys():
+            raise Misfit(f"'{min(missing)}' is missing")
+        return annotation(**found)
+
+    return build_fields
 
 
-@lru_cache
-def _hints(annotation: Any) -> dict[str, Any]:
-    return get_type_hints(annotation)
+def _checking(holds: Kind) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise ValueError
+        return value
+
+    return check
+
+
+def _listed(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise TypeError
+    return value
+
+
+_SCALARS: dict[Any, Kind] = {int: is_whole, NonNegativeInt: is_count, float: is_number, str: is_text, bool: is_flag}

@@ -1,4 +1,4 @@
-"""Where records go: the Sink protocol and its composition.
+"""The Sink protocol, which takes records, and its composition.
 
 A sink takes frozen records and shows or stores them. It must never change training, and never sees a tensor.
 """
@@ -6,10 +6,9 @@ A sink takes frozen records and shows or stores them. It must never change train
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from mptrain.records import Record
+from mptrain.records import Record
 
 
 class Sink(Protocol):

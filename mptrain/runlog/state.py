@@ -13,34 +13,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from mptrain.errors import OlderLayout, StorageError
-from mptrain.runlog.schema_checks import Kind, each, is_count, is_text, is_whole, mapping, misfit, optional
-from mptrain.runlog.strict_json import parse_strict
+from mptrain.fields import NonNegativeInt
+from mptrain.runlog.schema_checks import build
+from mptrain.runlog.strict_json import damaged, read_object
 
 SCHEMA = 2
 
-#: The release that wrote files whose schema number is below that of today, where they do not say it themselves.
-_OLDER = "0.1"
 Status = Literal["running", "done", "failed", "preempted"]
-
-_STATE_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("id", "command", "status", "reason", "hint", "device", "precision"), is_text),
-    "argv": each(is_text),
-    "exit_code": optional(is_whole),
-    "git_sha": optional(is_text),
-    "versions": mapping(is_text),
-    "ranks": is_count,
-}
-_ATTEMPT_KINDS: dict[str, Kind] = {
-    **dict.fromkeys(("started", "host"), is_text),
-    "ended": optional(is_text),
-    **dict.fromkeys(("pid", "from_step"), is_count),
-    "to_step": optional(is_count),
-    "exit_code": optional(is_whole),
-    "changes": each(is_text),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +41,10 @@ class Attempt:
 
     started: str
     ended: str | None
-    pid: int
+    pid: NonNegativeInt
     host: str
-    from_step: int
-    to_step: int | None = None
+    from_step: NonNegativeInt
+    to_step: NonNegativeInt | None = None
     exit_code: int | None = None
     changes: tuple[str, ...] = ()
 
@@ -109,13 +90,13 @@ class RunState:
     versions: dict[str, str] = field(default_factory=dict)
     device: str = ""
     precision: str = ""
-    ranks: int = 1
+    ranks: NonNegativeInt = 1
     attempts: tuple[Attempt, ...] = ()
     schema: int = SCHEMA
 
     @property
     def started(self) -> str:
-        """When work on the run last began, UTC; empty before the first attempt."""
+        """Time at which work on the run last began, UTC; empty before the first attempt."""
         return self.attempts[-1].started if self.attempts else ""
 
     def begin(self, from_step: int = 0, changes: Sequence[str] = ()) -> RunState:
@@ -137,80 +118,20 @@ class RunState:
         return json.dumps({"schema": fields.pop("schema"), **fields}, indent=2, allow_nan=False) + "\n"
 
 
-def parse_state(text: str, path: Path) -> RunState:
-    """The state that a ``run.json`` holds.
-
-    Args:
-        text: The content of the file.
-        path: Where it came from, for the message.
+def read_state(path: Path) -> RunState | None:
+    """Return the state that a ``run.json`` holds; None where there is no such file.
 
     Raises:
-        StorageError: Not JSON, fields missing or of a wrong type, or of another schema.
+        StorageError: It cannot be read, is not JSON, has fields missing or of a wrong type, or is of another schema.
     """
-    fields = parse_object(text, path)
-    check_schema(fields, SCHEMA, path)
+    if not (fields := read_object(path, SCHEMA, missing_ok=True)):
+        return None
     try:
-        attempts = tuple(
-            Attempt(**{**_only(Attempt, item), "changes": tuple(item["changes"])}) for item in fields["attempts"]
-        )
-        known = {**_only(RunState, fields), "argv": tuple(fields["argv"]), "attempts": attempts}
-        state = RunState(**known)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"{error}") from error
-    if wrong := misfit(fields, _STATE_KINDS) or next(
-        filter(None, (misfit(one, _ATTEMPT_KINDS) for one in fields["attempts"])), ""
-    ):
-        raise _damaged(path, f"'{wrong}' holds a value of another kind")
-    if state.status not in get_args(Status):
-        raise _damaged(path, f"status {state.status!r} is none of {', '.join(get_args(Status))}")
-    return state
-
-
-def parse_object(text: str, path: Path) -> dict[str, Any]:
-    """The JSON object in a small file that is always written whole.
-
-    Raises:
-        StorageError: Not a JSON object.
-    """
-    try:
-        fields = parse_strict(text)
+        return build(RunState, fields, lenient=True)
     except ValueError as error:
-        raise _damaged(path, f"{error}") from error
-    if not isinstance(fields, dict):
-        raise _damaged(path, "not a JSON object")
-    return fields
-
-
-def check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
-    """Refuse a file of another layout than this version writes.
-
-    Raises:
-        OlderLayout: An older mptrain wrote it; names the folder that it lies in.
-        StorageError: No schema number, or a newer one than ``known``.
-    """
-    schema = fields.get("schema")
-    if type(schema) is not int or schema < 1:
-        raise _damaged(path, "no schema number")
-    if schema > known:
-        raise StorageError(
-            f"{path} has schema {schema}, this mptrain reads {known}",
-            "use the newer mptrain that wrote it",
-        )
-    if schema < known:
-        versions = fields.get("versions")
-        named = versions.get("mptrain") if isinstance(versions, dict) else None
-        raise OlderLayout({path.parent: named if isinstance(named, str) and named else _OLDER})
+        raise damaged(path, f"{error}") from error
 
 
 def now() -> str:
     """The current UTC time, ISO 8601 with milliseconds: text that sorts by time."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _only(kind: type[Attempt] | type[RunState], fields: dict[str, Any]) -> dict[str, Any]:
-    """The entries that the dataclass has; later versions may write more."""
-    return {key: value for key, value in fields.items() if key in kind.__dataclass_fields__}
-
-
-def _damaged(path: Path, why: str) -> StorageError:
-    return StorageError(f"{path} is damaged: {why}", "restore the file from a copy, or start the run again")

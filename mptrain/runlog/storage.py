@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import re
 import secrets
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mptrain.errors import StorageError
+from mptrain.files import open_to_read
 from mptrain.machine import path_of_descriptor
 from mptrain.masking import masked
 
@@ -227,6 +229,23 @@ def write_all(descriptor: int, pending: bytearray) -> None:
     """Write a buffer to the end, removing from it what the system has accepted, so that a retry can go on."""
     while pending:
         del pending[: os.write(descriptor, pending)]
+
+
+def digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
+    """Return SHA-256 of the first bytes of a file, or of all; of nothing where there is no file.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    digest = hashlib.sha256()
+    with storing(path, "read"):
+        if path.exists():
+            with open_to_read(path) as file:
+                left = path.stat().st_size if length is None else length
+                while left > 0 and (piece := file.read(min(left, 1 << 20))):
+                    digest.update(piece)
+                    left -= len(piece)
+    return digest
 
 
 def sync_folder(folder: Path) -> None:

@@ -1,9 +1,19 @@
-"""Back from strict JSON to numbers: the inverse of `mptrain.records.as_json`."""
+"""Small files of strict JSON, and back from it to numbers: the inverse of `mptrain.records.as_json`."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, NoReturn
+
+from mptrain.errors import OlderLayout, StorageError
+from mptrain.files import read_bytes
+from mptrain.records import as_json
+from mptrain.runlog.storage import storing
+
+#: The release that wrote files whose schema number is below that of today, where they do not say it themselves.
+_OLDER: Final = "0.1"
 
 #: Levels of mappings and lists that whoever reads a record can walk through.
 DEEPEST: Final = 60
@@ -26,8 +36,63 @@ def parse_strict(text: str) -> Any:
     return value
 
 
+def indented_json(fields: Mapping[str, Any]) -> str:
+    """Return the text of a small file: indented strict JSON, with its non-finite numbers as `mptrain.records.as_json` lists them."""
+    return json.dumps(json.loads(as_json(dict(fields))), indent=2, allow_nan=False) + "\n"
+
+
+def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = False) -> dict[str, Any]:
+    """Return the JSON object in a small file.
+
+    Args:
+        path: The file.
+        schema: The version of its layout; None where it has none.
+        missing_ok: Return an empty object where there is no such file.
+
+    Raises:
+        OlderLayout: An older mptrain wrote it; names the folder that it lies in.
+        StorageError: It cannot be read, is damaged, or has no schema number or a newer one.
+    """
+    with storing(path, "read"):
+        try:
+            content = read_bytes(path)
+        except (FileNotFoundError, NotADirectoryError):
+            if missing_ok:
+                return {}
+            raise
+    try:
+        fields = parse_strict(content.decode("utf-8", "replace"))
+    except ValueError as error:
+        raise damaged(path, f"{error}") from error
+    if not isinstance(fields, dict):
+        raise damaged(path, "not a JSON object")
+    if schema is not None:
+        _check_schema(fields, schema, path)
+    return fields
+
+
+def _check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
+    """Refuse a file of another layout than this version writes."""
+    schema = fields.get("schema")
+    if type(schema) is not int or schema < 1:
+        raise damaged(path, "no schema number")
+    if schema > known:
+        raise StorageError(
+            f"{path} has schema {schema}, this mptrain reads {known}", "use the newer mptrain that wrote it"
+        )
+    if schema < known:
+        versions = fields.get("versions")
+        named = versions.get("mptrain") if isinstance(versions, dict) else None
+        raise OlderLayout({path.parent: named if isinstance(named, str) and named else _OLDER})
+
+
+def damaged(path: Path, why: str) -> StorageError:
+    """Return the error that refuses a small file."""
+    return StorageError(f"{path} is damaged: {why}", "restore the file from a copy, or start the run again")
+
+
 def is_too_deep(value: Any) -> bool:
-    """Whether plain containers are nested deeper than `DEEPEST` levels; looks without recursion."""
+    """Return whether plain containers are nested deeper than `DEEPEST` levels; looks without recursion."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(DEEPEST):
         level = [

@@ -5,14 +5,11 @@ Which numbers those are is the business of the engine; this module only keeps th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mptrain.errors import StorageError
-from mptrain.files import read_bytes
-from mptrain.records import as_json
 from mptrain.runlog.schema_checks import (
     Kind,
     each,
@@ -26,9 +23,8 @@ from mptrain.runlog.schema_checks import (
     misfit,
     optional,
 )
-from mptrain.runlog.state import check_schema, parse_object
-from mptrain.runlog.storage import storing, write_atomically
-from mptrain.runlog.strict_json import restore_nonfinite
+from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
 
 SCHEMA = 2
 
@@ -72,8 +68,7 @@ def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
     """
     if reserved := {"schema", "nonfinite"} & set(numbers):
         raise ValueError(f"a summary must not contain {sorted(reserved)}")
-    line = as_json({"schema": SCHEMA, **numbers})
-    write_atomically(path, json.dumps(json.loads(line), indent=2, allow_nan=False) + "\n")
+    write_atomically(path, indented_json({"schema": SCHEMA, **numbers}))
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -82,13 +77,8 @@ def read_summary(path: Path) -> dict[str, Any]:
     Raises:
         StorageError: The file cannot be read, is damaged or of another schema.
     """
-    with storing(path, "read"):
-        try:
-            text = read_bytes(path).decode("utf-8", "replace")
-        except FileNotFoundError:
-            return {}
-    fields = parse_object(text, path)
-    check_schema(fields, SCHEMA, path)
+    if not (fields := read_object(path, SCHEMA, missing_ok=True)):
+        return {}
     del fields["schema"]
     try:
         numbers = restore_nonfinite(fields)

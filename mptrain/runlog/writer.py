@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -34,10 +33,9 @@ from mptrain.records import (
     step_json,
 )
 from mptrain.runlog.layout import EPOCHS, EVENTS, HISTOGRAMS, STEPS, RunPaths
-from mptrain.runlog.storage import storing, sync_folder, write_all
+from mptrain.runlog.storage import digest_of, storing, sync_folder, write_all
 
 BUFFER_BYTES: Final = 1 << 16
-_PIECE: Final = 1 << 20
 EPOCHS_BEFORE: Final = ("learner", "epoch", "step", "updates", "skipped", "train_loss", "loss_scale", "lr")
 EPOCHS_AFTER: Final = ("seconds", "terms_per_second")
 VAL_PREFIX: Final = "val_"
@@ -179,18 +177,18 @@ def truncate_records(
         raise StorageError(f"{paths.root} has no record file {sorted(unknown)}", "use the mptrain that wrote it")
     kept, notes = {name: lengths.get(name, 0) for name in files}, []
     for name, path in files.items():
-        with storing(path):
-            if path.exists() and not path.is_symlink():
-                os.close(open_in_place(path, os.O_WRONLY))
         if path.is_symlink():  # of a folder that somebody else made
             raise StorageError(f"{path} is a symbolic link", "put the file that it leads to in its place")
+        with storing(path):
+            if path.exists():
+                os.close(open_in_place(path, os.O_WRONLY))
         fault = _fault(path, kept[name])
         if fault and name != HISTOGRAMS:
             raise StorageError(fault, "the record is damaged: restore it from a copy, or start the run again")
         if fault:
             notes.append(f"{fault}: histograms of the steps so far are lost")
             kept[name] = 0
-        elif (digest := (digests or {}).get(name)) and _digest_of(path, kept[name]).hexdigest() != digest:
+        elif (digest := (digests or {}).get(name)) and digest_of(path, kept[name]).hexdigest() != digest:
             notes.append(
                 f"{path} is damaged: its first {kept[name]} bytes are not those that were written; they stay as they are"
             )
@@ -213,7 +211,7 @@ class _AppendFile:
         self._path = path
         self._pending = bytearray()
         self._closed = False
-        self._digest = _digest_of(path)
+        self._digest = digest_of(path)
         with storing(path):
             self._descriptor = open_in_place(path, os.O_WRONLY | os.O_APPEND)
 
@@ -257,7 +255,7 @@ class _AppendFile:
 
 
 def _fault(path: Path, length: int) -> str:
-    """Why a file cannot be cut to a length in bytes; empty where it can."""
+    """Return why a file cannot be cut to a length in bytes; empty where it can."""
     with storing(path, "read"):
         size = path.stat().st_size if path.exists() else 0
         if size < length:
@@ -270,33 +268,24 @@ def _fault(path: Path, length: int) -> str:
     return ""
 
 
-def _digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
-    """SHA-256 of the first bytes of a file, or of all; of nothing where there is no file."""
-    digest = hashlib.sha256()
-    with storing(path, "read"):
-        if path.exists():
-            with open_to_read(path) as file:
-                left = path.stat().st_size if length is None else length
-                while left > 0 and (piece := file.read(min(left, _PIECE))):
-                    digest.update(piece)
-                    left -= len(piece)
-    return digest
-
-
 def _header_of(path: Path) -> tuple[str, ...]:
     try:
         with storing(path, "read"), io.TextIOWrapper(open_to_read(path), "utf-8", newline="") as file:
             columns = tuple(next(csv.reader(file), ()))
     except (UnicodeDecodeError, csv.Error) as error:
         raise _damaged_header(path, str(error)) from error
-    metrics = columns[len(EPOCHS_BEFORE) : -len(EPOCHS_AFTER)]
-    if columns and (columns != (*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER) or not all(map(_is_metric, metrics))):
+    if columns and not is_header(columns):
         raise _damaged_header(path, "its columns are not those of epochs")
     return columns
 
 
-def _is_metric(column: str) -> bool:
-    return column.startswith(VAL_PREFIX)
+def is_header(columns: Sequence[str]) -> bool:
+    """Return whether columns are those of ``epochs.csv``, in their order."""
+    first, last = len(EPOCHS_BEFORE), len(columns) - len(EPOCHS_AFTER)
+    metrics = columns[first:last]
+    return [*columns] == [*EPOCHS_BEFORE, *metrics, *EPOCHS_AFTER] and all(
+        name.startswith(VAL_PREFIX) for name in metrics
+    )
 
 
 def _damaged_header(path: Path, why: str) -> StorageError:

@@ -25,8 +25,7 @@ from mptrain.config.overrides import parse, quoted
 from mptrain.config.ranges import first_line
 from mptrain.config.targets import is_allowed, resolve
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
-from mptrain.runlog.sweep_csv import summary_of
-from mptrain.runlog.sweeps import Sweep, SweepJob
+from mptrain.runlog.sweeps import Sweep, SweepJob, summary_of
 from mptrain.sweep.points import Point
 from mptrain.sweep.worker import one_line
 

@@ -105,7 +105,7 @@ FILES = (
 )
 
 #: Those of a checkpoint of which every rank writes a part.
-PARTS = ("checkpoints/newest.parts/.metadata", "checkpoints/newest.parts/__1_0.distcp", "checkpoints/all.parts")
+PARTS = ("checkpoints/newest.parts/rank-0.pt", "checkpoints/newest.parts/rank-1.pt", "checkpoints/all.parts")
 
 #: Each kind of fault, and how often it is drawn.
 KINDS = {

@@ -91,7 +91,6 @@ def state_of(run):
     from pathlib import Path
 
     import torch
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     newest = max(Path(run, "checkpoints").glob("step-*.json"))
     manifest = json.loads(newest.read_text())
@@ -113,9 +112,8 @@ def state_of(run):
 
     visit(state, "")
     if manifest.get("parts"):
-        whole = Path(run).with_name("whole.pt")
-        dcp_to_torch_save(newest.with_name(manifest["parts"]), whole)
-        visit(torch.load(whole, weights_only=True), "parts")
+        for path in sorted(newest.with_name(manifest["parts"]).iterdir()):
+            visit(torch.load(path, weights_only=True), path.name)
     clocks = ("seconds", "waited", "joules", "energy", "steady")
     return {
         place: digest

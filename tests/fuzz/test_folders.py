@@ -1,4 +1,4 @@
-"""Whatever the files of a sweep, a comparison or a diagnosis hold, a report is made of them or they are said to be damaged."""
+"""Whatever the files of a sweep or a comparison hold, a report is made of them or they are said to be damaged."""
 
 from __future__ import annotations
 
@@ -13,15 +13,8 @@ from report.folders import make_comparison, make_sweep
 from mptrain.comparison.results import read_comparisons, write_comparisons
 from mptrain.report import canvas
 from mptrain.report.writing import page_of
-from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy, read_examination, write_examination
 from mptrain.runlog.sweeps import SweepPaths, read_sweep
 
-REACH = Reach(3.5, 0.25, 0.1, 0, 2)
-EXAMINATION = Examination(
-    "a run", "main", 3, 0.5, 1024.0, "fp16_dynamic", "cpu", "forward", "fc", "aten::mm", "It is the forward pass.", ("a",), ("b",),
-    (ModuleRow("fc", "Linear", 1, "float16", REACH, None, "forward"),), (Remedy(("scaler.scale=8",), "lower", True, "finite"),),
-    {"operators": [], "casts": []},
-)  # fmt: skip
 VERDICT = {
     "schema": 2,
     "recipe": "mine",
@@ -95,13 +88,3 @@ def test_a_spoiled_verdict(folder, whole, data):
     spoil(SweepPaths(folder).verdict, json.dumps(VERDICT).encode(), data)
     with only_our_errors(folder):
         page_of(folder)
-
-
-@examples(100, 5000)
-@given(data=st.data())
-def test_a_spoiled_diagnosis(folder, data):
-    path = folder / "step-000003.json"
-    write_examination(path, EXAMINATION)
-    spoil(path, path.read_bytes(), data)
-    with only_our_errors(path.parent):
-        read_examination(path)

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
-import pickle
+import io
 import resource
 import time
-import warnings
 
 import pytest
 import torch
-import torch.distributed.checkpoint
 from fuzz.hostile import ODD, examples, only_our_errors, spoiled
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.errors import CheckpointError
-from mptrain.runlog.shards import DESCRIPTION, with_parts
+from mptrain.runlog.shards import with_parts
 
-PART = "__0_0.distcp"
-WEIGHTS = {"/weight": torch.arange(6.0).reshape(2, 3), "/bias": torch.ones(2, dtype=torch.float16)}
-STATE = {"step": 7, "weight": {"__part__": "/weight"}, "bias": {"__part__": "/bias"}}
+WHOLE = {"/weight": torch.arange(9.0).reshape(3, 3), "/bias": torch.ones(2, dtype=torch.float16)}
+STATE = {
+    "step": 7,
+    "weight": {"__part__": "/weight", "shape": [3, 3]},
+    "bias": {"__part__": "/bias", "shape": [2]},
+}
+PARTS = [
+    {name: value[:2].clone() for name, value in WHOLE.items()},
+    {name: value[2:].clone() for name, value in WHOLE.items()},
+]
+
+
+def packed(value):
+    """What torch.save writes."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("fuzz") / "step-00000007.parts"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.distributed.checkpoint.save(WEIGHTS, checkpoint_id=folder)
-    return {name: (folder / name).read_bytes() for name in (DESCRIPTION, PART)}
+def sound():
+    return {f"rank-{rank}.pt": packed(parts) for rank, parts in enumerate(PARTS)}
 
 
 @pytest.fixture(scope="module")
@@ -45,101 +52,68 @@ def written(folder, files):
     return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
-def load(folder, files):
+def load(folder, files, state=STATE):
     """Load files that their manifest vouches for."""
     digests = written(folder, files)
     with only_our_errors(folder):
-        return with_parts(STATE, folder, digests)
+        return with_parts(state, folder, digests)
     return None
 
 
 def test_what_is_sound_is_loaded(sound, folder):
     loaded = load(folder, sound)
     assert loaded["step"] == 7
-    assert torch.equal(loaded["weight"], WEIGHTS["/weight"])
-    assert torch.equal(loaded["bias"], WEIGHTS["/bias"])
-
-
-@examples(80, 5000)
-@given(st.data())
-def test_a_spoiled_description(sound, folder, data):
-    load(folder, {**sound, DESCRIPTION: data.draw(spoiled(sound[DESCRIPTION]))})
+    assert torch.equal(loaded["weight"], WHOLE["/weight"])
+    assert torch.equal(loaded["bias"], WHOLE["/bias"])
+    assert loaded["bias"].dtype == torch.float16
 
 
 @examples(80, 5000)
 @given(st.data())
 def test_a_spoiled_part(sound, folder, data):
-    load(folder, {**sound, PART: data.draw(spoiled(sound[PART]))})
+    name = data.draw(st.sampled_from(sorted(sound)))
+    load(folder, {**sound, name: data.draw(spoiled(sound[name]))})
 
 
 @examples(80, 5000)
 @given(st.data())
-def test_a_description_with_values_of_another_kind(sound, folder, data):
-    described = pickle.loads(sound[DESCRIPTION])
-    for _ in range(data.draw(st.integers(1, 2))):
-        thing, attribute = data.draw(st.sampled_from(fields_of(described)))
-        value = copy.deepcopy(data.draw(st.sampled_from([*ODD, (), (1,), (2**40, 2**40), (-2, 3), torch.int64, PART])))
-        object.__setattr__(thing, attribute, value)
+def test_parts_and_marks_with_values_of_another_kind(sound, folder, data):
+    values = st.sampled_from([*ODD, (), torch.ones(2), torch.ones(1, 3, dtype=torch.int64), torch.empty(0)])
+    name = data.draw(st.sampled_from(["/weight", "/bias", "/other"]))
+    parts = data.draw(st.sampled_from([{**PARTS[1], name: data.draw(values)}, data.draw(values)]))
+    mark = {"__part__": name, "shape": data.draw(values)} if data.draw(st.booleans()) else STATE["weight"]
     try:
-        description = pickle.dumps(described)
-    except (TypeError, AttributeError):  # an index that no mapping takes
+        content = packed(parts)
+    except (TypeError, AttributeError, RuntimeError):  # which nobody can save
         return
-    load(folder, {**sound, DESCRIPTION: description})
+    load(folder, {**sound, "rank-1.pt": content}, {**STATE, "weight": mark})
 
 
-def fields_of(described):
-    """Whatever can be another value in a description, as far as it still has its form."""
-    things = [described]
-    if isinstance(described.state_dict_metadata, dict):
-        for entry in described.state_dict_metadata.values():
-            things.append(entry)
-            chunks = getattr(entry, "chunks", None)
-            things += chunks if isinstance(chunks, list) else []
-    if isinstance(described.storage_data, dict):
-        things += [*described.storage_data.keys(), *described.storage_data.values()]
-    things = [thing for thing in things if hasattr(thing, "__dict__")]
-    return [(thing, name) for thing in things for name in vars(thing) if name != "properties"] + [
-        (thing.properties, "dtype") for thing in things if hasattr(thing, "properties")
-    ]
-
-
-def test_a_few_bytes_that_name_much_memory_take_none(sound, folder):
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for bomb in (
-        b"\x80\x04}r\x00\x00\x00\x08.",  # remembered under a number of which others make the length of a table
-        b"\x80\x04\x8e" + (2**40).to_bytes(8, "little") + b"x.",  # a text of a terabyte
-        b"\x80\x04\x95" + (2**40).to_bytes(8, "little") + b"}.",  # a frame of one
-    ):
-        assert load(folder, {**sound, DESCRIPTION: bomb}) is None
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 2**20  # KiB
-
-
-HOSTILE = {
-    "a key that is nested deeply": b"\x80\x02})" + b"\x85" * 300_000 + b"Ns.",
-    "a key of which there are powers of two": b"\x80\x02})" + b"2\x86" * 60 + b"Ns.",
-    "a set of such": b"\x80\x04\x8f()" + b"2\x86" * 60 + b"\x90.",
-    "bytes that are only named": b"\x80\x05\x96" + (2**31).to_bytes(8, "little") + b".",
+WRONG = {
+    "one rank's are missing": {"rank-0.pt": PARTS[0]},
+    "one has another name": {"rank-0.pt": PARTS[0], "rank-2.pt": PARTS[1]},
+    "they are larger than the whole": {f"rank-{rank}.pt": PARTS[0] for rank in range(2)},
+    "one is missing of one rank": {"rank-0.pt": PARTS[0], "rank-1.pt": {"/bias": PARTS[1]["/bias"]}},
+    "one has another dtype": {"rank-0.pt": PARTS[0], "rank-1.pt": {**PARTS[1], "/weight": torch.ones(1, 3).double()}},
+    "one has another shape": {"rank-0.pt": PARTS[0], "rank-1.pt": {**PARTS[1], "/weight": torch.ones(1, 2)}},
+    "there are none": {},
 }
 
 
-@pytest.mark.parametrize("what", HOSTILE)
-def test_hostile_descriptions_are_refused_in_time(sound, folder, what):
-    assert load(folder, {**sound, DESCRIPTION: HOSTILE[what]}) is None
+@pytest.mark.parametrize("what", WRONG)
+def test_parts_that_do_not_fit_together_are_refused(folder, what):
+    for path in folder.iterdir():
+        path.unlink()
+    digests = written(folder, {name: packed(value) for name, value in WRONG[what].items()})
+    with pytest.raises(CheckpointError):
+        with_parts(STATE, folder, digests)
 
 
-@pytest.mark.parametrize("twice", ["chunk", "place"])
-def test_what_is_there_twice_is_refused(sound, folder, twice):
-    described = pickle.loads(sound[DESCRIPTION])
-    entry = described.state_dict_metadata["/bias"]
-    if twice == "chunk":
-        entry.size = torch.Size([4])
-        entry.chunks = entry.chunks * 2
-    else:
-        places = described.storage_data
-        for place in places.values():
-            place.offset = 0
-    with pytest.raises(CheckpointError, match=r"there twice|of its own"):
-        with_parts(STATE, folder, written(folder, {**sound, DESCRIPTION: pickle.dumps(described)}))
+@pytest.mark.parametrize("huge", [torch.ones(1).expand(2**40), torch.empty(2**40, device="meta")])
+def test_a_few_bytes_that_name_much_memory_take_none(sound, folder, huge):
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert load(folder, {**sound, "rank-1.pt": packed({"/weight": huge, "/bias": huge})}) is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used < 2**20  # KiB
 
 
 def test_a_signal_is_no_damage(sound, folder, monkeypatch):
@@ -152,7 +126,7 @@ def test_a_signal_is_no_damage(sound, folder, monkeypatch):
 
 
 def test_a_state_in_which_one_list_stands_everywhere_is_gone_through_once(sound, folder):
-    shared = [{"__part__": "/weight"}]
+    shared = [STATE["weight"]]
     for _ in range(60):
         shared = [shared, shared]
     before = time.process_time()

@@ -7,9 +7,8 @@ import torch
 
 from mptrain.runlog import RecordWriter, RunPaths
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.host_copy import HostCopy
 from mptrain.runlog.manifest import read_manifest
-from mptrain.runlog.saver import Saver
+from mptrain.runlog.saver import HostCopy, Saver
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

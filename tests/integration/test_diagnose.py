@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from examinations import read_examination
 from planted import ALLOWED, SHORT, plant
 from small_runs import TINY
 
@@ -15,7 +16,6 @@ from mptrain.cli.main import main
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError, UsageError
 from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
-from mptrain.runlog.diagnosis import read_examination
 
 pytestmark = pytest.mark.workload
 

@@ -213,7 +213,7 @@ def test_parts_are_gone_on_with_at_any_number_of_ranks(tmp_path, last):
     measured = run_command("eval", "whole", cwd=tmp_path)
     assert measured.returncode == 0, measured.stderr
     assert "warning" not in measured.stderr.replace("warning: this CPU", "")
-    damaged = next((tmp_path / "outputs/whole/checkpoints").glob("*.parts/__1_0.distcp"))
+    damaged = next((tmp_path / "outputs/whole/checkpoints").glob("*.parts/rank-1.pt"))
     data = bytearray(damaged.read_bytes())
     data[len(data) // 2] ^= 1
     damaged.write_bytes(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pickle
 import subprocess
@@ -18,13 +17,12 @@ from mptrain.engine.batch_sync import DistributedBatchSync
 from mptrain.engine.fingerprints import digest_of_samples, sample_digests
 from mptrain.engine.gathered import Gathered
 from mptrain.engine.interrupt import Interrupts
-from mptrain.errors import CheckpointError, DataError
+from mptrain.errors import CheckpointError, DataError, StorageError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
 from mptrain.parallel.communicator import SINGLE_PROCESS, RankFailed, how_one_ended, is_loss, portable
 from mptrain.parallel.launch import reap
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
-from mptrain.runlog.shard_description import read_description
-from mptrain.runlog.shards import with_parts
+from mptrain.runlog.shards import with_parts, write_parts
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader, fetch_part
@@ -179,35 +177,6 @@ def test_alone_every_question_is_answered_by_oneself():
         pass
 
 
-class Evil:
-    def __reduce__(self):
-        return os.system, ("touch evil",)
-
-
-def test_a_description_of_parts_lets_no_code_in(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
-    with pytest.raises(CheckpointError, match=r"wants (posix|os)\.system"):
-        read_description(tmp_path / ".metadata", {})
-    assert [path.name for path in tmp_path.iterdir()] == [".metadata"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["pathlib PosixPath", "torch.serialization _get_layout", "torch Size", "torch float32"]
-    + [f"torch.distributed.checkpoint.{of}" for of in ("metadata Metadata", "filesystem _StorageInfo")],
-)
-@pytest.mark.parametrize("slots", [False, True])
-def test_a_description_of_parts_changes_no_class_of_the_program(tmp_path, name, slots):
-    attributes = pickle.dumps({"changed": 1}, 2)[2:-1]
-    module, of = name.split()
-    state = b"N" + attributes + b"\x86" if slots else attributes  # (None, attributes), or attributes, and BUILD
-    (tmp_path / ".metadata").write_bytes(b"\x80\x02c" + f"{module}\n{of}\n".encode() + state + b"b.")
-    with pytest.raises(CheckpointError):
-        read_description(tmp_path / ".metadata", {})
-    assert not hasattr(getattr(importlib.import_module(module), of), "changed")
-
-
 def test_a_manifest_names_parts_in_its_own_folder_only(tmp_path):
     digest = "0" * 64
     manifest = Manifest(
@@ -333,5 +302,29 @@ def test_an_error_of_one_rank_while_all_prepare_is_the_runs(where, rank, error, 
 
 
 def test_a_part_that_is_missing_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match=r"__1_0\.distcp is missing"):
-        with_parts({}, tmp_path, {"__1_0.distcp": "0" * 64})
+    with pytest.raises(CheckpointError, match=r"rank-0\.pt is missing"):
+        with_parts({}, tmp_path, {"rank-1.pt": "0" * 64})
+
+
+def test_parts_take_no_more_room_than_their_own(tmp_path):
+    taken = torch.arange(4096.0)[1024:1028]  # as of a whole tensor that was loaded and cut
+    ((name, digest),) = write_parts(tmp_path / "x.parts", {"/weight": taken}, SINGLE_PROCESS).items()
+    assert name == "rank-0.pt"
+    assert (tmp_path / "x.parts" / name).stat().st_size < 4096
+    marked = {"weight": {"__part__": "/weight", "shape": [4]}}
+    assert torch.equal(with_parts(marked, tmp_path / "x.parts", {name: digest})["weight"], taken)
+
+
+def test_a_disk_that_refuses_one_rank_refuses_all(tmp_path, monkeypatch):
+    def refuse_one(state, tensors, path):
+        if path.name == "rank-1.pt":
+            raise StorageError(f"cannot write {path}")
+        return "", 0
+
+    def write(ranks):
+        with pytest.raises(StorageError, match=r"cannot write .*rank-1\.pt") as refused:
+            write_parts(tmp_path / "x.parts", {"/weight": torch.ones(3)}, ranks)
+        return str(refused.value).startswith("rank 1: ")
+
+    monkeypatch.setattr("mptrain.runlog.shards.write_state", refuse_one)
+    assert each_rank(3, write) == [True, False, True]

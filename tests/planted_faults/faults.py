@@ -426,7 +426,7 @@ FAULTS = (
     ),
     Fault(
         54,
-        "runlog/hashed_file.py",
+        "runlog/state_files.py",
         "os.fsync(self._file.fileno())",
         "pass",
         "a checkpoint is not forced to the disk",
@@ -441,9 +441,9 @@ FAULTS = (
     ),
     Fault(
         56,
-        "runlog/checkpoints.py",
-        "if digest.hexdigest() != manifest.sha256:",
-        "if not manifest.sha256:",
+        "runlog/state_files.py",
+        "if digest_of(path).hexdigest() != sha256:",
+        "if not sha256:",
         "a damaged checkpoint is loaded",
     ),
     Fault(

@@ -17,8 +17,7 @@ from mptrain.recipe.recipe import Recipe
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, compute, folder_of, measured, plan, write_verdict
 from mptrain.runlog.lock import hold
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
-from mptrain.runlog.sweep_csv import write_sweep
-from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths
+from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, write_sweep
 from mptrain.sweep.runner import take_stock
 
 RECIPE = Recipe("mine", Path("mine/recipe.yaml"), "Mine", "It works.", "me")

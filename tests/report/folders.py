@@ -16,8 +16,7 @@ from mptrain.comparison.results import (
 )
 from mptrain.records import EvalRecord, EventRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState, write_summary
-from mptrain.runlog.sweep_csv import write_sweep
-from mptrain.runlog.sweeps import Sweep, SweepJob
+from mptrain.runlog.sweeps import Sweep, SweepJob, write_sweep
 
 CONFIG = """seed: 0
 train:

@@ -12,7 +12,7 @@ from loops import each
 
 from mptrain.errors import StorageError
 from mptrain.runlog import RunState
-from mptrain.runlog.state import parse_state
+from mptrain.runlog.state import read_state
 
 FRESH = RunState(
     id="2026-01-02/x",
@@ -23,6 +23,18 @@ FRESH = RunState(
     device="CPU",
     precision="parameters float32",
 )
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def parse_state(text, path):
+    """Read a run.json of some text."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return read_state(path)
 
 
 def test_a_state_with_two_attempts_comes_back_equal():

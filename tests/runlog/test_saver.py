@@ -12,9 +12,8 @@ from mptrain.errors import StorageError
 from mptrain.records import EventRecord
 from mptrain.runlog import RecordWriter
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.host_copy import HostCopy
 from mptrain.runlog.manifest import read_manifest
-from mptrain.runlog.saver import Saver
+from mptrain.runlog.saver import HostCopy, Saver
 
 
 class Gate(CheckpointStore):

@@ -19,7 +19,7 @@ from mptrain.recipe.recipe import Recipe
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
 from mptrain.report.writing import Written, write_page
-from mptrain.runlog.naming import fresh_name
+from mptrain.runlog.layout import fresh_name
 from mptrain.runlog.storage import write_atomically
 
 SECRET = "s3cret-Value'\"\\x"

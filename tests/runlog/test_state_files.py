@@ -7,7 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from mptrain.runlog.hashed_file import HashedFile
+from mptrain.runlog.state_files import HashedFile
 
 
 def test_the_digest_is_that_of_the_file_whatever_the_pieces(tmp_path):
