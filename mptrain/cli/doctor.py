@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mptrain import __version__
-from mptrain.cli.rows import print_rows
+from mptrain.cli.messages import print_rows
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.errors import EXIT_ENVIRONMENT, EXIT_OK, Problem
@@ -41,13 +41,13 @@ def doctor() -> int:
         0, or 3 when something that is needed is missing or broken.
     """
     broken = [problem for name in NEEDED if (problem := try_import(name))]
-    print_rows("environment", [*_versions(), *_machine()], sys.stdout)
+    print_rows("environment", [*_versions(), *_machine()])
     if any(problem.what.startswith(f"{name}:") for problem in broken for name in ASKED):
         _print_broken(broken)
         return EXIT_ENVIRONMENT
     print()
     devices = _devices()
-    print_rows("devices", [(name, text) for name, text, _ in devices], sys.stdout)
+    print_rows("devices", [(name, text) for name, text, _ in devices])
     for name, _, device in devices:
         print()
         _print_support(name, device)
@@ -197,4 +197,4 @@ def _print_support(name: str, device: torch.device) -> None:
     for support, modes in sorted(said.items(), key=lambda item: order.index(verdict(item[0]))):
         why = f"{support.reason}; {support.advice}" if support.advice else support.reason
         rows.append((verdict(support), f"{', '.join(modes)} ({why})"))
-    print_rows(f"precision on {name}", rows, sys.stdout)
+    print_rows(f"precision on {name}", rows)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import sys
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.cli.doctor_data import data_lines
-from mptrain.cli.messages import colourful, printable, say
-from mptrain.cli.rows import width_of
+from mptrain.cli.messages import colourful, say, width_of, wrapped
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
-from mptrain.inspection.data_check import check_data
+from mptrain.inspection.data_check import DataReport, check_data
 from mptrain.inspection.scale_check import ScalingReport, check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
 from mptrain.inspection.scale_check_ranges import LOST, Finding, ModuleScaling, Scales, scales_of
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
+from mptrain.workloads.base.faulty_samples import by_remark
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
 
 #: Rows of the table at most: beyond, modules are shown by the module that holds them.
 ROWS = 32
+
+#: The most files of each kind that are named.
+FILES_NAMED = 100
 
 #: Names that are listed of a finding at most.
 NAMED = 4
@@ -44,24 +45,54 @@ def doctor_model(config: Config) -> int:
     """
     with _Waiting() as waiting:
         data = check_data(config, waiting.tell)
-    if lines := data_lines(config.chosen.get("dataset", config.dataset.path), data, width_of(sys.stdout)):
+    if lines := data_lines(config.chosen.get("dataset", config.dataset.path), data):
         say("\n".join(lines if data.stopping else [*lines, ""]))
     if data.stopping:
         return EXIT_DATA
     with _Waiting() as waiting:
         report = check_scaling(config, waiting.tell)
     name = f"{config.chosen.get('model', config.model.path)} in {config.precision.name}"
-    width = width_of(sys.stdout)
-    lines = textwrap.wrap(f"{name}: {verdict(report)}", width)
+    lines = wrapped(verdict(report), f"{name}: ", indent="")
     if report.modules:
-        lines += ["", *table(report.modules, width)]
-        lines += ["", *_wrapped("compared: ", _compared(report), width)]
+        lines += ["", *table(report.modules, width_of(sys.stdout)), "", *wrapped(_compared(report), "compared: ")]
     for sentence in [*_about_scales(report), *report.notes]:
-        lines += _wrapped("note: ", sentence, width)
+        lines += wrapped(sentence, "note: ")
     for finding in report.findings:
-        lines += ["", *_wrapped("found: ", _said(finding), width), *_wrapped("hint: ", finding.hint, width)]
+        lines += ["", *wrapped(_said(finding), "found: "), *wrapped(finding.hint, "hint: ")]
     say("\n".join(lines), styled=True)
     return EXIT_NUMERICS if report.findings else EXIT_OK
+
+
+def data_lines(name: str, report: DataReport) -> list[str]:
+    """Return what there is to say, in lines: every file that training stops at, leaves out or converts; nothing of data without files.
+
+    Args:
+        name: Of the data set.
+        report: What was found.
+    """
+    if not (report.files or report.stopping or report.skipped):
+        return []
+    count = len(report.stopping)
+    things = f"{count:,} things stop" if count > 1 else "one thing stops"
+    wrong = f"{things} training" if count else "nothing stops training"
+    left_out = f", {len(report.skipped):,} left out" if report.skipped else ""
+    of = f" of {report.files:,}, evenly spread" if report.read < report.files else ""
+    lines = [f"{name}: {wrong}{left_out}; {report.read:,} files read{of}"]
+    said = _each("found", report.stopping)
+    if count:
+        said.append(
+            ("hint: ", "mend or remove them; dataset.on_error=skip leaves out and counts files that cannot be used")
+        )
+    said += _each("note", {place: f"left out: {reason}" for place, reason in report.skipped.items()})
+    for remark, places in by_remark(report.remarks).items():
+        more = f" and {len(places) - FILES_NAMED:,} more" if len(places) > FILES_NAMED else ""
+        said.append(("note: ", f"{remark}: {', '.join(places[:FILES_NAMED])}{more}"))
+    return [*lines, *(line for head, text in said for line in wrapped(text, head))]
+
+
+def _each(head: str, problems: Mapping[str, str]) -> list[tuple[str, str]]:
+    said = [(f"{head}: ", f"{place}: {reason}") for place, reason in list(problems.items())[:FILES_NAMED]]
+    return [*said, (f"{head}: ", f"{len(problems) - FILES_NAMED:,} more")] if len(problems) > FILES_NAMED else said
 
 
 def verdict(report: ScalingReport) -> str:
@@ -180,12 +211,6 @@ def _share(error: float) -> str:
     if error == float("inf"):
         return "inf"
     return f"{100 * error:.2g} %" if error < 0.0995 else f"{100 * error:.0f} %"
-
-
-def _wrapped(head: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        head + printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
 
 
 class _Waiting:

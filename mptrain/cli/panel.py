@@ -15,9 +15,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from mptrain.cli import wording
+from mptrain.cli import formatting
+from mptrain.cli.display import LearnerProgress, RunProgress
 from mptrain.cli.messages import printable
-from mptrain.cli.progress import LearnerProgress, RunProgress
 from mptrain.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord
 from mptrain.runlog.storage import readable_bytes
 
@@ -112,16 +112,16 @@ def epoch_columns(record: EpochRecord, seen: RunProgress, width: int) -> list[tu
         width: Characters of a line.
     """
     of = f"/{seen.progress.epochs}" if seen.progress is not None else ""
-    metrics = [(f"val {printable(name)}", f"{record.val[name]:.4f}") for name in wording.metric_order(record.val)]
+    metrics = [(f"val {printable(name)}", f"{record.val[name]:.4f}") for name in formatting.metric_order(record.val)]
     columns = [  # the higher the number, the sooner it is left out
         (0, "epoch", f"{record.epoch}{of}"),
         *([(0, "learner", printable(record.learner))] if len(seen.learners) > 1 else []),
         (0, "train loss", f"{record.train_loss:.4f}"),
         *((2 if title == "val loss" else 3 * place, title, value) for place, (title, value) in enumerate(metrics)),
         (1, "lr", f"{record.lr:.3g}"),
-        (1, "loss scale", wording.scale(record.loss_scale)),
+        (1, "loss scale", formatting.scale(record.loss_scale)),
         (1, "skipped", str(record.skipped)),
-        (1, "time", wording.duration(record.seconds)),
+        (1, "time", formatting.duration(record.seconds)),
     ]
 
     def shown() -> list[tuple[str, str]]:
@@ -168,7 +168,7 @@ def _bar(progress: ProgressRecord) -> RenderableType:
         f"[bold]step {progress.step:,}/{progress.steps:,}[/]",
         f"{100 * done:.0f} %",
         f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}  [dim]{_shown(progress.doing)}[/]",
-        f"[dim]left[/] {wording.duration(progress.eta)}",
+        f"[dim]left[/] {formatting.duration(progress.eta)}",
         first=bar,
     )
 
@@ -177,7 +177,7 @@ def _numbers(name: str, learner: LearnerProgress) -> RenderableType:
     last = learner.last
     parts = [f"[bold]{_shown(name)}[/]"] if name else []
     parts += [
-        f"[dim]loss[/] [bold]{learner.loss:.4f}[/] [cyan]{wording.sparkline(learner.losses, _SPARKLINE)}[/]",
+        f"[dim]loss[/] [bold]{learner.loss:.4f}[/] [cyan]{formatting.sparkline(learner.losses, _SPARKLINE)}[/]",
         f"[dim]lr[/] {last.lr:.3g}",
         f"[dim]gradient norm[/] {last.grad_norm:.3g}",
     ]
@@ -185,21 +185,21 @@ def _numbers(name: str, learner: LearnerProgress) -> RenderableType:
 
 
 def _metrics(evaluation: EvalRecord) -> list[str]:
-    found = [f"[green]{_shown(name)}[/]" for name in wording.metrics(evaluation.metrics).split("  ")]
+    found = [f"[green]{_shown(name)}[/]" for name in formatting.metrics(evaluation.metrics).split("  ")]
     found[0] = f"[dim]{_shown(evaluation.split)}[/] {found[0]}"
     return found
 
 
 def _scale(learner: LearnerProgress) -> RenderableType:
     last = learner.last
-    bars = wording.scale_sparkline(learner.scales, _SPARKLINE)
-    parts = [f"[dim]loss scale[/] [bold]{wording.scale(last.loss_scale)}[/] [cyan]{bars}[/]"]
+    bars = formatting.scale_sparkline(learner.scales, _SPARKLINE)
+    parts = [f"[dim]loss scale[/] [bold]{formatting.scale(last.loss_scale)}[/] [cyan]{bars}[/]"]
     count = learner.overflow_count
     if count:
         style = _PHASE_STYLES.get(learner.phase, "")
         label = f"[{style}]{learner.phase}[/]" if style else learner.phase
         plural = "overflow" if count == 1 else "overflows"
-        parts.append(f"{count} {plural} [dim]({wording.share(learner.overflow_rate)} of steps)[/] {label}")
+        parts.append(f"{count} {plural} [dim]({formatting.share(learner.overflow_rate)} of steps)[/] {label}")
     else:
         parts.append("[dim]no overflow[/]")
     if learner.skipped != count:
@@ -212,7 +212,7 @@ def _machine(progress: ProgressRecord) -> RenderableType:
     if progress.data_wait >= 0.2:
         waiting = f"[yellow]{waiting}[/]"
     parts = [
-        f"{wording.rate(progress.terms_per_second)} [dim]{_shown(progress.term)}/s[/]",
+        f"{formatting.rate(progress.terms_per_second)} [dim]{_shown(progress.term)}/s[/]",
         waiting,
         f"{readable_bytes(progress.memory)} [dim]memory[/]",
     ]

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mptrain.cli.flags import read_jobs
-from mptrain.cli.messages import checking, colourful, each_warning_once, printable, say, warn
-from mptrain.cli.rows import print_rows, width_of
+from mptrain.cli.command_line import read_jobs, take_options
+from mptrain.cli.messages import checking, colourful, each_warning_once, print_rows, printable, say, warn, wrapped
 from mptrain.config import location
 from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, did_you_mean
 from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
@@ -22,24 +19,13 @@ if TYPE_CHECKING:
     from mptrain.recipe.recipe import Recipe
     from mptrain.recipe.reproduction import Numbers, Reproduction, Verdict
     from mptrain.runlog.sweeps import Sweep
+    from mptrain.sweep.points import Point
 
 _FLAGS = ("--dry-run", "--smoke", "--jobs", "--config-dir", "--help", "--traceback")
 _COLOURS = {"met": "32", "not met": "31", "undecided": "33", "REPRODUCED": "32", "NOT REPRODUCED": "31"}
 
 #: Stands before the numbers of an expectation, under its text.
 _BELOW = " " * 13
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What the words after ``reproduce`` ask for."""
-
-    name: str
-    words: tuple[str, ...]
-    dry_run: bool
-    smoke: bool
-    jobs: int
-    config_dirs: tuple[str, ...]
 
 
 def reproduce(words: Sequence[str]) -> int:
@@ -52,61 +38,45 @@ def reproduce(words: Sequence[str]) -> int:
     Raises:
         MptrainError: The command line, the recipe or a run of it is wrong, or cannot be run here: then nothing is run.
     """
-    wanted = read_words(words)
-    recipe = find_recipe(wanted.name)
-    own, root = check_own_words(recipe, wanted.words)
-    if wanted.dry_run:
-        _require_keys(recipe, own, wanted.config_dirs, smoke=wanted.smoke)
-        _print_plan(recipe, own, root, wanted.config_dirs, smoke=wanted.smoke)
+    name, own, found = read_words(words)
+    smoke, config_dirs = "--smoke" in found, tuple(found.get("--config-dir", ()))
+    jobs = read_jobs(found["--jobs"][-1]) if "--jobs" in found else 1
+    recipe = find_recipe(name)
+    own, root = check_own_words(recipe, own)
+    points = recipe_points(recipe, own, smoke=smoke)
+    if "--dry-run" in found:
+        if own or config_dirs or not _is_ours(recipe):
+            _require_keys(points, config_dirs)
+        _print_plan(recipe, points, root, config_dirs, smoke=smoke)
         return EXIT_OK
-    from mptrain.cli.job import PROGRAM
+    from mptrain.cli.sweep_running import PROGRAM
     from mptrain.recipe.reproduction import prepare
 
     with each_warning_once():
-        with checking(len(recipe_points(recipe, own, smoke=wanted.smoke))):
-            ready = prepare(recipe, own, root, PROGRAM, smoke=wanted.smoke, config_dirs=wanted.config_dirs)
+        with checking(len(points)):
+            ready = prepare(recipe, own, root, PROGRAM, smoke=smoke, config_dirs=config_dirs)
         warn(sentence for point in ready.points for sentence in point.warnings)
-        return _reproduce(ready, wanted.jobs)
+        return _reproduce(ready, jobs)
 
 
-def read_words(words: Sequence[str]) -> Wanted:
-    """The words after ``reproduce``, sorted.
+def read_words(words: Sequence[str]) -> tuple[str, Sequence[str], Mapping[str, list[str]]]:
+    """Return the name of a recipe, overrides, and the values of options, of the words after ``reproduce``.
 
     Raises:
         UsageError: No name, two of them, or an unknown flag.
     """
-    names: list[str] = []
-    own: list[str] = []
-    folders: list[str] = []
-    given: set[str] = set()
-    jobs, rest = 1, list(words)
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag in ("--jobs", "--config-dir", "-cd"):
-            if not equals and not rest:
-                raise UsageError(f"{flag} needs a value", f"write {flag} {'2' if flag == '--jobs' else 'DIR'}")
-            value = value if equals else rest.pop(0)
-            if flag == "--jobs":
-                jobs = read_jobs(value)
-            else:
-                folders.append(value)
-        elif word in ("--dry-run", "--smoke"):
-            given.add(word)
-        elif word.startswith("-"):
-            guess = did_you_mean(flag, _FLAGS)
-            raise UsageError(
-                f"unknown option '{word}'", f"did you mean {guess}?" if guess else f"there is {', '.join(_FLAGS)}"
-            )
-        elif equals or word.startswith("~"):
-            own.append(word)
-        else:
-            names.append(word)
+    rest, found = take_options(words, {"--jobs": "2", "--config-dir": "DIR"}, _FLAGS[:2])
+    if unknown := [word for word in rest if word.startswith("-")]:
+        guess = did_you_mean(unknown[0].partition("=")[0], _FLAGS)
+        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(_FLAGS)}"
+        raise UsageError(f"unknown option '{unknown[0]}'", hint)
+    own = [word for word in rest if "=" in word or word.startswith("~")]
+    names = [word for word in rest if word not in own]
     if not names:
         raise UsageError("reproduce needs the name of a recipe", f"there is {', '.join(recipe_names())}")
     if len(names) > 1:
         raise UsageError(f"reproduce runs one recipe at a time, but there is '{names[1]}' too", "run one after another")
-    return Wanted(names[0], tuple(own), "--dry-run" in given, "--smoke" in given, jobs, tuple(folders))
+    return names[0], own, found
 
 
 def cost(recipe: Recipe) -> str:
@@ -121,30 +91,29 @@ def cost(recipe: Recipe) -> str:
     return f"{minutes} {where}" + ("" if needs.data == "none" else f"; data: {needs.data}")
 
 
-def _require_keys(recipe: Recipe, own: Sequence[str], config_dirs: Sequence[str], *, smoke: bool) -> None:
+def _require_keys(points: Sequence[Point], config_dirs: Sequence[str]) -> None:
     """Refuse unknown keys of the command line and of a recipe of the user's, without importing torch.
 
     Raises:
         ConfigError: With the problems of all arms.
     """
-    if own or config_dirs or not _is_ours(recipe):
-        from mptrain.config.compose import Composer
-        from mptrain.sweep.points import require_keys
+    from mptrain.config.compose import Composer
+    from mptrain.sweep.points import require_keys
 
-        arms = {point.arm: point for point in recipe_points(recipe, own, smoke=smoke)}  # seeds differ in nothing else
-        require_keys(list(arms.values()), Composer(config_dirs))
+    require_keys(
+        list({point.arm: point for point in points}.values()), Composer(config_dirs)
+    )  # seeds differ in nothing else
 
 
-def _print_plan(recipe: Recipe, own: Sequence[str], root: str, config_dirs: Sequence[str], *, smoke: bool) -> None:
-    """The recipe, and the plain commands that it stands for."""
-    points = recipe_points(recipe, own, smoke=smoke)
+def _print_plan(recipe: Recipe, points: Sequence[Point], root: str, config_dirs: Sequence[str], *, smoke: bool) -> None:
+    """Print the recipe, and the plain commands that it stands for."""
     place = [f"run.root={root}"] if root != "outputs" else []
     folders = [f"--config-dir={one}" for one in config_dirs]
     commands = [shlex.join(["mptrain", *folders, *point.overrides, *place]) for point in points]
     commands += [_arithmetic_command(target.path, target.arguments) for target in recipe.arithmetic.values()]
     print_recipe(recipe, smoke=smoke)
     expected = [f"  {expectation.text}" for expectation in recipe.expectations]
-    _say("\n".join(["", *commands, *(["", "expects", *expected] if expected else [])]))
+    say("\n".join(["", *commands, *(["", "expects", *expected] if expected else [])]))
 
 
 def _arithmetic_command(path: str, arguments: Mapping[str, object]) -> str:
@@ -163,7 +132,7 @@ def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> No
     """
     runs = counted(len(recipe_points(recipe, smoke=smoke)))
     rows = [("claim", recipe.claim), ("source", recipe.source), ("cost", f"{runs}{remark}; {cost(recipe)}")]
-    print_rows(f"{recipe.name}: {recipe.title}", rows, sys.stdout)
+    print_rows(f"{recipe.name}: {recipe.title}", rows)
 
 
 def counted(runs: int) -> str:
@@ -180,7 +149,7 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     sweep = plan(ready, jobs)
     before = sum(map(sweep.has_ended, sweep.jobs))
     print_recipe(recipe, smoke=ready.smoke, remark=f", {before} of them have ended before" if before else "")
-    _say(f"recipe={sweep.folder}")
+    say(f"recipe={sweep.folder}")
     if before:
         warn(other_circumstances(sweep))
     if before < len(sweep.jobs):
@@ -193,8 +162,8 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
         from mptrain.report import write_report
 
         written = write_report(sweep.folder)
-        _say(f"smoke: {_how_they_ended(sweep)}; expectations are not judged on shortened runs")
-        _say(f"report={written.html}")
+        say(f"smoke: {_how_they_ended(sweep)}; expectations are not judged on shortened runs")
+        say(f"report={written.html}")
         return EXIT_OK
     return _conclude(ready, sweep, numbers)
 
@@ -210,8 +179,8 @@ def _how_they_ended(sweep: Sweep) -> str:
 
 
 def _run(ready: Reproduction, sweep: Sweep) -> tuple[Sweep, int]:
-    from mptrain.cli.job import PROGRAM
-    from mptrain.cli.sweep_watch import watching
+    from mptrain.cli.sweep_display import watching
+    from mptrain.cli.sweep_running import PROGRAM
     from mptrain.sweep.processes import warm_up
     from mptrain.sweep.runner import run_sweep
 
@@ -222,7 +191,7 @@ def _run(ready: Reproduction, sweep: Sweep) -> tuple[Sweep, int]:
 
 def _unfinished(ready: Reproduction, sweep: Sweep, code: int) -> int:
     """Says which runs there is no verdict without."""
-    from mptrain.cli.sweep_outcome import print_outcome
+    from mptrain.cli.sweep_display import print_outcome
 
     print_outcome(sweep)
     missing = [job for job in sweep.jobs if not sweep.has_ended(job)]
@@ -230,7 +199,7 @@ def _unfinished(ready: Reproduction, sweep: Sweep, code: int) -> int:
     root = ready.folder.parent.parent
     words = [*ready.words, *([f"run.root={root}"] if str(root) != "outputs" else [])]
     again = shlex.join(["mptrain", "reproduce", _name_of(ready.recipe), *words, *flags])
-    _say(f"\nno verdict: {len(missing)} of {len(sweep.jobs)} runs did not end\nto run the rest: {again}")
+    say(f"\nno verdict: {len(missing)} of {len(sweep.jobs)} runs did not end\nto run the rest: {again}")
     return code or EXIT_SWEEP
 
 
@@ -257,11 +226,11 @@ def _conclude(ready: Reproduction, sweep: Sweep, numbers: Numbers) -> int:
     write_verdict(ready, verdict, numbers)
     written = write_report(sweep.folder)  # first: whoever reads what is printed may stop reading
     for group, comparison in comparisons.items():
-        _say("")
+        say("")
         print_comparison(comparison, group)
     _print_numbers(numbers)
     _print_verdict(verdict, ready.words)
-    _say(f"report={written.html}")
+    say(f"report={written.html}")
     return EXIT_EXPECTATION if verdict.word == "NOT REPRODUCED" else EXIT_OK
 
 
@@ -271,32 +240,27 @@ def _print_numbers(numbers: Numbers) -> None:
         for name, values in numbers.items()
     ]
     if rows:
-        _say("")
-        print_rows("arithmetic", rows, sys.stdout)
+        say("")
+        print_rows("arithmetic", rows)
 
 
 def _print_verdict(verdict: Verdict, words: Sequence[str]) -> None:
     if not verdict.findings:
-        _say("\nnothing is expected of this recipe: its numbers are what it is for")
+        say("\nnothing is expected of this recipe: its numbers are what it is for")
         return
-    _say("")
-    print_rows("expectations", [], sys.stdout)
-    width = width_of(sys.stdout) - len(_BELOW)
+    say("")
+    print_rows("expectations", [])
     for finding in verdict.findings:
-        _say(f"  {_coloured(finding.outcome, 9)}  {finding.text}")
-        _say(textwrap.indent(textwrap.fill(finding.numbers, width, break_on_hyphens=False), _BELOW))
+        say(f"  {_coloured(finding.outcome, 9)}  {finding.text}", styled=True)
+        say("\n".join(wrapped(finding.numbers, _BELOW, indent=_BELOW)))
     wrong, open_ = verdict.count("not met"), verdict.count("undecided")
     total = len(verdict.findings)
     what = f"{verdict.count('met')} of {total} expectations met"
     what += (f", {wrong} not met" if wrong else "") + (f", {open_} undecided" if open_ else "")
     changed = f" with {shlex.join(words)}" if words else ""
-    _say(f"\n{_coloured(verdict.word)}{changed}: {what}")
+    say(f"\n{_coloured(verdict.word)}{changed}: {what}", styled=True)
 
 
 def _coloured(word: str, width: int = 0) -> str:
     text = word.ljust(width)
     return f"\x1b[1;{_COLOURS[word]}m{text}\x1b[0m" if colourful(sys.stdout) else text
-
-
-def _say(text: str) -> None:
-    say(text, styled=True)

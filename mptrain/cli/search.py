@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import checking, each_warning_once, say, warn
-from mptrain.cli.sweep_outcome import print_outcome
-from mptrain.cli.sweep_running import launcher_of, show_end
-from mptrain.cli.sweep_watch import watching
+from mptrain.cli.command_line import Flags
+from mptrain.cli.messages import each_warning_once, say
+from mptrain.cli.sweep_display import print_outcome, watching
+from mptrain.cli.sweep_running import PROGRAM, checked, launcher_of, show_end
 from mptrain.config.compose import Composer
-from mptrain.config.launcher import is_elsewhere
 from mptrain.config.overrides import read
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweep_csv import summary_of
@@ -21,10 +18,6 @@ from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper, fixed_words, key_of
 from mptrain.sweep.points import NOT_SWEPT, Point
 from mptrain.sweep.runner import plan_sweep, run_sweep, sweep_folder
-from mptrain.sweep.validation import check
-
-if TYPE_CHECKING:
-    from mptrain.cli.flags import Flags
 
 
 def search(flags: Flags) -> int:
@@ -66,7 +59,9 @@ def search(flags: Flags) -> int:
             raise
         finally:
             if batches.sweep is None and not resumed:
-                _leave(batches.folder)
+                with contextlib.suppress(OSError):  # without what Hydra's sweepers write first, its name is free again
+                    (batches.folder / "multirun.yaml").unlink(missing_ok=True)
+                    batches.folder.rmdir()
         if batches.sweep is None:
             if batches.code != EXIT_OK:
                 return batches.code
@@ -88,11 +83,7 @@ class _Batches:
 
     def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
         """A `mptrain.sweep.hydra_launcher.RunBatch`."""
-        with checking(len(batch)):
-            checked = check(batch, self._composer, PROGRAM, elsewhere=is_elsewhere(self.launcher))
-        say(f"{len(checked)}/{len(checked)} points valid")
-        warn(sentence for point in checked for sentence in point.warnings)
-        self._points += checked
+        self._points += checked(batch, self._composer, self.launcher)
         planned = plan_sweep(
             self._points,
             self.folder,
@@ -120,10 +111,3 @@ def _say_direction(sweep: Sweep) -> bool:
             say(f"the sweeper gets {summary['metric_name']} as it is: it must be set to {better} that")
             return True
     return False
-
-
-def _leave(folder: Path) -> None:
-    """Nothing was run in it: without what Hydra's sweepers write first, its name is free again."""
-    with contextlib.suppress(OSError):
-        (folder / "multirun.yaml").unlink(missing_ok=True)
-        folder.rmdir()

@@ -6,22 +6,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import checking, each_warning_once, say, warn
-from mptrain.cli.sweep_running import finish, launcher_of
+from mptrain.cli.command_line import Flags
+from mptrain.cli.messages import each_warning_once, say, warn
+from mptrain.cli.sweep_running import checked, finish, launcher_of
 from mptrain.config.compose import Composer
-from mptrain.config.launcher import is_elsewhere
 from mptrain.config.trust import confirm, let_in, retyped_for
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import missing_points, plan_sweep, require_free, sweep_folder, take_stock
-from mptrain.sweep.validation import check
-
-if TYPE_CHECKING:
-    from mptrain.cli.flags import Flags
 
 
 def sweep(flags: Flags) -> int:
@@ -42,10 +36,7 @@ def sweep(flags: Flags) -> int:
         composer = Composer(flags.config_dirs, flags.config_name)
         points = expand(flags.overrides, composer.catalogue)
         launcher = launcher_of(flags.launcher, flags.jobs)
-        with checking(len(points)):
-            points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
-        say(f"{len(points)}/{len(points)} points valid")
-        warn(sentence for point in points for sentence in point.warnings)
+        points = checked(points, composer, launcher)
         planned = plan_sweep(
             points,
             sweep_folder(composer.compose(points[0].overrides).run),
@@ -110,9 +101,7 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         if missing:
             _require_trust(found, allow)
             warn(f"{found.paths.json} brings its own files along: --config-dir {one}" for one in found.config_dirs)
-            with checking(len(missing)):
-                points = check(missing, composer, PROGRAM, elsewhere=is_elsewhere(asked))
-            say(f"{len(points)}/{len(points)} missing points valid, {len(found.jobs) - len(points)} done before")
+            checked(missing, composer, asked, f"missing points valid, {len(found.jobs) - len(missing)} done before")
         else:
             say(f"{found.folder} is already done")
         if has_sweeper(found.words):

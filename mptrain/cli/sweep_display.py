@@ -1,15 +1,16 @@
-"""Shows a sweep while it runs: a live table on a terminal, elsewhere a line when a job starts and when it ends."""
+"""Sweeps on standard output: a live table while they run, or a line when a job starts and ends; at their end a table of all jobs."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -18,11 +19,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mptrain.cli import wording
-from mptrain.cli.messages import colourful, printable
+from mptrain.cli import formatting
+from mptrain.cli.messages import KeyValues, colourful, printable, say
 from mptrain.cli.panel import INTERVAL, Terminal
-from mptrain.cli.rows import KeyValues
-from mptrain.cli.sweep_outcome import COLOURS, metric_in_words, skipped_in_words
+from mptrain.cli.tables import columns_of, drawn
+from mptrain.comparison.ranking import sweep_lead
 from mptrain.runlog.sweep_csv import summary_of
 
 if TYPE_CHECKING:
@@ -30,13 +31,24 @@ if TYPE_CHECKING:
     from mptrain.sweep.runner import Watcher
     from mptrain.sweep.worker import Progress
 
+#: Status to its colour, wherever jobs are shown.
+_COLOURS: dict[str, str] = {
+    "done": "green",
+    "running": "cyan",
+    "failed": "bold red",
+    "interrupted": "yellow",
+    "preempted": "yellow",
+    "waiting": "dim",
+}
+
 #: Which jobs a table that is too short for all of them shows first.
 _URGENCY = ("running", "failed", "interrupted", "preempted", "done", "waiting")
 
 #: Lines of the terminal that are left for what is not a job: heads, what was folded, the summary, the cursor.
 _OTHER_LINES = 6
 
-_BAR, _WIDE = 12, 100
+#: Columns of a progress bar; of a terminal that has room for it; and of one that has room for the names of runs in the last table.
+_BAR, _WIDE, _WIDE_AT_END = 12, 100, 120
 
 
 @contextmanager
@@ -161,7 +173,7 @@ class LiveTable:
         for job in shown:
             differing = [word for word in job.varied if word not in shared[job.arm]]
             label = " ".join([job.arm, *differing]) if job.arm else job.label
-            status = f"[{COLOURS[job.status]}]{job.status}[/]"
+            status = f"[{_COLOURS[job.status]}]{job.status}[/]"
             table.add_row(str(job.number), escape(printable(label)), status, *self._cells(job, wide=wide))
         lines: list[RenderableType] = [table]
         if len(shown) < len(self._sweep.jobs):
@@ -180,7 +192,7 @@ class LiveTable:
             scales = [learner["scale"]["last"] for learner in learners if "last" in learner.get("scale", {})]
             overflows = str(sum(sum(learner["overflows"].values()) for learner in learners))
             took = (
-                f"[dim]{wording.duration(job.seconds)}{' in all' * wide}[/]"
+                f"[dim]{formatting.duration(job.seconds)}{' in all' * wide}[/]"
                 if job.seconds is not None
                 else "[dim]before[/]"
             )
@@ -202,7 +214,7 @@ class LiveTable:
                 _scales(progress.scales),
                 str(progress.overflows),
                 str(progress.skipped),
-                wording.duration(progress.eta),
+                formatting.duration(progress.eta),
             ]
         elif job.status == "running" and not job.reason:
             cells = ["[dim]starting[/]", "", "", "", "", ""]
@@ -212,8 +224,8 @@ class LiveTable:
 
     def _summary(self) -> RenderableType:
         left = remaining(self._sweep, self._progress, {n: time.monotonic() - at for n, at in self._began.items()})
-        elapsed = wording.duration(time.monotonic() - self._start)
-        ends = f"   [dim]left[/] about {wording.duration(left)}" if math.isfinite(left) else ""
+        elapsed = formatting.duration(time.monotonic() - self._start)
+        ends = f"   [dim]left[/] about {formatting.duration(left)}" if math.isfinite(left) else ""
         counts = escape(_counts(self._sweep.jobs))
         where = escape(printable(str(self._sweep.folder)))
         line = Text.from_markup(f"[bold]{counts}[/]   [dim]elapsed[/] {elapsed}{ends}   [dim]{where}[/]")
@@ -284,4 +296,69 @@ def _bar(progress: Progress, done: str) -> RenderableType:
 
 def _scales(scales: list[float] | tuple[float, ...]) -> str:
     """The loss scale of each learner; once where all have the same."""
-    return " ".join(dict.fromkeys(wording.scale(value) for value in scales))
+    return " ".join(dict.fromkeys(formatting.scale(value) for value in scales))
+
+
+def print_outcome(sweep: Sweep) -> None:
+    """Print one row a job, relative to the sweep's folder, and which setting was best as far as 95 % CIs tell.
+
+    Then comes a row for each job that failed, with the file of its output.
+
+    Raises:
+        StorageError: Standard output takes no more.
+    """
+    wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE_AT_END
+    left_out = ("" if any(job.arm for job in sweep.jobs) else "arm", "" if wide else "run")  # named after their points
+    summaries = {job.number: summary_of(sweep.paths.run(job.name)) for job in sweep.jobs if job.status == "done"}
+    rows = []
+    for job in sweep.jobs:
+        summary = summaries.get(job.number, {})
+        row = {
+            "#": str(job.number),
+            "arm": escape(printable(job.arm)),
+            "point": escape(printable(job.label)),
+            "status": f"[{_COLOURS[job.status]}]{job.status}[/]",
+            "exit": "" if job.code is None else str(job.code),
+            "metric": escape(printable(metric_in_words(summary))),
+            "skipped": skipped_in_words(summary),
+            "run": escape(printable(job.name)),
+        }
+        rows.append({title: cell for title, cell in row.items() if title not in left_out})
+    _print(rows)
+    if sweep.kind == "sweep" and sum(summary.get("metric") is not None for summary in summaries.values()) > 1:
+        say(f"\n{printable(sweep_lead(sweep.jobs, summaries, '{:.4f}'.format))}")
+    if living := [job for job in sweep.jobs if job.status == "running" and job.reason]:
+        are = "are" if len(living) > 1 else "is"
+        say(f"\n{len(living)} of the jobs {are} still run by processes of an earlier time, which were left alone:")
+        for job in living:
+            say(f"  {job.number}  {printable(job.label)}  {printable(job.reason)}")
+    failed = [job for job in sweep.jobs if job.status == "failed"]
+    _print(
+        [
+            {
+                "#": str(job.number),
+                "why it failed": escape(printable(job.reason)),
+                "what it printed": escape(printable(str(sweep.paths.log(job.name)))),
+            }
+            for job in failed
+        ]
+    )
+
+
+def _print(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows of cells by their titles, below an empty line; nothing where there are none."""
+    if rows:
+        columns = columns_of(list(rows[0]), [list(row.values()) for row in rows], numeric=("#", "exit", "skipped"))
+        say("\n" + "\n".join(drawn(columns, piped_width=200)), styled=True)
+
+
+def metric_in_words(summary: Mapping[str, Any]) -> str:
+    """Return the metric of record of a summary: ``top1=0.9673 (test)``."""
+    metric, name = summary.get("metric"), summary.get("metric_name", "metric")
+    return f"{name}={metric:.4f} ({summary.get('metric_split')})" if isinstance(metric, (int, float)) else ""
+
+
+def skipped_in_words(summary: Mapping[str, Any]) -> str:
+    """Return the skipped updates of all learners of a summary."""
+    learners = summary.get("learners") or {}
+    return str(sum(learner["skipped"] for learner in learners.values())) if learners else ""
