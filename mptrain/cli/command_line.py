@@ -75,7 +75,7 @@ class Flags:
 
     @property
     def show(self) -> bool:
-        """Whether Hydra is asked to show something."""
+        """Return whether Hydra is asked to show something."""
         return bool(self.cfg or self.package or self.resolve or self.info or self.hydra_help)
 
 
@@ -222,24 +222,19 @@ def refuse_blanks(words: list[str], commands: Collection[str], *, keys: bool) ->
     flag = ""  # before these two
     while len(rest) > 1:
         before, word = rest[0], rest[1]
-        used = 2
+        plain = "=" not in word and word[:1] not in ("-", "~", "")
+        used, what = 2, ""
         if word.startswith("=") and "=" not in before and not before.startswith("-"):
-            used = 3 if word == "=" else 2
-            problems.append(
-                Problem(f"'{' '.join(rest[:used])}': no spaces around '='", f"write {''.join(rest[:used])}")
-            )
-        elif before.endswith("=") and before != "=" and "=" not in word and word[:1] not in ("-", "~", ""):
-            problems.append(Problem(f"'{before} {word}': no spaces around '='", f"write {before}{word}"))
-        elif (
-            keys
-            and not flag
-            and "=" not in before + word
-            and word[:1] not in ("-", "~", "")
-            and _is_key(before, commands)
-        ):
-            problems.append(Problem(f"'{before} {word}': no '=' between key and value", f"write {before}={word}"))
+            used, what = 3 if word == "=" else 2, "no spaces around '='"
+        elif before.endswith("=") and before != "=" and plain:
+            what = "no spaces around '='"
+        elif keys and not flag and "=" not in before and plain and _is_key(before, commands):
+            what = "no '=' between key and value"
         else:
             used = 1
+        if what:
+            meant = "".join(rest[:used]) if "=" in before + word else f"{before}={word}"
+            problems.append(Problem(f"'{' '.join(rest[:used])}': {what}", f"write {meant}"))
         flag = before if before.startswith("--") and before != "--multirun" else ""  # which may have a value
         del rest[:used]
     if problems:

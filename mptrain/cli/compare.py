@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mptrain.cli.command_line import TRAINING, Flags, meant_by, take_options, training_flags
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.messages import each_warning_once, say, warn
-from mptrain.cli.sweep_running import checked, finish, launcher_of
+from mptrain.cli.sweep_running import checked, finish, launcher_of, recorded
 from mptrain.comparison.serialization import write_comparisons
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
@@ -22,7 +22,7 @@ from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError
 from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
 from mptrain.sweep.comparisons import Question, beside, claimed_by, judge, judge_runs, name_arms, reference_of
 from mptrain.sweep.points import expand
-from mptrain.sweep.runner import plan_sweep, sweep_folder
+from mptrain.sweep.runner import sweep_folder
 
 if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison
@@ -33,7 +33,7 @@ _OPTIONS = {**dict.fromkeys(_OWN, "VALUE"), **TRAINING}
 
 
 def compare(words: Sequence[str]) -> int:
-    """Compares arms that are trained for it, or runs that exist.
+    """Compare arms that are trained for it, or runs that exist.
 
     Returns:
         0; 7 where a run failed for another reason than its numerics; 130 or 75 where a signal ended it.
@@ -47,10 +47,9 @@ def compare(words: Sequence[str]) -> int:
     for word in rest:
         if word.startswith("-"):
             _refuse_option(word, rest)
-        elif "=" not in word or Path(word).is_dir():
-            (overrides if word.startswith("~") else places).append(word)
         elif not Path(word).is_file():  # SWEEP/0* names the logs beside the runs as well
-            overrides.append(word)
+            is_place = ("=" not in word or Path(word).is_dir()) and not word.startswith("~")
+            (places if is_place else overrides).append(word)
     odd = [*overrides, *(flag for flag in found if flag in TRAINING)]
     if not places and not odd:
         raise UsageError(
@@ -89,7 +88,7 @@ def _refuse_option(word: str, rest: Sequence[str]) -> None:
 
 
 def conclude(sweep: Sweep) -> None:
-    """Judges a comparison whose jobs have run, prints what was found and writes its report.
+    """Judge a comparison whose jobs have run, print what was found and write its report.
 
     Args:
         sweep: Its folder is read again.
@@ -109,6 +108,7 @@ def _compare_arms(flags: Flags, question: Question) -> int:
         seeds = len(points) // len(arms)
         times = f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
         points = checked(points, composer, launcher, f"points valid: {len(arms)} arms ({', '.join(arms)}) x {times}")
+        warn(sentence for point in points for sentence in point.warnings)
         if seeds < 2:
             warn(["one seed shows no spread, so there will be no verdict: repeat the arms with seed=0,1,2,3"])
         question = replace(question, claimed=(*question.claimed, *claimed_by(points)))
@@ -118,16 +118,8 @@ def _compare_arms(flags: Flags, question: Question) -> int:
             near = did_you_mean(wanted, arms)
             hint = f"did you mean {near}?" if near else f"arms are {', '.join(arms)}"
             raise UsageError(f"--reference {wanted}: no arm is called so", hint)
-        planned = plan_sweep(
-            points,
-            sweep_folder(composer.compose(points[0].overrides).run, "comparisons"),
-            words=flags.overrides,
-            config_dirs=flags.config_dirs,
-            config_name=flags.config_name,
-            parallel=flags.jobs or 1,
-            kind="comparison",
-            plan=question.as_plan(),
-        )
+        folder = sweep_folder(composer.compose(points[0].overrides).run, "comparisons")
+        planned = recorded(points, folder, flags, kind="comparison", plan=question.as_plan())
         code = finish(planned, composer, launcher)
     if code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         conclude(planned)
@@ -162,7 +154,7 @@ def _refuse_options(places: Sequence[str]) -> None:
 def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
     from mptrain.report import write_report
 
-    written = write_report(folder)  # first: whoever reads what is printed may stop reading
+    written = write_report(folder)  # first: the reader of what is printed may stop reading
     for group, comparison in comparisons.items():
         say("")
         print_comparison(comparison, group)

@@ -1,4 +1,4 @@
-"""How a comparison looks at a terminal: a row for each arm, then what must be said about it."""
+"""A comparison on a terminal: a row for each arm, then remarks about it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLOURS = {"reference": "dim", "better": "green", "equivalent": "green", "worse
 
 
 def print_comparison(comparison: Comparison, title: str = "") -> None:
-    """Prints the table of a comparison, why each verdict is what it is, and how fair the comparison is.
+    """Print the table of a comparison, why each verdict is what it is, and how fair the comparison is.
 
     Raises:
         StorageError: Standard output takes no more.

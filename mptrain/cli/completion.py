@@ -12,15 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mptrain.cli.command_line import ALIASES
+from mptrain.cli.command_line import ALIASES, take_options
 from mptrain.cli.completion_overrides import Candidate, Overrides, paths
 from mptrain.cli.help import OPTIONS, USAGE
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Option
 from mptrain.errors import EXIT_OK, MptrainError, UsageError, did_you_mean
-from mptrain.runlog.directory import find_run
-from mptrain.runlog.layout import RUN_JSON
-from mptrain.runlog.sweeps import SWEEP_JSON
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -62,15 +59,15 @@ def completion(words: Sequence[str], texts: Mapping[str, str]) -> int:
     Raises:
         UsageError: No such shell.
     """
-    if words[:1] != ["query"] or words[1:2] == [] or words[1] not in SHELLS:
-        if len(words) != 1 or words[0] not in SHELLS:
-            what = (
-                f"there is no completion for '{' '.join(words)}'" if words else "completion needs the name of a shell"
-            )
-            guess = did_you_mean(words[0], SHELLS) if words else ""
-            raise UsageError(what, f"did you mean {guess}?" if guess else f"there is {', '.join(SHELLS)}")
+    if len(words) == 1 and words[0] in SHELLS:
         print(script(words[0]), end="")
         return EXIT_OK
+    if len(words) < 2 or words[0] != "query" or words[1] not in SHELLS:
+        what = "completion needs the name of a shell"
+        if words:
+            what = f"there is no completion for '{' '.join(words)}'"
+        guess = did_you_mean(words[0], SHELLS) if words else ""
+        raise UsageError(what, f"did you mean {guess}?" if guess else f"there is {', '.join(SHELLS)}")
     _, shell, *rest = words
     if shell == "bash":  # readline replaces only what stands behind the last = or :
         line = split(rest[0], rest[1])
@@ -103,7 +100,7 @@ class Line:
 
 
 def split(text: str, breaks: str) -> Line:
-    """The words of a line.
+    """Return the words of a line.
 
     Args:
         text: The line up to the cursor; quotes may be open.
@@ -135,7 +132,7 @@ def split(text: str, breaks: str) -> Line:
 
 
 def escaped(text: str, quote: str) -> str:
-    """A word as it is typed: inside an open quote as it is, else with a backslash before what the shell would read."""
+    """Return a word as it is typed: inside an open quote as it is, else with a backslash before what the shell would read."""
     if quote:
         return text
     return "".join(f"\\{letter}" if letter in _ESCAPED else letter for letter in text)
@@ -161,29 +158,13 @@ class _Words:
 
     def __init__(self, before: Sequence[str], texts: Mapping[str, str]) -> None:
         self.texts = texts
-        self.folders: list[Path] = []
-        self.top = "train"
-        self.plain: list[str] = []
-        self.awaited: str | None = None
-        for word in before:
-            flag, equals, value = word.partition("=")
-            flag = ALIASES.get(flag, flag)
-            if self.awaited is not None:
-                self._note(self.awaited, word)
-                self.awaited = None
-            elif flag in _TAKE and equals:
-                self._note(flag, value)
-            elif flag in _TAKE:
-                self.awaited = flag
-            elif not word.startswith("-"):
-                self.plain.append(word)
+        last = ALIASES.get(before[-1], before[-1]) if before else ""
+        self.awaited = last if last in _TAKE else None  # the option whose value is being typed
+        rest, found = take_options(before[:-1] if self.awaited else before, _TAKE)
+        self.folders = [Path(folder).expanduser() for folder in found.get("--config-dir", ())]
+        self.top = found.get("--config-name", ["train"])[-1].removesuffix(".yaml")
+        self.plain = [word for word in rest if not word.startswith("-")]
         self.command = self.plain[0] if self.plain and self.plain[0] in USAGE else ""
-
-    def _note(self, flag: str, value: str) -> None:
-        if flag == "--config-dir":
-            self.folders.append(Path(value).expanduser())
-        elif flag == "--config-name":
-            self.top = value.removesuffix(".yaml")
 
     def candidates(self, current: str) -> Iterator[Candidate]:
         """Unfiltered."""
@@ -201,7 +182,7 @@ class _Words:
             yield from self._words(current)
 
     def _words(self, current: str) -> Iterator[Candidate]:
-        """What the command's usage has at this place."""
+        """Yield the words that the command's usage has at this place."""
         usage = USAGE[self.command or "train"]
         forms = _forms(usage[0][0])
         taken = self.plain[1:] if self.command else self.plain
@@ -215,7 +196,7 @@ class _Words:
         form = forms[min(len(taken), len(forms) - 1)]
         if "KEY=VALUE" in form:
             run = taken[0] if forms[0].startswith("RUN") else None
-            saved = find_run(str(Path(run).expanduser())).paths.config if run else None
+            saved = _saved(run) if run else None
             for found in Overrides(self._catalogue(), taken, saved).candidates(current):
                 if self.command != "replay" or found.text.startswith(_REPLAYED):
                     yield found
@@ -229,6 +210,8 @@ class _Words:
                 case "RUN":
                     yield from _runs(current)
                 case "SWEEP":
+                    from mptrain.runlog.sweeps import SWEEP_JSON
+
                     yield from _newest_with(SWEEP_JSON, current)
                 case "RECIPE":
                     yield from _recipes()
@@ -268,6 +251,13 @@ def _forms(usage: str) -> list[str]:
     return re.findall(r"[A-Za-z][\w|=]*", words)
 
 
+def _saved(run: str) -> Path:
+    """Return the saved configuration of a run."""
+    from mptrain.runlog.directory import find_run
+
+    return find_run(str(Path(run).expanduser())).paths.config
+
+
 def _recipes() -> Iterator[Candidate]:
     """Those that come with mptrain, with their titles."""
     for path in sorted(location.recipes().glob("*/recipe.yaml")):
@@ -277,6 +267,8 @@ def _recipes() -> Iterator[Candidate]:
 
 def _runs(typed: str) -> Iterator[Candidate]:
     """Runs below ``outputs``, newest first; and folders, for those that are elsewhere."""
+    from mptrain.runlog.layout import RUN_JSON
+
     yield from _newest_with(RUN_JSON, typed)
     for folder in paths(typed, folders_only=True):
         inside = Path(folder.text).expanduser()

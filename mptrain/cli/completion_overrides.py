@@ -131,14 +131,15 @@ class Overrides:
 
     @cached_property
     def _targets(self) -> dict[str, str]:
-        """What each group's ``_target_`` is, as far as the line says."""
+        """The ``_target_`` of each group, as far as the line says."""
         suffix = "._target_"
         return {e.key.removesuffix(suffix): e.value for e in self._all_entries if e.key.endswith(suffix)}
 
     @cached_property
     def _all_entries(self) -> list[Entry]:
         if self._saved is None:
-            options = [option for group in self._chosen(self._defaults()) for option in group]
+            defaults = {group: [option] for group, option in self._catalogue.defaults.items() if option}
+            options = [option for group in self._chosen(defaults) for option in group]
             return [*self._catalogue.root_entries(), *(entry for option in options for entry in option.entries)]
         asked = self._chosen({})
         replaced = {option.group for options in asked for option in options}
@@ -148,9 +149,6 @@ class Overrides:
             lines = []
         kept = [entry for entry in read_entries(lines) if entry.key.split(".")[0] not in replaced]
         return [*kept, *(entry for options in asked for option in options for entry in option.entries)]
-
-    def _defaults(self) -> dict[str, list[str]]:
-        return {group: [option] for group, option in self._catalogue.defaults.items() if option}
 
     def _chosen(self, chosen: dict[str, list[str]]) -> list[list[Option]]:
         """The options of each group: what the line asks for, what that chooses besides, and ``chosen`` else."""
@@ -230,21 +228,26 @@ def _annotation(module: str, name: str, field: str) -> tuple[str, ast.expr] | No
 
 def _values(module: str, node: ast.expr, depth: int) -> list[str]:
     """Return the values that an annotation allows."""
-    if isinstance(node, ast.BinOp):
-        return [*_values(module, node.left, depth), *_values(module, node.right, depth)]
-    if isinstance(node, ast.Constant):
-        return ["null"] if node.value is None else []
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-        inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        if node.value.id == "Literal":
-            return [_as_yaml(item.value) for item in inside if isinstance(item, ast.Constant)]
-        return _values(module, inside[0], depth) if node.value.id == "Annotated" else []
-    if isinstance(node, ast.Name):
-        if node.id == "bool":
+    match node:
+        case ast.BinOp(left=left, right=right):
+            return [*_values(module, left, depth), *_values(module, right, depth)]
+        case ast.Constant(value=None):
+            return ["null"]
+        case ast.Name(id="bool"):
             return ["true", "false"]
-        found = _definition(module, node.id) if depth else None
-        if found and isinstance(found[1], ast.expr):
-            return _values(found[0], found[1], depth - 1)
+        case ast.Subscript(value=ast.Name(id="Literal" | "Annotated" as kind), slice=inside):
+            parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+            if kind == "Annotated":
+                return _values(module, parts[0], depth)
+            values = [part.value for part in parts if isinstance(part, ast.Constant)]
+            return [
+                str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+                for value in values
+            ]
+        case ast.Name(id=name) if depth:
+            found = _definition(module, name)
+            if found and isinstance(found[1], ast.expr):
+                return _values(found[0], found[1], depth - 1)
     return []
 
 
@@ -274,7 +277,3 @@ def _module(name: str) -> ast.Module:
         return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ast.Module([], [])
-
-
-def _as_yaml(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

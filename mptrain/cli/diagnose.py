@@ -72,7 +72,7 @@ def diagnose(words: Sequence[str]) -> int:
 
 
 def _is_run(word: str) -> bool:
-    """Whether a word is a run: folders of a sweep's runs are named after overrides, with ``=`` in them."""
+    """Return whether a word is a run: folders of a sweep's runs are named after overrides, with ``=`` in them."""
     return "=" not in word or any(place.is_dir() for place in (Path(word), Path("outputs") / word))
 
 
@@ -114,7 +114,7 @@ def _remedy(one: Remedy) -> str:
 
 
 def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
-    """The modules to show where there are many, and how many are left out.
+    """Return the modules to show where there are many, and how many are left out.
 
     Those stay where something breaks, with their neighbours, the first and the last, and those that reach farthest.
     """
@@ -124,24 +124,20 @@ def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
     for place, row in enumerate(modules):
         if row.breaks:
             places |= {place - 1, place, place + 1}
-    orders = [sorted(range(len(modules)), key=lambda at: -key(modules[at])) for key in (_forward, _backward, _lost)]
+    reached = {
+        place: (
+            row.forward.largest if row.forward else 0.0,
+            row.backward.largest if row.backward else 0.0,
+            max(reach.subnormal for reach in (row.forward, row.backward) if reach),
+        )
+        for place, row in enumerate(modules)
+    }
+    orders = [sorted(reached, key=lambda place: -reached[place][number]) for number in range(3)]
     for place in itertools.chain.from_iterable(zip(*orders, strict=True)):
         if len(places) < MOST_ROWS:
             places.add(place)
     chosen = sorted(place for place in places if 0 <= place < len(modules))
     return [modules[place] for place in chosen], len(modules) - len(chosen)
-
-
-def _forward(row: ModuleRow) -> float:
-    return row.forward.largest if row.forward else 0.0
-
-
-def _backward(row: ModuleRow) -> float:
-    return row.backward.largest if row.backward else 0.0
-
-
-def _lost(row: ModuleRow) -> float:
-    return max(reach.subnormal for reach in (row.forward, row.backward) if reach)
 
 
 def _columns(rows: Sequence[ModuleRow]) -> list[Column]:

@@ -28,7 +28,7 @@ SMOOTHING = 0.05
 
 @dataclass
 class LearnerProgress:
-    """What is shown of one learner.
+    """State of one learner that displays show.
 
     Attributes:
         last: Its newest step.
@@ -128,9 +128,20 @@ class PlainLines:
         """Note the record, and print what is due."""
         self._seen.take(record)
         if isinstance(record, EvalRecord):
-            self._lines.say({"eval": record.split, "step": record.step, **_metrics(record.metrics)})
+            metrics = {name: f"{value:.4f}" for name, value in record.metrics.items()}
+            self._lines.say({"eval": record.split, "step": record.step, **metrics})
         elif isinstance(record, EpochRecord):
-            self._lines.say(self._epoch(record))
+            several = {"learner": record.learner} if len(self._seen.learners) > 1 else {}
+            term = self._seen.progress.term if self._seen.progress else "terms"
+            counts = {"step": record.step, "updates": record.updates, "skipped": record.skipped}
+            numbers = {
+                "train_loss": f"{record.train_loss:.4f}",
+                "loss_scale": formatting.scale(record.loss_scale),
+                "lr": f"{record.lr:.3g}",
+                "seconds": f"{record.seconds:.1f}",
+                f"{term}_per_second": f"{record.terms_per_second:.1f}",
+            }
+            self._lines.say({"epoch": record.epoch, **several, **counts, **numbers})
         elif isinstance(record, ProgressRecord) and time.monotonic() - self._printed >= self._seconds:
             self._printed = time.monotonic()
             self._lines.say(self._progress(record))
@@ -162,26 +173,6 @@ class PlainLines:
             "doing": progress.doing,
         }
         return fields
-
-    def _epoch(self, record: EpochRecord) -> dict[str, object]:
-        several = {"learner": record.learner} if len(self._seen.learners) > 1 else {}
-        term = self._seen.progress.term if self._seen.progress else "terms"
-        return {
-            "epoch": record.epoch,
-            **several,
-            "step": record.step,
-            "updates": record.updates,
-            "skipped": record.skipped,
-            "train_loss": f"{record.train_loss:.4f}",
-            "loss_scale": formatting.scale(record.loss_scale),
-            "lr": f"{record.lr:.3g}",
-            "seconds": f"{record.seconds:.1f}",
-            f"{term}_per_second": f"{record.terms_per_second:.1f}",
-        }
-
-
-def _metrics(metrics: dict[str, float]) -> dict[str, object]:
-    return {name: f"{value:.4f}" for name, value in metrics.items()}
 
 
 def make_display(log: LogOptions, stream: IO[str], title: str = "") -> Sink:

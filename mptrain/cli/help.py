@@ -17,65 +17,31 @@ from mptrain.config.catalogue import Catalogue, Entry
 from mptrain.config.synonyms import translate_command
 from mptrain.errors import EXIT_OK, ConfigError, Problem, near_names
 
-#: Lines of each command that say how it is written, with what they do; shell completion takes from here which words a command takes.
-USAGE: dict[str, tuple[tuple[str, str], ...]] = {
-    "train": (
-        ("mptrain [train] KEY=VALUE ...", "train (the default command)"),
-        (
-            "mptrain -m KEY=A,B ... [--jobs N] [--launcher FILE]",
-            "train every combination, each in a process of its own",
-        ),
-    ),
-    "compare": (
-        (
-            "mptrain compare KEY=A,B seed=0,1,2 ... [--margin X] [--jobs N] [--launcher FILE]",
-            "train arms and compare them, with intervals and verdicts",
-        ),
-        ("mptrain compare RUN RUN ...", "compare runs that exist"),
-    ),
-    "resume": (
-        (
-            "mptrain resume RUN|SWEEP|last [KEY=VALUE ...]",
-            "continue an interrupted run, or run what is missing of a sweep",
-        ),
-    ),
-    "eval": (("mptrain eval RUN|last [--best] [KEY=VALUE ...]", "evaluate the last checkpoint of a run, or its best"),),
-    "export": (("mptrain export RUN|last [--best] [--fp16]", "write its weights as a plain state dict"),),
-    "report": (
-        ("mptrain report RUN|last ...", "write a report of runs, sweeps, comparisons or recipes: HTML and Markdown"),
-    ),
-    "recommend": (
-        ("mptrain recommend RUN|last [--sweep SWEEP]", "which static loss scale to take, from a run's histograms"),
-    ),
-    "diagnose": (
-        (
-            "mptrain diagnose RUN|last [KEY=VALUE ...] [--step N] [--learner NAME] [--all]",
-            "look at the step that ended a run, or at step N: where it goes wrong, and what mends it",
-        ),
-        (
-            "mptrain diagnose KEY=VALUE ... [--step N] [--learner NAME] [--all]",
-            "the same for a step of a configuration",
-        ),
-    ),
-    "replay": (
-        ("mptrain replay RUN|last [KEY=VALUE ...]", "what another scaler would have done to a run; nothing is trained"),
-    ),
-    "reproduce": (
-        (
-            "mptrain reproduce RECIPE [KEY=VALUE ...] [--dry-run] [--smoke] [--jobs N]",
-            "run a published claim again, and judge it",
-        ),
-    ),
-    "list": (("mptrain list [GROUP|recipes]", "what there is to choose from, with keys and defaults"),),
-    "doctor": (
-        (
-            "mptrain doctor [KEY=VALUE ...]",
-            "what this machine can do; or whether a model trains rightly in a precision, at which loss scales",
-        ),
-    ),
-    "completion": (("mptrain completion bash|zsh|fish", 'complete command lines: eval "$(mptrain completion bash)"'),),
-    "help": (("mptrain help [COMMAND|GROUP|sweep]", "how a command is used; what a group, an option or a key is"),),
+#: How each command is written, and what it does.
+_LINES = {
+    "mptrain [train] KEY=VALUE ...": "train (the default command)",
+    "mptrain -m KEY=A,B ... [--jobs N] [--launcher FILE]": "train every combination, each in a process of its own",
+    "mptrain compare KEY=A,B seed=0,1,2 ... [--margin X] [--jobs N] [--launcher FILE]": "train arms and compare them, with intervals and verdicts",
+    "mptrain compare RUN RUN ...": "compare runs that exist",
+    "mptrain resume RUN|SWEEP|last [KEY=VALUE ...]": "continue an interrupted run, or run what is missing of a sweep",
+    "mptrain eval RUN|last [--best] [KEY=VALUE ...]": "evaluate the last checkpoint of a run, or its best",
+    "mptrain export RUN|last [--best] [--fp16]": "write its weights as a plain state dict",
+    "mptrain report RUN|last ...": "write a report of runs, sweeps, comparisons or recipes: HTML and Markdown",
+    "mptrain recommend RUN|last [--sweep SWEEP]": "which static loss scale to take, from a run's histograms",
+    "mptrain diagnose RUN|last [KEY=VALUE ...] [--step N] [--learner NAME] [--all]": "look at the step that ended a run, or at step N: where it goes wrong, and what mends it",
+    "mptrain diagnose KEY=VALUE ... [--step N] [--learner NAME] [--all]": "the same for a step of a configuration",
+    "mptrain replay RUN|last [KEY=VALUE ...]": "what another scaler would have done to a run; nothing is trained",
+    "mptrain reproduce RECIPE [KEY=VALUE ...] [--dry-run] [--smoke] [--jobs N]": "run a published claim again, and judge it",
+    "mptrain list [GROUP|recipes]": "what there is to choose from, with keys and defaults",
+    "mptrain doctor [KEY=VALUE ...]": "what this machine can do; or whether a model trains rightly in a precision, at which loss scales",
+    "mptrain completion bash|zsh|fish": 'complete command lines: eval "$(mptrain completion bash)"',
+    "mptrain help [COMMAND|GROUP|sweep]": "how a command is used; what a group, an option or a key is",
 }
+
+#: The lines of each command; shell completion takes from here which words a command takes.
+USAGE: dict[str, list[tuple[str, str]]] = {}
+for _line, _about in _LINES.items():
+    USAGE.setdefault(_line.split()[1].strip("[]").replace("-m", "train"), []).append((_line, _about))
 
 _EXAMPLES = (
     "mptrain model=resnet50 precision=amp_dynamic",
@@ -209,7 +175,7 @@ def _whole_help(catalogue: Catalogue, width: int) -> str:
     groups = [(name, ", ".join(options)) for name, options in catalogue.groups.items()]
     parts = [
         f"mptrain {__version__}: mixed precision training, every step's loss scale and overflow on record",
-        _section("Usage", _columns([line for lines in USAGE.values() for line in lines], width)),
+        _section("Usage", _columns(list(_LINES.items()), width)),
         _section("Examples", [f"  {line}" for line in _EXAMPLES]),
         _section("Groups, GROUP=OPTION (mptrain list GROUP shows their keys)", _columns(groups, width)),
         _section("Keys, with their defaults", _columns(keys, width)),

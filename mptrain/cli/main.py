@@ -13,16 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.cli.command_line import (
-    Flags,
-    command_first,
-    read_flags,
-    refuse_blanks,
-    run_and_overrides,
-    take_options,
-    training_flags,
-    what_was_meant,
-)
+from mptrain.cli import command_line
+from mptrain.cli.command_line import read_flags, run_and_overrides, take_options
 from mptrain.cli.help import print_help
 from mptrain.cli.messages import report, unwritable, wants_traceback, warn, writing
 from mptrain.errors import (
@@ -40,11 +32,9 @@ from mptrain.parallel.torchrun import begun_by_torchrun
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
 
-Command = Callable[[list[str]], int]
-
 
 def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda: None) -> int:
-    """Runs one command line.
+    """Run one command line.
 
     Args:
         argv: The words after the program's name; those of this process when not given.
@@ -90,7 +80,7 @@ def _be_silent_on_other_ranks() -> None:
 
 
 def _guarded(action: Callable[[], int], at_end: Callable[[], None] = lambda: None) -> int:
-    """The exit code of an action, whatever it raises."""
+    """Return the exit code of an action, whatever it raises."""
     try:
         return action()
     except KeyboardInterrupt as interrupt:
@@ -132,10 +122,10 @@ def _discard_output() -> None:
 
 def _dispatch(words: list[str]) -> int:
     _be_silent_on_other_ranks()
-    words = command_first(words, COMMANDS)
+    words = command_line.command_first(words, COMMANDS)
     first = words[0] if words else ""
     command = COMMANDS.get(first)
-    refuse_blanks(
+    command_line.refuse_blanks(
         words,
         COMMANDS,
         keys=command in (None, _train, _doctor, _diagnose, _compare, _resume, _eval, _replay, _reproduce),
@@ -152,7 +142,7 @@ def _dispatch(words: list[str]) -> int:
         return _version(words[1:])
     if not words or "=" in first or first.startswith(("-", "~")):
         return _train(words)
-    raise UsageError(f"'{first}' is not a command", what_was_meant(first, COMMANDS))
+    raise UsageError(f"'{first}' is not a command", command_line.what_was_meant(first, COMMANDS))
 
 
 def _refuse_torchrun(what: str) -> None:
@@ -193,7 +183,7 @@ def _train(words: list[str]) -> int:
         return train(config)
 
 
-def _composed(flags: Flags) -> Config:
+def _composed(flags: command_line.Flags) -> Config:
     from mptrain.config.compose import compose
 
     config = compose(flags.overrides, config_dirs=flags.config_dirs, config_name=flags.config_name)
@@ -211,7 +201,7 @@ def _resume(words: list[str]) -> int:
     sweep.json says, without KEY=VALUE, here or with --launcher. The word last always means a run.
     """
     words, found = take_options(words, {"--jobs": "VALUE", "--launcher": "VALUE"})
-    flags = training_flags(found, (), multirun=True)
+    flags = command_line.training_flags(found, (), multirun=True)
     run, overrides = run_and_overrides("resume", words)
     from mptrain.config.trust import is_trust, let_in
 
@@ -422,19 +412,7 @@ def _version(words: list[str]) -> int:
     return EXIT_OK
 
 
-COMMANDS: dict[str, Command] = {
-    "train": _train,
-    "resume": _resume,
-    "eval": _eval,
-    "export": _export,
-    "compare": _compare,
-    "report": _report,
-    "recommend": _recommend,
-    "diagnose": _diagnose,
-    "replay": _replay,
-    "reproduce": _reproduce,
-    "list": _list,
-    "doctor": _doctor,
-    "completion": _completion,
-    "help": _help,
-}
+_ALL = (_train, _resume, _eval, _export, _compare, _report, _recommend, _diagnose, _replay, _reproduce)
+
+#: Each command by its name.
+COMMANDS = {command.__name__[1:]: command for command in (*_ALL, _list, _doctor, _completion, _help)}

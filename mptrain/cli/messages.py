@@ -109,12 +109,12 @@ def unwritable(error: OSError) -> tuple[str, str]:
 
 
 def wants_traceback() -> bool:
-    """Whether the user asked to see tracebacks."""
+    """Return whether the user asked to see tracebacks."""
     return os.environ.get("MPTRAIN_TRACEBACK", "") not in ("", "0")
 
 
 def colourful(stream: object) -> bool:
-    """Whether a stream shows colours: a terminal, neither NO_COLOR nor TERM=dumb."""
+    """Return whether a stream shows colours: a terminal, neither NO_COLOR nor TERM=dumb."""
     isatty = getattr(stream, "isatty", lambda: False)
     return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -134,7 +134,7 @@ def say(text: str, *, styled: bool = False) -> None:
 
     Args:
         text: Lines; words out of files may stand in it.
-        styled: Where colours are shown, it may have such sequences as ours: whoever has others in a file gives at most colours.
+        styled: Where colours are shown, it may have such sequences as ours: others, out of a file, give at most colours.
 
     Raises:
         StorageError: Standard output takes no more.
@@ -270,23 +270,15 @@ def _say(kind: str, text: str) -> None:
         print(label, text, file=sys.stderr)
 
 
+#: A command in a sentence.
+_COMMAND = re.compile(r"(?<!\S)(?:mptrain|torchrun)(?!\S).*?(?:[;,?:)](?!\S)|$)")
+
+
 def _wrapped(text: str, left: int, width: int) -> str:
     """Return text in lines that leave room for a label in front of the first, and the same room before the others.
 
     Neither a word nor a command is broken over two lines, so that a command can be copied.
     """
-    pieces: list[str] = []
-    in_command = False
-    for word in text.split(" "):
-        if in_command:
-            pieces[-1] += f" {word}"
-        else:
-            pieces.append(word)
-        in_command = (in_command or word in ("mptrain", "torchrun")) and not word.endswith((";", ",", "?", ":", ")"))
-    lines = [pieces[0]]
-    for piece in pieces[1:]:
-        if left + len(lines[-1]) + 1 + len(piece) > width:
-            lines.append(piece)
-        else:
-            lines[-1] += f" {piece}"
-    return f"\n{' ' * left}".join(lines)
+    whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(whole, max(width - left, 1), break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * left}".join(lines).replace("\0", " ")

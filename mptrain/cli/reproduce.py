@@ -15,7 +15,6 @@ from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, di
 from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
 
 if TYPE_CHECKING:
-    from mptrain.comparison.results import Comparison
     from mptrain.recipe.recipe import Recipe
     from mptrain.recipe.reproduction import Numbers, Reproduction, Verdict
     from mptrain.runlog.sweeps import Sweep
@@ -29,7 +28,7 @@ _BELOW = " " * 13
 
 
 def reproduce(words: Sequence[str]) -> int:
-    """Runs a recipe, or prints what it would run.
+    """Run a recipe, or prints what it would run.
 
     Returns:
         0 where everything was found as expected, or nothing was to be judged; 5 where not; 7 where a run failed for
@@ -80,12 +79,12 @@ def read_words(words: Sequence[str]) -> tuple[str, Sequence[str], Mapping[str, l
 
 
 def cost(recipe: Recipe) -> str:
-    """What running a recipe takes, in words."""
+    """Return the cost of running a recipe, in words."""
     needs = recipe.needs
-    minutes = (
-        "under a minute" if needs.minutes < 1 else f"about {needs.minutes:g} minute{'s' if needs.minutes > 1 else ''}"
-    )
-    if needs.minutes > 120:
+    minutes = f"about {needs.minutes:g} minute{'s' if needs.minutes > 1 else ''}"
+    if needs.minutes < 1:
+        minutes = "under a minute"
+    elif needs.minutes > 120:
         minutes = f"about {needs.minutes / 60:,.0f} hours"
     where = "on the GPU that it needs" if needs.gpu == "required" else "on 2 CPU cores"
     return f"{minutes} {where}" + ("" if needs.data == "none" else f"; data: {needs.data}")
@@ -100,9 +99,8 @@ def _require_keys(points: Sequence[Point], config_dirs: Sequence[str]) -> None:
     from mptrain.config.compose import Composer
     from mptrain.sweep.points import require_keys
 
-    require_keys(
-        list({point.arm: point for point in points}.values()), Composer(config_dirs)
-    )  # seeds differ in nothing else
+    arms = {point.arm: point for point in points}  # seeds differ in nothing else
+    require_keys(list(arms.values()), Composer(config_dirs))
 
 
 def _print_plan(recipe: Recipe, points: Sequence[Point], root: str, config_dirs: Sequence[str], *, smoke: bool) -> None:
@@ -125,7 +123,7 @@ def _arithmetic_command(path: str, arguments: Mapping[str, object]) -> str:
 
 
 def print_recipe(recipe: Recipe, *, smoke: bool = False, remark: str = "") -> None:
-    """Prints what a recipe claims, where that comes from, and what it takes to see.
+    """Print what a recipe claims, where that comes from, and what it takes to see.
 
     Raises:
         StorageError: Standard output takes no more.
@@ -153,7 +151,14 @@ def _reproduce(ready: Reproduction, jobs: int) -> int:
     if before:
         warn(other_circumstances(sweep))
     if before < len(sweep.jobs):
-        sweep, code = _run(ready, sweep)
+        from mptrain.cli.sweep_display import watching
+        from mptrain.cli.sweep_running import PROGRAM
+        from mptrain.sweep.processes import warm_up
+        from mptrain.sweep.runner import run_sweep
+
+        warm_up(PROGRAM)
+        with watching(sweep) as watch:
+            sweep, code = run_sweep(sweep, ready.composer, PROGRAM, watch)
         if not all(map(sweep.has_ended, sweep.jobs)):
             return _unfinished(ready, sweep, code)
     runs = measured(sweep)
@@ -178,34 +183,19 @@ def _how_they_ended(sweep: Sweep) -> str:
     return f"{done}, {len(failed)} failed by {'its' if len(failed) == 1 else 'their'} numerics ({arms})"
 
 
-def _run(ready: Reproduction, sweep: Sweep) -> tuple[Sweep, int]:
-    from mptrain.cli.sweep_display import watching
-    from mptrain.cli.sweep_running import PROGRAM
-    from mptrain.sweep.processes import warm_up
-    from mptrain.sweep.runner import run_sweep
-
-    warm_up(PROGRAM)
-    with watching(sweep) as watch:
-        return run_sweep(sweep, ready.composer, PROGRAM, watch)
-
-
 def _unfinished(ready: Reproduction, sweep: Sweep, code: int) -> int:
-    """Says which runs there is no verdict without."""
+    """Print which runs there is no verdict without."""
     from mptrain.cli.sweep_display import print_outcome
 
     print_outcome(sweep)
     missing = [job for job in sweep.jobs if not sweep.has_ended(job)]
     flags = [*(["--smoke"] if ready.smoke else []), *(f"--config-dir={one}" for one in ready.config_dirs)]
     root = ready.folder.parent.parent
+    name = ready.recipe.name if _is_ours(ready.recipe) else str(ready.recipe.path)
     words = [*ready.words, *([f"run.root={root}"] if str(root) != "outputs" else [])]
-    again = shlex.join(["mptrain", "reproduce", _name_of(ready.recipe), *words, *flags])
+    again = shlex.join(["mptrain", "reproduce", name, *words, *flags])
     say(f"\nno verdict: {len(missing)} of {len(sweep.jobs)} runs did not end\nto run the rest: {again}")
     return code or EXIT_SWEEP
-
-
-def _name_of(recipe: Recipe) -> str:
-    """How the recipe is named on a command line."""
-    return recipe.name if _is_ours(recipe) else str(recipe.path)
 
 
 def _is_ours(recipe: Recipe) -> bool:
@@ -219,29 +209,22 @@ def _conclude(ready: Reproduction, sweep: Sweep, numbers: Numbers) -> int:
     from mptrain.report import write_report
     from mptrain.sweep.comparisons import judge
 
-    comparisons: dict[str, Comparison] = {}
-    if sweep.jobs:
-        comparisons = judge(sweep)
+    comparisons = judge(sweep) if sweep.jobs else {}
     verdict = decide(ready.recipe, measured(sweep), numbers, comparisons)
     write_verdict(ready, verdict, numbers)
-    written = write_report(sweep.folder)  # first: whoever reads what is printed may stop reading
+    written = write_report(sweep.folder)  # first: the reader of what is printed may stop reading
     for group, comparison in comparisons.items():
         say("")
         print_comparison(comparison, group)
-    _print_numbers(numbers)
+    if numbers:
+        say("")
+        rows = {
+            name: (f"{measure} {value:.6g}" for measure, value in values.items()) for name, values in numbers.items()
+        }
+        print_rows("arithmetic", [(name, ", ".join(values)) for name, values in rows.items()])
     _print_verdict(verdict, ready.words)
     say(f"report={written.html}")
     return EXIT_EXPECTATION if verdict.word == "NOT REPRODUCED" else EXIT_OK
-
-
-def _print_numbers(numbers: Numbers) -> None:
-    rows = [
-        (name, ", ".join(f"{measure} {value:.6g}" for measure, value in values.items()))
-        for name, values in numbers.items()
-    ]
-    if rows:
-        say("")
-        print_rows("arithmetic", rows)
 
 
 def _print_verdict(verdict: Verdict, words: Sequence[str]) -> None:
@@ -253,12 +236,10 @@ def _print_verdict(verdict: Verdict, words: Sequence[str]) -> None:
     for finding in verdict.findings:
         say(f"  {_coloured(finding.outcome, 9)}  {finding.text}", styled=True)
         say("\n".join(wrapped(finding.numbers, _BELOW, indent=_BELOW)))
-    wrong, open_ = verdict.count("not met"), verdict.count("undecided")
-    total = len(verdict.findings)
-    what = f"{verdict.count('met')} of {total} expectations met"
-    what += (f", {wrong} not met" if wrong else "") + (f", {open_} undecided" if open_ else "")
+    counts = [f"{count} {word}" for word in ("not met", "undecided") if (count := verdict.count(word))]
+    met = f"{verdict.count('met')} of {len(verdict.findings)} expectations met"
     changed = f" with {shlex.join(words)}" if words else ""
-    say(f"\n{_coloured(verdict.word)}{changed}: {what}", styled=True)
+    say(f"\n{_coloured(verdict.word)}{changed}: {', '.join([met, *counts])}", styled=True)
 
 
 def _coloured(word: str, width: int = 0) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mptrain.cli.command_line import Flags
-from mptrain.cli.messages import each_warning_once, say
+from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_display import print_outcome, watching
-from mptrain.cli.sweep_running import PROGRAM, checked, launcher_of, show_end
+from mptrain.cli.sweep_running import PROGRAM, checked, launcher_of, recorded, show_end
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import read
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
@@ -17,11 +17,11 @@ from mptrain.runlog.sweep_csv import summary_of
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper, fixed_words, key_of
 from mptrain.sweep.points import NOT_SWEPT, Point
-from mptrain.sweep.runner import plan_sweep, run_sweep, sweep_folder
+from mptrain.sweep.runner import run_sweep, sweep_folder
 
 
 def search(flags: Flags) -> int:
-    """Runs the points that a sweeper asks for, until it has enough or gives up.
+    """Run the points that a sweeper asks for, until it has enough or gives up.
 
     Returns:
         As `mptrain.cli.sweep.sweep`.
@@ -83,16 +83,10 @@ class _Batches:
 
     def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
         """A `mptrain.sweep.hydra_launcher.RunBatch`."""
-        self._points += checked(batch, self._composer, self.launcher)
-        planned = plan_sweep(
-            self._points,
-            self.folder,
-            words=self._flags.overrides,
-            config_dirs=self._flags.config_dirs,
-            config_name=self._flags.config_name,
-            parallel=self._flags.jobs or 1,
-            grows=True,
-        )
+        points = checked(batch, self._composer, self.launcher)
+        warn(sentence for point in points for sentence in point.warnings)
+        self._points += points
+        planned = recorded(self._points, self.folder, self._flags, grows=True)
         if self.sweep is None:
             say(f"sweep={self.folder}")
         self.sweep = planned
@@ -104,7 +98,7 @@ class _Batches:
 
 
 def _say_direction(sweep: Sweep) -> bool:
-    """Says, once a job is done, what a sweeper cannot know: asked to minimize an accuracy it would look for the worst."""
+    """Print, once a job is done, what a sweeper cannot know: asked to minimize an accuracy it would look for the worst."""
     for summary in (summary_of(sweep.paths.run(job.name)) for job in sweep.jobs):
         if isinstance(higher := summary.get("higher_is_better"), bool):
             better = "maximize" if higher else "minimize"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import checking, report, say, warn
 from mptrain.cli.sweep_display import print_outcome, watching
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
 from mptrain.config.trust import retyped_for
 from mptrain.errors import EXIT_OK
-from mptrain.sweep.runner import run_sweep
+from mptrain.sweep.runner import plan_sweep, run_sweep
 from mptrain.sweep.submitted import require_scheduler
 from mptrain.sweep.validation import check
 from mptrain.sweep.worker import Program
@@ -63,7 +65,7 @@ def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
 def checked(
     points: Sequence[Point], composer: Composer, launcher: Launcher | None, said: str = "points valid"
 ) -> list[Point]:
-    """Return points that can be run, and print how many they are and what they are warned of.
+    """Return points that can be run, and print how many they are.
 
     Args:
         points: As they were expanded.
@@ -77,12 +79,31 @@ def checked(
     with checking(len(points)):
         found = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
     say(f"{len(found)}/{len(found)} {said}")
-    warn(sentence for point in found for sentence in point.warnings)
     return found
 
 
+def recorded(points: Sequence[Point], folder: Path, flags: Flags, **more: Any) -> Sweep:
+    """Return the sweep of checked points that is on record in a folder from now on.
+
+    Args:
+        points: Checked.
+        folder: It exists.
+        flags: Of the command line that asks for them.
+        more: What else `mptrain.sweep.runner.plan_sweep` takes.
+    """
+    return plan_sweep(
+        points,
+        folder,
+        words=flags.overrides,
+        config_dirs=flags.config_dirs,
+        config_name=flags.config_name,
+        parallel=flags.jobs or 1,
+        **more,
+    )
+
+
 def finish(planned: Sweep, composer: Composer, launcher: Launcher | None = None) -> int:
-    """Runs what is not done of a sweep whose points were checked, and shows it.
+    """Run what is not done of a sweep whose points were checked, and shows it.
 
     Returns:
         As `mptrain.cli.sweep.sweep`.
@@ -97,7 +118,7 @@ def finish(planned: Sweep, composer: Composer, launcher: Launcher | None = None)
 
 
 def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
-    """Prints what came of a sweep, and how to run the rest of it where there is one; returns the code."""
+    """Print what came of a sweep, and how to run the rest of it where there is one; return the code."""
     if done.kind == "sweep" or code != EXIT_OK:  # what came of a comparison is said by its verdicts
         print_outcome(done)
     if code != EXIT_OK:
