@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from mptrain.cli.job import PROGRAM
+from mptrain.cli.sweep_running import PROGRAM
 from mptrain.errors import DataError, NumericsError, Preempted
 from mptrain.records import EvalRecord, ProgressRecord, StepRecord
 from mptrain.runlog import RunDirectory, RunPaths, RunState, write_summary

@@ -1,27 +1,206 @@
-"""Checks of a command line's words, and hints for those that mean something else, before a command reads them.
+"""Reading of a command line's words: options and their values, overrides, and hints for words that mean something else.
 
+Hydra's own flags keep their names. Those that ask Hydra to show something are answered by it
+(`mptrain.cli.hydra_app`); the others are understood here, because training does not go through Hydra's main.
 Nothing heavy is imported here, since usage errors answer at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from mptrain.config.synonyms import translate_command
-from mptrain.errors import ConfigError, Problem, UsageError, either, near_names
+from mptrain.cli.help import USAGE
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.synonyms import guess_word, translate_command
+from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean, either, near_names
 
-#: Flags that may stand before a command: True for those that a value follows.
-_BEFORE = {
-    "--config-dir": True, "-cd": True, "--config-name": True, "-cn": True, "--jobs": True, "--launcher": True, "-m": False, "--multirun": False
-}  # fmt: skip
+#: Short names of options.
+ALIASES = {
+    "-cd": "--config-dir",
+    "-cn": "--config-name",
+    "-m": "--multirun",
+    "-r": "--run",
+    "-c": "--cfg",
+    "-p": "--package",
+    "-i": "--info",
+    "-sc": "--shell-completion",
+}
+
+#: Options of a training command that a value follows, and that may stand before the name of another command as well.
+TRAINING = {"--config-dir": "VALUE", "--config-name": "VALUE", "--jobs": "VALUE", "--launcher": "VALUE"}
+
+#: Values of ``--cfg`` and ``--info``.
+_CFG = ("job", "hydra", "all")
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+
+_WITH_VALUE = (*TRAINING, "--cfg", "--package")
+_SUGGESTED = ("--help", "--version", "--multirun", *TRAINING, "--cfg", "--resolve", "--package")
+_SUGGESTED += ("--info", "--shell-completion", "--traceback")
+
+
+@dataclass(frozen=True)
+class Flags:
+    """Words of a training command, sorted.
+
+    Attributes:
+        overrides: The words that are no flags.
+        multirun: Sweep over words with several values.
+        config_dirs: Further folders of groups and options.
+        config_name: The file at the top.
+        jobs: Points of a sweep that run at a time; None where nothing is said.
+        launcher: Where they run instead of here: a file, or the name of an executor; None for here.
+        cfg: The configuration that Hydra shows; empty for none.
+        package: The part of it to show.
+        resolve: Show it with its interpolations resolved.
+        info: What Hydra tells of how it is composed; empty for nothing.
+        hydra_help: Show Hydra's own help.
+        completion: The shell whose script is asked for in Hydra's way; empty where none is.
+    """
+
+    overrides: tuple[str, ...]
+    multirun: bool = False
+    config_dirs: tuple[str, ...] = ()
+    config_name: str = "train"
+    jobs: int | None = None
+    launcher: str | None = None
+    cfg: str = ""
+    package: str | None = None
+    resolve: bool = False
+    info: str = ""
+    hydra_help: bool = False
+    completion: str = ""
+
+    @property
+    def show(self) -> bool:
+        """Return whether Hydra is asked to show something."""
+        return bool(self.cfg or self.package or self.resolve or self.info or self.hydra_help)
+
+
+def take_options(
+    words: Sequence[str], valued: Mapping[str, str], switches: Collection[str] = ()
+) -> tuple[list[str], dict[str, list[str]]]:
+    """Take a command's options out of its words.
+
+    Args:
+        words: Of the command line.
+        valued: Options that a value follows, behind ``=`` or as the next word, each with what hints call that value.
+        switches: Options without a value.
+
+    Returns:
+        The other words, unknown options among them; and the values of each option that is there, in the order in
+        which the options stand last. Of a switch they are empty.
+
+    Raises:
+        UsageError: An option lacks its value.
+    """
+    rest, others = list(words), []
+    found: dict[str, list[str]] = {}
+    while rest:
+        word = rest.pop(0)
+        written, equals, value = word.partition("=")
+        flag = ALIASES.get(written, written)
+        if flag in switches and not equals:
+            found[flag] = found.pop(flag, [])
+        elif flag in valued:
+            if not equals and rest and (not rest[0].startswith("-") or rest[0][1:2].isdigit()):
+                value = rest.pop(0)
+            if not value:
+                raise UsageError(f"{written} needs a value", f"write {written} {valued[flag]}")
+            found[flag] = [*found.pop(flag, []), value]
+        else:
+            others.append(word)
+    return others, found
+
+
+def read_flags(words: Sequence[str]) -> Flags:
+    """Return the flags and overrides of a training command.
+
+    Raises:
+        UsageError: A flag without its value, or with a wrong one.
+        ConfigError: Unknown flags; what else is wrong with the overrides is said with them.
+    """
+    alone = ("--multirun", "--run", "--resolve", "--hydra-help", "--shell-completion")
+    rest, found = take_options(words, dict.fromkeys(_WITH_VALUE, "VALUE"), alone)
+    problems: list[Problem] = []
+    meant_words: list[str] = []
+    overrides: list[str] = []
+    info = ""
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        has_value = not equals and rest and "=" not in rest[0] and not rest[0].startswith(("-", "~"))
+        if not word.startswith("-"):
+            overrides.append(word)
+        elif flag in ("--info", "-i"):
+            info = value or (rest.pop(0) if has_value else "all")
+        else:
+            value = rest.pop(0) if has_value else value
+            meant = meant_by(word, value or "VALUE")
+            problems.append(Problem(f"unknown option '{word}'", _hint(word, meant)))
+            if value:
+                meant_words += [one for one in meant.split() if "=" in one and not meant.startswith("mptrain")]
+    flags = training_flags(found, overrides, multirun=[one for one in found if one in alone[:2]][-1:] == ["--multirun"])
+    if problems:
+        raise ConfigError([*problems, *([] if flags.multirun else _problems_of(flags, [*overrides, *meant_words]))])
+    for option in ("--jobs", "--launcher"):
+        if option in found and not flags.multirun:
+            raise UsageError(f"{option} is about the points of a sweep", "add -m, or leave it out")
+    cfg = found.get("--cfg", [""])[-1]
+    if cfg and cfg not in _CFG:
+        raise UsageError(f"--cfg {cfg}: there is no such configuration", f"it shows {', '.join(_CFG)}")
+    if info and info not in _INFO:
+        raise UsageError(f"--info {info}: there is no such information", f"it shows {', '.join(_INFO)}")
+    shell = ""
+    if "--shell-completion" in found:  # whether there is such a one, the command ``completion`` says
+        if len(overrides) != 1 or not overrides[0].startswith("install="):
+            raise UsageError("-sc takes install=SHELL and nothing else", "write mptrain completion SHELL")
+        shell = overrides[0].removeprefix("install=")
+    return replace(
+        flags,
+        cfg=cfg,
+        package=found.get("--package", [None])[-1],
+        resolve="--resolve" in found,
+        info=info,
+        hydra_help="--hydra-help" in found,
+        completion=shell,
+    )
+
+
+def training_flags(found: Mapping[str, list[str]], overrides: Sequence[str], *, multirun: bool) -> Flags:
+    """Return the flags for options of `TRAINING` that were taken out of a command line."""
+    jobs, launcher = found.get("--jobs"), found.get("--launcher")
+    return Flags(
+        tuple(overrides),
+        multirun,
+        tuple(found.get("--config-dir", ())),
+        found.get("--config-name", ["train"])[-1],
+        read_jobs(jobs[-1]) if jobs else None,
+        launcher[-1] if launcher else None,
+    )
+
+
+def read_jobs(text: str) -> int:
+    """Return the number of ``--jobs``.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 10_000):
+        raise UsageError(f"--jobs {text}: must be a whole number, at least 1", "write for example --jobs 2")
+    return int(text)
 
 
 def command_first(words: list[str], commands: Collection[str]) -> list[str]:
     """Return the words with the command first where it stands behind flags."""
     place = 0
-    while place < len(words) and (flag := words[place].partition("=")[0]) in _BEFORE:
-        place += 2 if _BEFORE[flag] and "=" not in words[place] else 1
+    while place < len(words):
+        flag, equals, _ = words[place].partition("=")
+        if (flag := ALIASES.get(flag, flag)) not in (*TRAINING, "--multirun"):
+            break
+        place += 2 if flag in TRAINING and not equals else 1
     if place < len(words) and words[place] in commands:
         return [words[place], *words[:place], *words[place + 1 :]]
     return words
@@ -43,24 +222,19 @@ def refuse_blanks(words: list[str], commands: Collection[str], *, keys: bool) ->
     flag = ""  # before these two
     while len(rest) > 1:
         before, word = rest[0], rest[1]
-        used = 2
+        plain = "=" not in word and word[:1] not in ("-", "~", "")
+        used, what = 2, ""
         if word.startswith("=") and "=" not in before and not before.startswith("-"):
-            used = 3 if word == "=" else 2
-            problems.append(
-                Problem(f"'{' '.join(rest[:used])}': no spaces around '='", f"write {''.join(rest[:used])}")
-            )
-        elif before.endswith("=") and before != "=" and "=" not in word and word[:1] not in ("-", "~", ""):
-            problems.append(Problem(f"'{before} {word}': no spaces around '='", f"write {before}{word}"))
-        elif (
-            keys
-            and not flag
-            and "=" not in before + word
-            and word[:1] not in ("-", "~", "")
-            and _is_key(before, commands)
-        ):
-            problems.append(Problem(f"'{before} {word}': no '=' between key and value", f"write {before}={word}"))
+            used, what = 3 if word == "=" else 2, "no spaces around '='"
+        elif before.endswith("=") and before != "=" and plain:
+            what = "no spaces around '='"
+        elif keys and not flag and "=" not in before and plain and _is_key(before, commands):
+            what = "no '=' between key and value"
         else:
             used = 1
+        if what:
+            meant = "".join(rest[:used]) if "=" in before + word else f"{before}={word}"
+            problems.append(Problem(f"'{' '.join(rest[:used])}': {what}", f"write {meant}"))
         flag = before if before.startswith("--") and before != "--multirun" else ""  # which may have a value
         del rest[:used]
     if problems:
@@ -69,8 +243,6 @@ def refuse_blanks(words: list[str], commands: Collection[str], *, keys: bool) ->
 
 def what_was_meant(word: str, commands: Collection[str]) -> str:
     """Return the hint for a first word that is no command."""
-    from mptrain.config import location
-    from mptrain.config.catalogue import Catalogue
     from mptrain.runlog.layout import RUN_JSON
 
     catalogue = Catalogue([location.configs()])
@@ -109,8 +281,6 @@ def run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
             continue
         meant = ""
         if word.startswith("--"):
-            from mptrain.cli.flags import meant_by
-
             value = word.partition("=")[2]
             if "=" not in word and rest and "=" not in rest[0] and not rest[0].startswith("-"):
                 value = rest.pop(0)
@@ -125,9 +295,6 @@ def run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
 
 
 def _is_key(word: str, commands: Collection[str]) -> bool:
-    from mptrain.config import location
-    from mptrain.config.catalogue import Catalogue
-
     if word in commands or os.path.exists(word):  # noqa: PTH110
         return False
     return word in Catalogue([location.configs()]).usual_keys()
@@ -136,3 +303,51 @@ def _is_key(word: str, commands: Collection[str]) -> bool:
 def _is_place(word: str) -> bool:
     """Return whether a word with ``=`` in it is a folder: those of a sweep's runs are named after overrides."""
     return any(os.path.isdir(place) for place in (word, os.path.join("outputs", word)))  # noqa: PTH112, PTH118
+
+
+def meant_by(word: str, value: str, flags: Sequence[str] = _SUGGESTED) -> str:
+    """Return the words that an unknown flag and its value stand for, without dashes; empty where it is like another flag.
+
+    Args:
+        word: The flag as it was written.
+        value: What follows it, or stands for that.
+        flags: Those of the command.
+    """
+    catalogue = Catalogue([location.configs()])
+    flag, equals, _ = word.partition("=")
+    name = flag.lstrip("-")
+    if not equals and name in USAGE:
+        return f"mptrain {name}"
+    like = did_you_mean(flag, flags)
+    another_flag = like and (not equals or like in _WITH_VALUE or flags is not _SUGGESTED)
+    return guess_word(name, value, catalogue, exact=True) or (
+        "" if another_flag else guess_word(name, value, catalogue)
+    )
+
+
+def _hint(word: str, meant: str) -> str:
+    """Return the hint for an unknown flag that stands for these words."""
+    flag = word.partition("=")[0]
+    if flag == "--version":
+        return "it stands alone: mptrain --version"
+    if flag in ("--config-path", "-cp"):
+        return "--config-dir adds a folder of groups and options"
+    if meant.startswith("mptrain "):
+        return f"did you mean {meant}?"
+    if meant:
+        return f"did you mean {meant}? configuration is written without dashes"
+    guess = "--version" if flag == "-v" else did_you_mean(flag, _SUGGESTED)
+    return f"did you mean {guess}?" if guess else "configuration is KEY=VALUE; mptrain --help shows the options"
+
+
+def _problems_of(flags: Flags, overrides: Sequence[str]) -> Sequence[Problem]:
+    """Return what is wrong with words that stand beside unknown flags, so that all is said at once."""
+    if not overrides or not all("=" in word for word in overrides):  # those of another command
+        return ()
+    from mptrain.config.compose import compose
+
+    try:
+        compose(overrides, config_dirs=flags.config_dirs, config_name=flags.config_name)
+    except ConfigError as error:
+        return error.problems
+    return ()

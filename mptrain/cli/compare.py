@@ -5,55 +5,35 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mptrain.cli.command_line import TRAINING, Flags, meant_by, take_options, training_flags
 from mptrain.cli.comparison_table import print_comparison
-from mptrain.cli.flags import meant_by, read_flags
-from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import checking, each_warning_once, say, warn
-from mptrain.cli.sweep_running import finish, launcher_of
+from mptrain.cli.messages import each_warning_once, say, warn
+from mptrain.cli.sweep_running import checked, finish, launcher_of, recorded
 from mptrain.comparison.results import write_comparisons
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import Composer
-from mptrain.config.launcher import is_elsewhere
 from mptrain.config.schema import RunOptions
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError, did_you_mean
 from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
 from mptrain.sweep.comparisons import Question, beside, claimed_by, judge, judge_runs, name_arms, reference_of
-from mptrain.sweep.points import check, expand
-from mptrain.sweep.runner import plan_sweep, sweep_folder
+from mptrain.sweep.points import expand
+from mptrain.sweep.runner import sweep_folder
 
 if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison
 
-_WITH_VALUE = ("--reference", "--margin", "--metric", "--by")
-
-#: Flags with a value that mean the same as without ``compare``.
-_PASSED_ON = ("--config-dir", "-cd", "--config-name", "-cn", "--jobs", "--launcher")
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The words of the command, sorted.
-
-    Attributes:
-        question: What is to be found out.
-        places: Runs that exist.
-        words: Overrides and flags of the training command.
-        anyway: Compare also what cannot be compared fairly.
-    """
-
-    question: Question
-    places: tuple[str, ...]
-    words: tuple[str, ...]
-    anyway: bool
+#: Options of its own that a value follows, and all that it takes; the others mean the same as without ``compare``.
+_OWN = ("--reference", "--margin", "--metric", "--by")
+_OPTIONS = {**dict.fromkeys(_OWN, "VALUE"), **TRAINING}
 
 
 def compare(words: Sequence[str]) -> int:
-    """Compares arms that are trained for it, or runs that exist.
+    """Compare arms that are trained for it, or runs that exist.
 
     Returns:
         0; 7 where a run failed for another reason than its numerics; 130 or 75 where a signal ended it.
@@ -61,18 +41,54 @@ def compare(words: Sequence[str]) -> int:
     Raises:
         MptrainError: The words are wrong, or runs differ in more than they claim; then nothing is run or written.
     """
-    asked = _read(words)
-    if asked.places and any("=" in word or not word.startswith("-") for word in asked.words):
-        odd = next(word for word in asked.words if "=" in word or not word.startswith("-"))
+    rest, found = take_options(words, _OPTIONS, ("--anyway",))
+    places: list[str] = []
+    overrides: list[str] = []
+    for word in rest:
+        if word.startswith("-"):
+            _refuse_option(word, rest)
+        elif not Path(word).is_file():  # SWEEP/0* names the logs beside the runs as well
+            is_place = ("=" not in word or Path(word).is_dir()) and not word.startswith("~")
+            (places if is_place else overrides).append(word)
+    odd = [*overrides, *(flag for flag in found if flag in TRAINING)]
+    if not places and not odd:
         raise UsageError(
-            f"compare takes runs that exist or KEY=VALUE words, not both: {asked.places[0]} and {odd}",
+            "compare needs arms or runs",
+            "write for example mptrain compare precision=fp32,amp_dynamic seed=0,1,2,3, or mptrain compare RUN RUN",
+        )
+    if places and odd:
+        raise UsageError(
+            f"compare takes runs that exist or KEY=VALUE words, not both: {places[0]} and {odd[0]}",
             "leave one of them out",
         )
-    return _compare_runs(asked) if asked.places else _compare_arms(asked)
+    reference, margin, metric, by = (found[option][-1] if option in found else None for option in _OWN)
+    question = Question(
+        reference,
+        Question().margin if margin is None else _margin(margin),
+        metric,
+        tuple(key for key in (by or "").split(",") if key),
+    )
+    if places:
+        return _compare_runs(places, question, anyway="--anyway" in found)
+    return _compare_arms(training_flags(found, overrides, multirun=True), question)
+
+
+def _refuse_option(word: str, rest: Sequence[str]) -> None:
+    """Refuse an option that the command does not have.
+
+    Raises:
+        UsageError: With what it may stand for.
+    """
+    flag, _, value = word.partition("=")
+    known = (*_OWN, "--anyway", *TRAINING)
+    after = next(iter(rest[rest.index(word) + 1 :]), "VALUE")
+    meant = meant_by(word, value or after, known) or did_you_mean(flag, known)
+    listed = f"there is {', '.join((*_OWN, '--anyway', '--jobs'))}"
+    raise UsageError(f"unknown option '{word}'", f"did you mean {meant}?" if meant else listed)
 
 
 def conclude(sweep: Sweep) -> None:
-    """Judges a comparison whose jobs have run, prints what was found and writes its report.
+    """Judge a comparison whose jobs have run, print what was found and write its report.
 
     Args:
         sweep: Its folder is read again.
@@ -83,48 +99,36 @@ def conclude(sweep: Sweep) -> None:
     _show(judge(read_sweep(sweep.folder)), sweep.folder)
 
 
-def _compare_arms(asked: _Asked) -> int:
-    flags = read_flags(["-m", *asked.words])
+def _compare_arms(flags: Flags, question: Question) -> int:
     with each_warning_once():
         composer = Composer(flags.config_dirs, flags.config_name)
         launcher = launcher_of(flags.launcher, flags.jobs)
         points = name_arms(expand(flags.overrides, composer.catalogue))
-        with checking(len(points)):
-            points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
         arms = list(dict.fromkeys(point.arm for point in points))
         seeds = len(points) // len(arms)
-        say(
-            f"{len(points)}/{len(points)} points valid: {len(arms)} arms ({', '.join(arms)}) x {seeds} {'seed' if seeds == 1 else 'seeds'}"
-        )
+        times = f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
+        points = checked(points, composer, launcher, f"points valid: {len(arms)} arms ({', '.join(arms)}) x {times}")
         warn(sentence for point in points for sentence in point.warnings)
         if seeds < 2:
             warn(["one seed shows no spread, so there will be no verdict: repeat the arms with seed=0,1,2,3"])
-        question = replace(asked.question, claimed=(*asked.question.claimed, *claimed_by(points)))
+        question = replace(question, claimed=(*question.claimed, *claimed_by(points)))
         wanted = question.reference or reference_of(points)
         question = replace(question, reference=wanted)
         if wanted not in arms and wanted.partition("=")[2] not in arms:
             near = did_you_mean(wanted, arms)
             hint = f"did you mean {near}?" if near else f"arms are {', '.join(arms)}"
             raise UsageError(f"--reference {wanted}: no arm is called so", hint)
-        planned = plan_sweep(
-            points,
-            sweep_folder(composer.compose(points[0].overrides).run, "comparisons"),
-            words=flags.overrides,
-            config_dirs=flags.config_dirs,
-            config_name=flags.config_name,
-            parallel=flags.jobs or 1,
-            kind="comparison",
-            plan=question.as_plan(),
-        )
+        folder = sweep_folder(composer.compose(points[0].overrides).run, "comparisons")
+        planned = recorded(points, folder, flags, kind="comparison", plan=question.as_plan())
         code = finish(planned, composer, launcher)
     if code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         conclude(planned)
     return code
 
 
-def _compare_runs(asked: _Asked) -> int:
-    _refuse_options(asked.places)
-    comparison = judge_runs(asked.places, asked.question, anyway=asked.anyway)
+def _compare_runs(places: Sequence[str], question: Question, *, anyway: bool) -> int:
+    _refuse_options(places)
+    comparison = judge_runs(places, question, anyway=anyway)
     folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # nothing is made for what is refused
     comparisons = {"": beside(comparison, folder)}
     write_comparisons(SweepPaths(folder).comparison, comparisons)
@@ -150,56 +154,12 @@ def _refuse_options(places: Sequence[str]) -> None:
 def _show(comparisons: Mapping[str, Comparison], folder: Path) -> None:
     from mptrain.report import write_report
 
-    written = write_report(folder)  # first: whoever reads what is printed may stop reading
+    written = write_report(folder)  # first: the reader of what is printed may stop reading
     for group, comparison in comparisons.items():
         say("")
         print_comparison(comparison, group)
     say(f"\ncomparison={folder}")
     say(f"report={written.html}")
-
-
-def _read(words: Sequence[str]) -> _Asked:
-    """Sorts the words.
-
-    Raises:
-        UsageError: There are none, or an option lacks its value or has a wrong one.
-    """
-    found: dict[str, str] = {}
-    places: list[str] = []
-    kept: list[str] = []
-    anyway, rest = False, list(words)
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if flag in _WITH_VALUE:
-            if not equals and (not rest or rest[0].startswith("--")):
-                raise UsageError(f"{flag} needs a value", f"write {flag} VALUE")
-            found[flag] = value if equals else rest.pop(0)
-        elif word == "--anyway":
-            anyway = True
-        elif flag in _PASSED_ON:
-            kept += [word] if equals or not rest else [word, rest.pop(0)]
-        elif word.startswith("-"):
-            flags = (*_WITH_VALUE, "--anyway", *_PASSED_ON)
-            meant = meant_by(word, value or next(iter(rest), "VALUE"), flags) or did_you_mean(flag, flags)
-            listed = f"there is {', '.join((*_WITH_VALUE, '--anyway', '--jobs'))}"
-            raise UsageError(f"unknown option '{word}'", f"did you mean {meant}?" if meant else listed)
-        elif Path(word).is_file():
-            continue  # SWEEP/0* names the logs beside the runs as well
-        elif "=" not in word or Path(word).is_dir():
-            (kept if word.startswith("~") else places).append(word)
-        else:
-            kept.append(word)
-    if not places and not kept:
-        raise UsageError(
-            "compare needs arms or runs",
-            "write for example mptrain compare precision=fp32,amp_dynamic seed=0,1,2,3, or mptrain compare RUN RUN",
-        )
-    default = Question()
-    claimed = tuple(key for key in found.get("--by", "").split(",") if key)
-    margin = _margin(found["--margin"]) if "--margin" in found else default.margin
-    question = Question(found.get("--reference"), margin, found.get("--metric"), claimed)
-    return _Asked(question, tuple(places), tuple(kept), anyway)
 
 
 def _margin(text: str) -> float:

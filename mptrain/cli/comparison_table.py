@@ -1,19 +1,16 @@
-"""How a comparison looks at a terminal: a row for each arm, then what must be said about it."""
+"""A comparison on a terminal: a row for each arm, then remarks about it."""
 
 from __future__ import annotations
 
 import math
-import sys
-import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from mptrain.cli import wording
-from mptrain.cli.messages import printable, say
-from mptrain.cli.narrow import BREAK, Column, drawn
-from mptrain.cli.rows import width_of
+from mptrain.cli import formatting
+from mptrain.cli.messages import printable, say, wrapped
+from mptrain.cli.tables import BREAK, Column, drawn
 from mptrain.runlog import readable_bytes
 
 if TYPE_CHECKING:
@@ -26,14 +23,13 @@ _COLOURS = {"reference": "dim", "better": "green", "equivalent": "green", "worse
 
 
 def print_comparison(comparison: Comparison, title: str = "") -> None:
-    """Prints the table of a comparison, why each verdict is what it is, and how fair the comparison is.
+    """Print the table of a comparison, why each verdict is what it is, and how fair the comparison is.
 
     Raises:
         StorageError: Standard output takes no more.
     """
-    width = width_of(sys.stdout)
     lines = drawn(_columns(comparison), piped_width=160)
-    lines += ["", *_paragraphs(comparison, width)]
+    lines += ["", *_paragraphs(comparison)]
     say("\n".join([*([title] if title else []), *lines]), styled=True)
 
 
@@ -56,11 +52,11 @@ def _columns(comparison: Comparison) -> list[Column]:
             lambda result: _plus_minus(result.metric),
         ),
         column(f"Δ vs {escape(comparison.reference)}\n[95 % interval]", lambda result: _between(result.difference)),
-        column(f"{term}/s", lambda result: wording.rate(result.throughput.mean) if result.throughput else "", 0),
+        column(f"{term}/s", lambda result: formatting.rate(result.throughput.mean) if result.throughput else "", 0),
         column("speed", lambda result: _ratio(result.speed, is_reference=result is reference), 3),
         column("peak\nmemory", lambda result: readable_bytes(round(result.peak.mean)) if result.peak else "", 2),
         column("energy", lambda result: _ratio(result.energy, is_reference=result is reference), 2),
-        column("skipped", lambda result: wording.share(result.skip_rate), 1),
+        column("skipped", lambda result: formatting.share(result.skip_rate), 1),
         column("verdict", _verdict, is_text=True),
     ]
     return [one for one in found if energy or one.title != "energy"]
@@ -106,41 +102,21 @@ def _ratio(interval: Interval | None, *, is_reference: bool) -> str:
     return shown if interval.n < _LEAST_FOR_RATIO else f"{shown}{BREAK}[{interval.low:.2f}, {interval.high:.2f}]"
 
 
-def _shared_remarks(comparison: Comparison) -> dict[str, list[str]]:
-    """Each remark with the arms that it is about: many are about the machine, and hold for several."""
-    found: dict[str, list[str]] = {}
+def _paragraphs(comparison: Comparison) -> list[str]:
+    """Return why each verdict is what it is, and how fair the comparison is, in lines."""
+    said = [
+        (f"{result.arm.name} {result.verdict.word}: ", result.verdict.why)
+        for result in comparison.arms
+        if result.verdict.word != "reference"
+    ]
+    remarks: dict[str, list[str]] = {}  # many are about the machine, and hold for several arms
     for result in comparison.arms:
         for remark in result.remarks:
-            found.setdefault(remark, []).append(result.arm.name)
-    return found
-
-
-def _paragraphs(comparison: Comparison, width: int) -> list[str]:
-    lines: list[str] = []
-
-    def say(head: str, text: str) -> None:
-        lines.extend(
-            textwrap.wrap(
-                f"{head}{printable(text)}",
-                width,
-                subsequent_indent="  ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
-
-    for result in comparison.arms:
-        if result.verdict.word != "reference":
-            say(f"{result.arm.name} {result.verdict.word}: ", result.verdict.why)
-    for remark, names in _shared_remarks(comparison).items():
-        say(f"{', '.join(names)}: ", remark)
-    for objection in comparison.objections:
-        say("unfair: " if objection.fatal else "mind: ", objection.what)
-    if len(comparison.checks) > 1:
-        say("checked: ", f"{len(comparison.checks)} conditions of a fair comparison hold; the report lists them")
-    else:
-        for check in comparison.checks:
-            say("checked: ", check)
-    for note in comparison.notes:
-        say("note: ", note)
-    return lines
+            remarks.setdefault(remark, []).append(result.arm.name)
+    said += [(f"{', '.join(names)}: ", remark) for remark, names in remarks.items()]
+    said += [("unfair: " if objection.fatal else "mind: ", objection.what) for objection in comparison.objections]
+    checks = comparison.checks
+    if len(checks) > 1:
+        checks = (f"{len(checks)} conditions of a fair comparison hold; the report lists them",)
+    said += [("checked: ", check) for check in checks] + [("note: ", note) for note in comparison.notes]
+    return [line for head, text in said for line in wrapped(text, head)]

@@ -1,112 +1,287 @@
-"""``mptrain completion SHELL``: prints the script that makes a shell complete our command lines.
+"""``mptrain completion SHELL``: what could stand at the end of a command line, in bash, zsh and fish.
 
-The scripts ask ``mptrain completion query SHELL ...`` on every TAB; that must answer in a tenth of a second, so
-nothing here, and nothing it imports, imports torch or Hydra.
+The scripts in ``shells/`` ask ``mptrain completion query SHELL ...`` on every TAB; that must answer in a tenth of a second, so
+nothing here, and nothing it imports, imports torch or Hydra. The words that a command takes are those of its usage in the help.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from mptrain.errors import EXIT_OK, UsageError, did_you_mean
+from mptrain.cli.command_line import ALIASES, take_options
+from mptrain.cli.completion_overrides import Candidate, Overrides, paths
+from mptrain.cli.help import OPTIONS, USAGE
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue, Option
+from mptrain.errors import EXIT_OK, MptrainError, UsageError, did_you_mean
 
-if TYPE_CHECKING:
-    from mptrain.cli.completion_overrides import Candidate
+SHELLS = ("bash", "zsh", "fish")
 
-_BASH = r"""_mptrain_completion() {
-    mapfile -t COMPREPLY < <("${1/#~\//$HOME/}" completion query bash "${COMP_LINE:0:COMP_POINT}" "$COMP_WORDBREAKS" 2>/dev/null)
-    [[ ${COMPREPLY[0]-} == *[=./,] ]] && compopt -o nospace
-    return 0
+#: Flags that take the next word, and what may stand there.
+_TAKE = {
+    "--config-dir": "FOLDER",
+    "--config-name": "TOP",
+    "--cfg": "job|hydra|all",
+    "--output": "PATH",
+    "--sweep": "SWEEP",
+    "--launcher": "PATH",
+    **dict.fromkeys(("--jobs", "--step", "--learner", "--package"), ""),
 }
-complete -F _mptrain_completion mptrain
-"""
 
-_ZSH = r"""(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
-_mptrain_completion() {
-    local line word about
-    local -a whole whole_shown open open_shown
-    for line in "${(@f)$(${~${(Q)words[1]}} completion query zsh "${(@Q)words[2,CURRENT-1]}" "${(Q)PREFIX}" 2>/dev/null)}"; do
-        [[ -n $line ]] || continue
-        word=${line%%$'\t'*} about=${line#*$'\t'}
-        [[ -n $about ]] && about="$word  -- $about" || about=$word
-        (( COLUMNS > 20 )) && about=${about[1,COLUMNS-1]}
-        if [[ $word == *[=./,] ]]; then
-            open+=("$word") open_shown+=("$about")
-        else
-            whole+=("$word") whole_shown+=("$about")
-        fi
-    done
-    (( $#whole )) && compadd -l -d whole_shown -a whole
-    (( $#open )) && compadd -S '' -l -d open_shown -a open
-}
-compdef _mptrain_completion mptrain
-"""
+#: Beginnings of the words behind ``replay RUN``.
+_REPLAYED = ("scaler", "learners")
 
-_FISH = r"""function __mptrain_completion
-    set -l words (commandline -opc)
-    set -l program (string replace -r '^~/' $HOME/ -- $words[1])
-    $program completion query fish $words[2..] -- (commandline -ct) 2>/dev/null
-end
-complete -c mptrain -f -a '(__mptrain_completion)'
-"""
+#: Runs that are offered at most: the newest.
+_MOST_RUNS = 200
 
-SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+#: Letters that bash reads as something else than themselves.
+_ESCAPED = frozenset(" \t\n\\'\"`$&|;<>()[]{}*?!#")
 
 
-def completion(words: Sequence[str]) -> int:
-    """Prints a shell's script, or, for ``query SHELL ...``, what could stand at the end of a command line.
+def script(shell: str) -> str:
+    """Return what makes a shell complete our command lines."""
+    return (Path(__file__).parent / "shells" / f"completion.{shell}").read_text(encoding="utf-8")
+
+
+def completion(words: Sequence[str], texts: Mapping[str, str]) -> int:
+    """Print a shell's script, or, for ``query SHELL ...``, what could stand at the end of a command line.
 
     Args:
         words: ``bash``, ``zsh`` or ``fish``; or a query. Its further words are, for bash, the line up to the cursor and
-            the characters at which readline begins a new word; for zsh and fish, the words before the cursor.
+            the characters at which readline begins a new word; for zsh and fish, the words before the cursor, and the
+            one at it, for fish behind the last ``--`` with its quotes, or nothing where there is none.
+        texts: The help of each command.
 
     Raises:
         UsageError: No such shell.
     """
-    if words[:1] == ["query"] and len(words) > 1 and words[1] in _QUERIES:
-        print("".join(line + "\n" for line in _QUERIES[words[1]](words[2:])), end="")
+    if len(words) == 1 and words[0] in SHELLS:
+        print(script(words[0]), end="")
         return EXIT_OK
-    if len(words) != 1 or words[0] not in SCRIPTS:
-        what = f"there is no completion for '{' '.join(words)}'" if words else "completion needs the name of a shell"
-        guess = did_you_mean(words[0], SCRIPTS) if words else ""
-        raise UsageError(what, f"did you mean {guess}?" if guess else f"there is {', '.join(SCRIPTS)}")
-    print(SCRIPTS[words[0]], end="")
+    if len(words) < 2 or words[0] != "query" or words[1] not in SHELLS:
+        what = "completion needs the name of a shell"
+        if words:
+            what = f"there is no completion for '{' '.join(words)}'"
+        guess = did_you_mean(words[0], SHELLS) if words else ""
+        raise UsageError(what, f"did you mean {guess}?" if guess else f"there is {', '.join(SHELLS)}")
+    _, shell, *rest = words
+    if shell == "bash":  # readline replaces only what stands behind the last = or :
+        line = split(rest[0], rest[1])
+        found = [escaped(one.text[line.kept :], line.quote) for one in answers(line.words[1:], line.current, texts)]
+    else:
+        before, current = rest[:-1], rest[-1]
+        if shell == "fish":
+            place = len(rest) - 1 - rest[::-1].index("--")
+            before, current = rest[:place], split("".join(rest[place + 1 :]), "").current
+        found = [f"{one.text}\t{one.about}" for one in answers(before, current, texts)]
+    print("".join(f"{one}\n" for one in found), end="")
     return EXIT_OK
 
 
-def _for_bash(words: Sequence[str]) -> list[str]:
-    """Readline replaces only what stands behind the last ``=`` or ``:``, so candidates come without what is before."""
-    from mptrain.cli.completion_answers import answers
-    from mptrain.cli.completion_line import escaped, split
+@dataclass
+class Line:
+    """A command line up to the cursor.
 
-    line = split(words[0], words[1])
-    fitting = [found.text for found in answers(line.words[1:], line.current)]
-    return [escaped(text[line.kept :], line.quote) for text in fitting]
+    Attributes:
+        words: The words before the one at the cursor, without quotes.
+        current: The word at the cursor, without quotes; empty after a blank.
+        kept: How many characters of it readline leaves where they are; it replaces the rest.
+        quote: The quote that is open at the cursor, or nothing.
+    """
 
-
-def _with_descriptions(words: Sequence[str]) -> list[str]:
-    from mptrain.cli.completion_answers import answers
-
-    *before, current = words
-    return [_line(found) for found in answers(before, current)]
-
-
-def _for_fish(words: Sequence[str]) -> list[str]:
-    """Behind the last ``--`` stands the current word with its quotes, or nothing where there is none."""
-    from mptrain.cli.completion_line import split
-
-    place = len(words) - 1 - list(reversed(words)).index("--")
-    current = split("".join(words[place + 1 :]), "").current
-    return _with_descriptions([*words[:place], current])
+    words: list[str] = field(default_factory=list)
+    current: str = ""
+    kept: int = 0
+    quote: str = ""
 
 
-def _line(found: Candidate) -> str:
-    return f"{found.text}\t{found.about}"
+def split(text: str, breaks: str) -> Line:
+    """Return the words of a line.
+
+    Args:
+        text: The line up to the cursor; quotes may be open.
+        breaks: The characters at which readline begins a new word, ``COMP_WORDBREAKS``.
+    """
+    line = Line()
+    inside = False  # of a word, which may be an empty one in quotes
+    letters = iter(text)
+    for letter in letters:
+        if line.quote:
+            if letter == line.quote:
+                line.quote, line.kept = "", len(line.current)
+            elif letter == "\\" and line.quote == '"':
+                line.current += next(letters, "")
+            else:
+                line.current += letter
+        elif letter in "'\"":
+            line.quote, line.kept, inside = letter, len(line.current), True
+        elif letter in " \t\n":
+            if inside:
+                line.words.append(line.current)
+            line.current, line.kept, inside = "", 0, False
+        else:
+            inside = True
+            line.current += next(letters, "") if letter == "\\" else letter
+            if letter in breaks:
+                line.kept = len(line.current)
+    return line
 
 
-_QUERIES: dict[str, Callable[[Sequence[str]], list[str]]] = {
-    "bash": _for_bash,
-    "zsh": _with_descriptions,
-    "fish": _for_fish,
-}
+def escaped(text: str, quote: str) -> str:
+    """Return a word as it is typed: inside an open quote as it is, else with a backslash before what the shell would read."""
+    if quote:
+        return text
+    return "".join(f"\\{letter}" if letter in _ESCAPED else letter for letter in text)
+
+
+def answers(before: Sequence[str], current: str, texts: Mapping[str, str]) -> list[Candidate]:
+    """Return the words that the one at the cursor could become.
+
+    Args:
+        before: The words before it, without the program's name.
+        current: What is typed of it.
+        texts: The help of each command.
+    """
+    try:
+        found = list(_Words(before, texts).candidates(current))
+    except (MptrainError, OSError):  # a damaged run or installation: nothing can be said here
+        return []
+    return [candidate for candidate in dict.fromkeys(found) if candidate.text.startswith(current)]
+
+
+class _Words:
+    """The words before the cursor, sorted."""
+
+    def __init__(self, before: Sequence[str], texts: Mapping[str, str]) -> None:
+        self.texts = texts
+        last = ALIASES.get(before[-1], before[-1]) if before else ""
+        self.awaited = last if last in _TAKE else None  # the option whose value is being typed
+        rest, found = take_options(before[:-1] if self.awaited else before, _TAKE)
+        self.folders = [Path(folder).expanduser() for folder in found.get("--config-dir", ())]
+        self.top = found.get("--config-name", ["train"])[-1].removesuffix(".yaml")
+        self.plain = [word for word in rest if not word.startswith("-")]
+        self.command = self.plain[0] if self.plain and self.plain[0] in USAGE else ""
+
+    def candidates(self, current: str) -> Iterator[Candidate]:
+        """Unfiltered."""
+        flag, equals, value = current.partition("=")
+        if self.awaited is not None:
+            yield from self._of_form(_TAKE[self.awaited], current)
+        elif equals and (long := ALIASES.get(flag, flag)) in _TAKE:
+            for found in self._of_form(_TAKE[long], value):
+                yield Candidate(f"{flag}={found.text}", found.about)
+        elif current.startswith("-"):
+            yield from self._flags()
+        else:
+            if not self.plain:
+                yield from self._of_form("COMMAND", current)
+            yield from self._words(current)
+
+    def _words(self, current: str) -> Iterator[Candidate]:
+        """Yield the words that the command's usage has at this place."""
+        usage = USAGE[self.command or "train"]
+        forms = _forms(usage[0][0])
+        taken = self.plain[1:] if self.command else self.plain
+        if not forms:
+            return
+        if forms[0].startswith("RUN") and len(usage) > 1:  # a configuration instead
+            if taken and "=" in taken[0]:
+                forms = ["KEY=VALUE"]
+            elif not taken:
+                yield from Overrides(self._catalogue(), taken, None).candidates(current)
+        form = forms[min(len(taken), len(forms) - 1)]
+        if "KEY=VALUE" in form:
+            run = taken[0] if forms[0].startswith("RUN") else None
+            saved = _saved(run) if run else None
+            for found in Overrides(self._catalogue(), taken, saved).candidates(current):
+                if self.command != "replay" or found.text.startswith(_REPLAYED):
+                    yield found
+        elif len(taken) < len(forms):
+            yield from self._of_form(form, current)
+
+    def _of_form(self, form: str, current: str) -> Iterator[Candidate]:
+        """The words of one place: ``RUN|last``, ``GROUP``, ``job|hydra|all``."""
+        for part in filter(None, form.split("|")):
+            match part:
+                case "RUN":
+                    yield from _runs(current)
+                case "SWEEP":
+                    from mptrain.runlog.sweeps import SWEEP_JSON
+
+                    yield from _newest_with(SWEEP_JSON, current)
+                case "RECIPE":
+                    yield from _recipes()
+                    yield from paths(current, folders_only=True)
+                case "GROUP":
+                    catalogue = self._catalogue()
+                    yield from (Candidate(group, catalogue.comment(group)) for group in catalogue.groups)
+                case "COMMAND":
+                    yield from (Candidate(name, lines[0][1]) for name, lines in USAGE.items())
+                case "TOP":
+                    yield from (Candidate(name) for name in self._catalogue().tops)
+                case "FOLDER" | "PATH":
+                    yield from paths(current, folders_only=part == "FOLDER")
+                case _:
+                    yield Candidate(part)
+
+    def _catalogue(self) -> Catalogue:
+        return Catalogue([location.configs(), *(folder for folder in self.folders if folder.is_dir())], self.top)
+
+    def _flags(self) -> Iterator[Candidate]:
+        """The flags that the help of the command names."""
+        if self.command in ("", "train"):
+            for names, about in OPTIONS:
+                for name in names.split(", "):
+                    yield Candidate(name.split(" ")[0], about)
+                yield from map(Candidate, re.findall(r"--[\w-]+", about))
+        else:
+            usage = (line for line, _ in USAGE[self.command])
+            found = re.findall(r"--[\w-]+", " ".join([*usage, self.texts[self.command]]))
+            yield from map(Candidate, [*found, "--traceback"])
+        yield Candidate("--help")
+
+
+def _forms(usage: str) -> list[str]:
+    """Return the places of a command's words as its usage names them, without flags: ``["RUN|last", "KEY=VALUE"]``."""
+    words = re.sub(r"^mptrain \S+|\[--[^]]*\]", "", usage)
+    return re.findall(r"[A-Za-z][\w|=]*", words)
+
+
+def _saved(run: str) -> Path:
+    """Return the saved configuration of a run."""
+    from mptrain.runlog.directory import find_run
+
+    return find_run(str(Path(run).expanduser())).paths.config
+
+
+def _recipes() -> Iterator[Candidate]:
+    """Those that come with mptrain, with their titles."""
+    for path in sorted(location.recipes().glob("*/recipe.yaml")):
+        entries = Option("recipes", path.parent.name, path).entries
+        yield Candidate(path.parent.name, next((one.value for one in entries if one.key == "recipes.title"), ""))
+
+
+def _runs(typed: str) -> Iterator[Candidate]:
+    """Runs below ``outputs``, newest first; and folders, for those that are elsewhere."""
+    from mptrain.runlog.layout import RUN_JSON
+
+    yield from _newest_with(RUN_JSON, typed)
+    for folder in paths(typed, folders_only=True):
+        inside = Path(folder.text).expanduser()
+        yield Candidate(folder.text.rstrip("/")) if (inside / RUN_JSON).exists() else folder
+
+
+def _newest_with(name: str, typed: str) -> Iterator[Candidate]:
+    """The outermost folders below ``outputs`` that hold a file of that name, newest first."""
+    found = []
+    for folder, children, files in os.walk("outputs"):
+        if name in files:
+            children.clear()
+            found.append(folder)
+        children[:] = [child for child in children if not child.startswith(".")]
+    found.sort(key=lambda folder: Path(folder).stat().st_mtime, reverse=True)
+    yield from (Candidate(folder) for folder in found[:_MOST_RUNS] if folder.startswith(typed))

@@ -1,14 +1,19 @@
-"""Completes ``KEY=VALUE``: groups and their options, keys of what the line has chosen, values where they are listed."""
+"""Completion of ``KEY=VALUE``: groups and their options, keys of what the line has chosen, values where they are listed.
+
+Listed values come from annotations in our sources, which are parsed and not imported, since importing them would import
+torch. Only what is written plainly is found: ``Literal``, ``bool``, unions of them, names for them, and names imported
+from another of our modules.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from mptrain.cli.completion_choices import choices_in_section, choices_of_target
 from mptrain.config.catalogue import RECHOSEN, Catalogue, Entry, Option, read_entries
 from mptrain.files import read_text
 
@@ -25,6 +30,14 @@ _HIDDEN = re.compile(r"(^|\.)_target_$|^model\.defaults\.|^chosen\.")
 
 #: Last parts of keys whose values are paths.
 _PATHS = ("path", "root", "file", "folder", "weights")
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+#: Where the sections of a configuration say which dataclass checks them.
+_SCHEMA = "mptrain.config.schema"
+
+#: Names lead from module to module at most so often.
+_DEPTH = 8
 
 #: Values of keys whose annotations are patterns.
 _KNOWN = {"device": ("auto", "cpu", "cuda", "mps", "xpu")}
@@ -118,14 +131,15 @@ class Overrides:
 
     @cached_property
     def _targets(self) -> dict[str, str]:
-        """What each group's ``_target_`` is, as far as the line says."""
+        """The ``_target_`` of each group, as far as the line says."""
         suffix = "._target_"
         return {e.key.removesuffix(suffix): e.value for e in self._all_entries if e.key.endswith(suffix)}
 
     @cached_property
     def _all_entries(self) -> list[Entry]:
         if self._saved is None:
-            options = [option for group in self._chosen(self._defaults()) for option in group]
+            defaults = {group: [option] for group, option in self._catalogue.defaults.items() if option}
+            options = [option for group in self._chosen(defaults) for option in group]
             return [*self._catalogue.root_entries(), *(entry for option in options for entry in option.entries)]
         asked = self._chosen({})
         replaced = {option.group for options in asked for option in options}
@@ -135,9 +149,6 @@ class Overrides:
             lines = []
         kept = [entry for entry in read_entries(lines) if entry.key.split(".")[0] not in replaced]
         return [*kept, *(entry for options in asked for option in options for entry in option.entries)]
-
-    def _defaults(self) -> dict[str, list[str]]:
-        return {group: [option] for group, option in self._catalogue.defaults.items() if option}
 
     def _chosen(self, chosen: dict[str, list[str]]) -> list[list[Option]]:
         """The options of each group: what the line asks for, what that chooses besides, and ``chosen`` else."""
@@ -180,3 +191,102 @@ def paths(typed: str, *, folders_only: bool = False) -> Iterator[Candidate]:
                 yield Candidate(f"{folder}{slash}{path.name}/")
             elif not folders_only:
                 yield Candidate(f"{folder}{slash}{path.name}")
+
+
+def choices_in_section(section: str, field: str) -> list[str]:
+    """Return the values of a field of a section, ``[]`` where they are not a short list; ``""`` is the top of the tree."""
+    name = "" if section else "GeneralOptions"
+    for node in _module(_SCHEMA).body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id="SECTIONS"), value=ast.Dict(keys=keys, values=values)):
+                for key, value in zip(keys, values, strict=True):
+                    if isinstance(key, ast.Constant) and key.value == section and isinstance(value, ast.Name):
+                        name = value.id
+    return choices_of_target(f"{_SCHEMA}.{name}", field) if name else []
+
+
+def choices_of_target(target: str, field: str) -> list[str]:
+    """Return the values of a keyword of a class or function of ours by its dotted path, ``[]`` where they are not listed."""
+    module, _, name = target.rpartition(".")
+    annotation = _annotation(module, name, field)
+    return list(dict.fromkeys(_values(*annotation, _DEPTH))) if annotation else []
+
+
+def _annotation(module: str, name: str, field: str) -> tuple[str, ast.expr] | None:
+    """Return the annotation of a field of a class or a parameter of a function, and the module that it is written in."""
+    match _definition(module, name):
+        case home, ast.Name(id=other):  # another name of a class
+            return _annotation(home, other, field)
+        case home, ast.ClassDef(body=body, bases=bases):
+            for item in body:
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.target.id == field:
+                    return home, item.annotation
+                if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+                    return _annotation_of_parameter(home, item, field)
+            inherited = (_annotation(home, base.id, field) for base in bases if isinstance(base, ast.Name))
+            return next(filter(None, inherited), None)
+        case home, ast.FunctionDef() as function:
+            return _annotation_of_parameter(home, function, field)
+    return None
+
+
+def _annotation_of_parameter(module: str, function: ast.FunctionDef, field: str) -> tuple[str, ast.expr] | None:
+    """Return the annotation of a parameter; of a function that takes ``options`` alone, that of a field of theirs."""
+    arguments = [a for a in (*function.args.args, *function.args.kwonlyargs) if a.annotation]
+    match arguments:
+        case [ast.arg(arg="options", annotation=ast.Name(id=options))]:
+            return _annotation(module, options, field)
+    return next(((module, a.annotation) for a in arguments if a.arg == field and a.annotation), None)
+
+
+def _values(module: str, node: ast.expr, depth: int) -> list[str]:
+    """Return the values that an annotation allows."""
+    match node:
+        case ast.BinOp(left=left, right=right):
+            return [*_values(module, left, depth), *_values(module, right, depth)]
+        case ast.Constant(value=None):
+            return ["null"]
+        case ast.Name(id="bool"):
+            return ["true", "false"]
+        case ast.Subscript(value=ast.Name(id="Literal" | "Annotated" as kind), slice=inside):
+            parts = inside.elts if isinstance(inside, ast.Tuple) else [inside]
+            if kind == "Annotated":
+                return _values(module, parts[0], depth)
+            values = [part.value for part in parts if isinstance(part, ast.Constant)]
+            return [
+                str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+                for value in values
+            ]
+        case ast.Name(id=name) if depth:
+            found = _definition(module, name)
+            if found and isinstance(found[1], ast.expr):
+                return _values(found[0], found[1], depth - 1)
+    return []
+
+
+def _definition(module: str, name: str, depth: int = _DEPTH) -> tuple[str, ast.expr | ast.stmt] | None:
+    """Return the class, function or value that a name stands for in a module, and the module that it is written in."""
+    for node in _module(module).body:
+        match node:
+            case ast.ClassDef() | ast.FunctionDef() if node.name == name:
+                return module, node
+            case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
+                return module, value
+            case ast.ImportFrom(module=str(source), level=0) if depth:
+                for alias in node.names:
+                    if (alias.asname or alias.name) == name:
+                        return _definition(source, alias.name, depth - 1)
+    return None
+
+
+@lru_cache(maxsize=64)
+def _module(name: str) -> ast.Module:
+    """Return the syntax tree of a module of ours; an empty one for any other, and where it cannot be read."""
+    path = _ROOT / name.replace(".", "/")
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if name.split(".")[0] != "mptrain":
+        return ast.Module([], [])
+    try:
+        return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])

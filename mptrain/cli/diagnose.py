@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
-from mptrain.cli.messages import drawing_console, printable, say
-from mptrain.cli.narrow import BREAK, Column, drawn
-from mptrain.cli.rows import width_of
+from mptrain.cli.command_line import take_options
+from mptrain.cli.messages import printable, say, wrapped
+from mptrain.cli.tables import BREAK, Column, capture, columns_of, drawn
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.report.diagnosis_page import FINITE, as_sentence, breaking, cells, verdict_on
 from mptrain.report.run_parts import by_cast, by_operator, summary
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 MOST_ROWS, ENDS = 40, 6
 
 #: Flags that take a value, and what it is called.
-_VALUES = {"--step": "N", "--learner": "NAME", "--config-dir": "DIR", "-cd": "DIR"}
+_VALUES = {"--step": "N", "--learner": "NAME", "--config-dir": "DIR"}
 
 _LEGEND = (
     "of 65,504: the largest as a share of FP16's range; below 2^-14: share of the nonzero, held with fewer bits",
@@ -47,8 +45,12 @@ def diagnose(words: Sequence[str]) -> int:
     Raises:
         MptrainError: It cannot be looked at.
     """
-    rest, values, folders = _read(words)
-    step, learner = _number(values["--step"]) if "--step" in values else None, values.get("--learner")
+    rest, found = take_options(words, _VALUES, ("--all",))
+    if unknown := [word for word in rest if word.startswith("-")]:
+        takes = "it takes --step N, --learner NAME, --all and --config-dir DIR"
+        raise UsageError(f"'{unknown[0]}' means nothing to diagnose", takes)
+    step = _number(found["--step"][-1]) if "--step" in found else None
+    learner = found.get("--learner", [None])[-1]
     from mptrain.inspection.diagnosis import diagnose_config, diagnose_run
 
     if rest and _is_run(rest[0]):
@@ -62,41 +64,16 @@ def diagnose(words: Sequence[str]) -> int:
     else:
         from mptrain.config.compose import compose
 
-        done = diagnose_config(compose(rest, config_dirs=folders), step or 1, learner)
-    _print(done.found, "--all" in values)
+        done = diagnose_config(compose(rest, config_dirs=found.get("--config-dir", ())), step or 1, learner)
+    _print(done.found, everything="--all" in found)
     if done.page is not None:
         say(f"\n{done.page}")
     return EXIT_OK
 
 
 def _is_run(word: str) -> bool:
-    """Whether a word is a run: folders of a sweep's runs are named after overrides, with ``=`` in them."""
+    """Return whether a word is a run: folders of a sweep's runs are named after overrides, with ``=`` in them."""
     return "=" not in word or any(place.is_dir() for place in (Path(word), Path("outputs") / word))
-
-
-def _read(words: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
-    """The words that are no flags; the flags with their values; and folders of options."""
-    rest, plain, folders = list(words), [], []
-    values: dict[str, str] = {}
-    while rest:
-        word = rest.pop(0)
-        flag, equals, value = word.partition("=")
-        if word == "--all":
-            values[word] = ""
-        elif flag in _VALUES:
-            value = value if equals else rest.pop(0) if rest else ""
-            if not value:
-                raise UsageError(f"{flag} needs a value", f"write {flag} {_VALUES[flag]}")
-            if _VALUES[flag] == "DIR":
-                folders.append(value)
-            else:
-                values[flag] = value
-        elif word.startswith("-"):
-            takes = "it takes --step N, --learner NAME, --all and --config-dir DIR"
-            raise UsageError(f"'{word}' means nothing to diagnose", takes)
-        else:
-            plain.append(word)
-    return plain, values, folders
 
 
 def _number(text: str) -> int:
@@ -105,38 +82,30 @@ def _number(text: str) -> int:
     return int(text)
 
 
-def _print(found: Examination, everything: bool) -> None:
-    width = width_of(sys.stdout)
+def _print(found: Examination, *, everything: bool) -> None:
     whose = "" if found.learner == "main" else f" of the {found.learner}"
-    head = f"step {found.step:,}{whose}, precision {found.precision}, on {found.device}"
-    lines = [*_wrapped(head, width), *(line for remark in found.remarks for line in _wrapped(remark, width)), ""]
-    lines += _wrapped(as_sentence(found.verdict, found.operator), width)
+    lines = wrapped(f"step {found.step:,}{whose}, precision {found.precision}, on {found.device}")
+    lines += [line for remark in found.remarks for line in wrapped(remark)]
+    lines += ["", *wrapped(as_sentence(found.verdict, found.operator))]
     for title, sentences in (
         ("wrong as well", [one.sentence for one in found.also]),
         ("worth knowing", found.notes),
         ("what was tried", [_remedy(one) for one in found.remedies]),
     ):
         if sentences:
-            lines += ["", title, *(line for sentence in sentences for line in _wrapped(f"- {sentence}", width))]
+            lines += ["", title, *(line for sentence in sentences for line in wrapped(sentence, "- "))]
     shown, left_out = (list(found.modules), 0) if everything else interesting(found.modules)
+    below = [f"{left_out} modules between them are left out; --all shows them"] if left_out else []
+    below += [line for sentence in _LEGEND for line in wrapped(sentence)]
     lines += ["", *drawn(_columns(shown), piped_width=160)]
-    console = drawing_console(None if sys.stdout.isatty() else 160)
-    with console.capture() as below:
-        if left_out:
-            console.print(f"{left_out} modules between them are left out; --all shows them", style="dim")
-        for line in (line for sentence in _LEGEND for line in _wrapped(sentence, width)):
-            console.print(line, style="dim", markup=False, highlight=False)
-        console.print()
-        console.print(escape(summary(found.operators)))
-        console.print(_census(found))
-    lines += [line.rstrip() for line in below.get().splitlines()]
+    lines += capture(160, *(Text(line, style="dim") for line in below), "", escape(summary(found.operators)))
+    operators = by_operator(found.operators.get("operators") or [])
+    casts = by_cast(found.operators.get("casts") or [])
+    rows = [*operators, *((phase, "cast", source, to, calls) for phase, source, to, calls in casts)]
+    lines += drawn(columns_of(("pass", "operator", "in", "out", "calls"), rows, numeric=("calls",)), piped_width=160)
     if found.cause == "none":
-        lines += ["", *_wrapped(f"{FINITE}.", width)]
+        lines += ["", *wrapped(f"{FINITE}.")]
     say("\n".join(lines), styled=True)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _remedy(one: Remedy) -> str:
@@ -145,7 +114,7 @@ def _remedy(one: Remedy) -> str:
 
 
 def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
-    """The modules to show where there are many, and how many are left out.
+    """Return the modules to show where there are many, and how many are left out.
 
     Those stay where something breaks, with their neighbours, the first and the last, and those that reach farthest.
     """
@@ -155,24 +124,20 @@ def interesting(modules: Sequence[ModuleRow]) -> tuple[list[ModuleRow], int]:
     for place, row in enumerate(modules):
         if row.breaks:
             places |= {place - 1, place, place + 1}
-    orders = [sorted(range(len(modules)), key=lambda at: -key(modules[at])) for key in (_forward, _backward, _lost)]
+    reached = {
+        place: (
+            row.forward.largest if row.forward else 0.0,
+            row.backward.largest if row.backward else 0.0,
+            max(reach.subnormal for reach in (row.forward, row.backward) if reach),
+        )
+        for place, row in enumerate(modules)
+    }
+    orders = [sorted(reached, key=lambda place: -reached[place][number]) for number in range(3)]
     for place in itertools.chain.from_iterable(zip(*orders, strict=True)):
         if len(places) < MOST_ROWS:
             places.add(place)
     chosen = sorted(place for place in places if 0 <= place < len(modules))
     return [modules[place] for place in chosen], len(modules) - len(chosen)
-
-
-def _forward(row: ModuleRow) -> float:
-    return row.forward.largest if row.forward else 0.0
-
-
-def _backward(row: ModuleRow) -> float:
-    return row.backward.largest if row.backward else 0.0
-
-
-def _lost(row: ModuleRow) -> float:
-    return max(reach.subnormal for reach in (row.forward, row.backward) if reach)
 
 
 def _columns(rows: Sequence[ModuleRow]) -> list[Column]:
@@ -196,15 +161,3 @@ def _columns(rows: Sequence[ModuleRow]) -> list[Column]:
 def _coloured(cell: Cell) -> str:
     colour = _COLOURS[cell.tone]
     return f"[{colour}]{cell.text}[/]" if colour else cell.text
-
-
-def _census(found: Examination) -> Table:
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in ("pass", "operator", "in", "out"):
-        made.add_column(name)
-    made.add_column("calls", justify="right")
-    for row in by_operator(found.operators.get("operators") or []):
-        made.add_row(*row)
-    for phase, source, to, calls in by_cast(found.operators.get("casts") or []):
-        made.add_row(phase, "cast", source, to, calls)
-    return made

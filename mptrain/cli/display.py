@@ -1,20 +1,182 @@
-"""Chooses how a run is shown: a live panel on a terminal, plain lines elsewhere."""
+"""Displays of a run: what they show of its records, and the display where there is no terminal.
+
+The one on a terminal is `mptrain.cli.panel`.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import time
+from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
-from mptrain.cli.lines import PlainLines
-from mptrain.cli.messages import colourful
+from mptrain.cli import formatting
+from mptrain.cli.messages import KeyValues, colourful
+from mptrain.records import EpochRecord, EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
 if TYPE_CHECKING:
     from mptrain.engine.options import LogOptions
     from mptrain.runlog.sink import Sink
 
+#: The most values that the histories of loss and loss scale keep; they span the whole run.
+HISTORY = 64
+
+#: Weight of the newest loss in the shown one.
+SMOOTHING = 0.05
+
+
+@dataclass
+class LearnerProgress:
+    """State of one learner that displays show.
+
+    Attributes:
+        last: Its newest step.
+        loss: Exponentially smoothed finite losses.
+        steps: Steps seen by this display.
+        overflows: Overflows seen, by phase.
+        phase: Phase of the newest overflow.
+        scales: Loss scales over the run, thinned.
+        losses: Smoothed losses at the same steps.
+    """
+
+    last: StepRecord
+    loss: float = math.nan
+    steps: int = 0
+    overflows: dict[str, int] = field(default_factory=dict)
+    phase: str = ""
+    scales: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    _stride: int = 1
+
+    @property
+    def overflow_count(self) -> int:
+        """Overflows seen."""
+        return sum(self.overflows.values())
+
+    @property
+    def overflow_rate(self) -> float:
+        """Overflows per step seen."""
+        return self.overflow_count / self.steps if self.steps else 0.0
+
+    @property
+    def skipped(self) -> int:
+        """Refused updates so far, over all attempts."""
+        return self.last.step - self.last.updates
+
+    def take(self, record: StepRecord) -> None:
+        """Count a step."""
+        self.last = record
+        if math.isfinite(record.loss):
+            self.loss = record.loss if math.isnan(self.loss) else self.loss + SMOOTHING * (record.loss - self.loss)
+        if self.steps % self._stride == 0:
+            self.scales.append(record.loss_scale)
+            self.losses.append(self.loss)
+            if len(self.scales) >= HISTORY:
+                del self.scales[1::2], self.losses[1::2]
+                self._stride *= 2
+        self.steps += 1
+
+
+class RunProgress:
+    """The newest of everything, for a display to render when it wants to.
+
+    Attributes:
+        learners: By name, in the order in which they were first seen.
+        progress: The newest progress record.
+        evaluation: The newest evaluation.
+    """
+
+    def __init__(self) -> None:
+        self.learners: dict[str, LearnerProgress] = {}
+        self.progress: ProgressRecord | None = None
+        self.evaluation: EvalRecord | None = None
+
+    def take(self, record: Record) -> None:
+        """Keep what is shown of a record."""
+        if isinstance(record, StepRecord):
+            learner = self.learners.get(record.learner)
+            if learner is None:
+                learner = self.learners[record.learner] = LearnerProgress(record)
+            learner.take(record)
+        elif isinstance(record, OverflowRecord):
+            learner = self.learners.get(record.learner)
+            if learner is not None:
+                learner.overflows[record.phase] = learner.overflows.get(record.phase, 0) + 1
+                learner.phase = record.phase
+        elif isinstance(record, ProgressRecord):
+            self.progress = record
+        elif isinstance(record, EvalRecord):
+            self.evaluation = record
+
+
+class PlainLines:
+    """A sink that prints a line every so often, and one for each epoch and each evaluation.
+
+    Args:
+        stream: Where lines go.
+        seconds: Between two lines about progress; 0 prints every progress record.
+    """
+
+    def __init__(self, stream: IO[str], seconds: float) -> None:
+        self._lines = KeyValues(stream)
+        self._seconds = seconds
+        self._seen = RunProgress()
+        self._printed = time.monotonic()
+
+    def take(self, record: Record) -> None:
+        """Note the record, and print what is due."""
+        self._seen.take(record)
+        if isinstance(record, EvalRecord):
+            metrics = {name: f"{value:.4f}" for name, value in record.metrics.items()}
+            self._lines.say({"eval": record.split, "step": record.step, **metrics})
+        elif isinstance(record, EpochRecord):
+            several = {"learner": record.learner} if len(self._seen.learners) > 1 else {}
+            term = self._seen.progress.term if self._seen.progress else "terms"
+            counts = {"step": record.step, "updates": record.updates, "skipped": record.skipped}
+            numbers = {
+                "train_loss": f"{record.train_loss:.4f}",
+                "loss_scale": formatting.scale(record.loss_scale),
+                "lr": f"{record.lr:.3g}",
+                "seconds": f"{record.seconds:.1f}",
+                f"{term}_per_second": f"{record.terms_per_second:.1f}",
+            }
+            self._lines.say({"epoch": record.epoch, **several, **counts, **numbers})
+        elif isinstance(record, ProgressRecord) and time.monotonic() - self._printed >= self._seconds:
+            self._printed = time.monotonic()
+            self._lines.say(self._progress(record))
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def _progress(self, progress: ProgressRecord) -> dict[str, object]:
+        fields: dict[str, object] = {
+            "step": f"{progress.step}/{progress.steps}",
+            "epoch": f"{min(progress.epoch + 1, progress.epochs)}/{progress.epochs}",
+        }
+        for name, learner in self._seen.learners.items():
+            prefix = f"{name}." if len(self._seen.learners) > 1 else ""
+            fields |= {
+                f"{prefix}loss": f"{learner.loss:.4f}",
+                f"{prefix}lr": f"{learner.last.lr:.3g}",
+                f"{prefix}loss_scale": formatting.scale(learner.last.loss_scale),
+                f"{prefix}overflows": learner.overflow_count,
+                f"{prefix}skipped": learner.skipped,
+            }
+            if learner.phase:
+                fields[f"{prefix}last_overflow"] = learner.phase.replace(" ", "_")
+        fields |= {
+            f"{progress.term}_per_second": f"{progress.terms_per_second:.1f}",
+            "data_wait": f"{progress.data_wait:.2f}",
+            "memory_mb": round(progress.memory / 1e6),
+            "eta": formatting.duration(progress.eta),
+            "doing": progress.doing,
+        }
+        return fields
+
 
 def make_display(log: LogOptions, stream: IO[str], title: str = "") -> Sink:
-    """The sink that shows a run.
+    """Return the sink that shows a run.
 
     Args:
         log: How often lines are printed.

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.cli.doctor_data import data_lines
-from mptrain.cli.messages import colourful, printable, say
-from mptrain.cli.rows import width_of
+from mptrain.cli.messages import colourful, say, width_of, wrapped
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
-from mptrain.inspection.data_check import check_data
+from mptrain.inspection.data_check import DataReport, check_data
 from mptrain.inspection.scale_check import ScalingReport, check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
 from mptrain.inspection.scale_check_ranges import LOST, Finding, ModuleScaling, Scales, scales_of
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
+from mptrain.workloads.base.faulty_samples import by_remark
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
 
 #: Rows of the table at most: beyond, modules are shown by the module that holds them.
 ROWS = 32
+
+#: The most files of each kind that are named.
+FILES_NAMED = 100
 
 #: Names that are listed of a finding at most.
 NAMED = 4
@@ -42,30 +44,59 @@ def doctor_model(config: Config) -> int:
     Raises:
         MptrainError: The parts cannot be built, or do not get through their first batch.
     """
-    with _Waiting() as waiting:
-        data = check_data(config, waiting.tell)
-    if lines := data_lines(config.chosen.get("dataset", config.dataset.path), data, width_of(sys.stdout)):
+    with _waiting() as tell:
+        data = check_data(config, tell)
+    if lines := data_lines(config.chosen.get("dataset", config.dataset.path), data):
         say("\n".join(lines if data.stopping else [*lines, ""]))
     if data.stopping:
         return EXIT_DATA
-    with _Waiting() as waiting:
-        report = check_scaling(config, waiting.tell)
+    with _waiting() as tell:
+        report = check_scaling(config, tell)
     name = f"{config.chosen.get('model', config.model.path)} in {config.precision.name}"
-    width = width_of(sys.stdout)
-    lines = textwrap.wrap(f"{name}: {verdict(report)}", width)
+    lines = wrapped(verdict(report), f"{name}: ", indent="")
     if report.modules:
-        lines += ["", *table(report.modules, width)]
-        lines += ["", *_wrapped("compared: ", _compared(report), width)]
+        lines += ["", *table(report.modules, width_of(sys.stdout)), "", *wrapped(_compared(report), "compared: ")]
     for sentence in [*_about_scales(report), *report.notes]:
-        lines += _wrapped("note: ", sentence, width)
+        lines += wrapped(sentence, "note: ")
     for finding in report.findings:
-        lines += ["", *_wrapped("found: ", _said(finding), width), *_wrapped("hint: ", finding.hint, width)]
+        lines += ["", *wrapped(_said(finding), "found: "), *wrapped(finding.hint, "hint: ")]
     say("\n".join(lines), styled=True)
     return EXIT_NUMERICS if report.findings else EXIT_OK
 
 
+def data_lines(name: str, report: DataReport) -> list[str]:
+    """Return what there is to say, in lines: every file that training stops at, leaves out or converts; nothing of data without files.
+
+    Args:
+        name: Of the data set.
+        report: What was found.
+    """
+    if not (report.files or report.stopping or report.skipped):
+        return []
+    count = len(report.stopping)
+    things = f"{count:,} things stop" if count > 1 else "one thing stops"
+    wrong = f"{things} training" if count else "nothing stops training"
+    left_out = f", {len(report.skipped):,} left out" if report.skipped else ""
+    of = f" of {report.files:,}, evenly spread" if report.read < report.files else ""
+    lines = [f"{name}: {wrong}{left_out}; {report.read:,} files read{of}"]
+    said = _each("found", report.stopping)
+    if count:
+        hint = "mend or remove them; dataset.on_error=skip leaves out and counts files that cannot be used"
+        said.append(("hint: ", hint))
+    said += _each("note", {place: f"left out: {reason}" for place, reason in report.skipped.items()})
+    for remark, places in by_remark(report.remarks).items():
+        more = f" and {len(places) - FILES_NAMED:,} more" if len(places) > FILES_NAMED else ""
+        said.append(("note: ", f"{remark}: {', '.join(places[:FILES_NAMED])}{more}"))
+    return [*lines, *(line for head, text in said for line in wrapped(text, head))]
+
+
+def _each(head: str, problems: Mapping[str, str]) -> list[tuple[str, str]]:
+    said = [(f"{head}: ", f"{place}: {reason}") for place, reason in list(problems.items())[:FILES_NAMED]]
+    return [*said, (f"{head}: ", f"{len(problems) - FILES_NAMED:,} more")] if len(problems) > FILES_NAMED else said
+
+
 def verdict(report: ScalingReport) -> str:
-    """One sentence: whether something is wrong, and which loss scales are right."""
+    """Return one sentence: whether something is wrong, and which loss scales are right."""
     count = len(report.findings)
     wrong = "nothing is wrong" if not count else "something is wrong" if count == 1 else f"{count} things are wrong"
     if why := why_no_range(report.evidence, report.findings):
@@ -77,7 +108,7 @@ def verdict(report: ScalingReport) -> str:
 
 
 def table(modules: Sequence[ModuleScaling], width: int) -> list[str]:
-    """A row for each module, or, where they are many, for what holds them: errors as shares, scales as powers of two."""
+    """Return a row for each module, or, where they are many, for what holds them: errors as shares, scales as powers of two."""
     rows = [("module", "FP32", "forward", "backward", "scales", "note")]
     for name, members in _grouped(modules).items():
         worst = max(members, key=lambda one: one.best if one.judged else 0.0)
@@ -99,29 +130,28 @@ def table(modules: Sequence[ModuleScaling], width: int) -> list[str]:
 
 def _grouped(modules: Sequence[ModuleScaling]) -> dict[str, list[ModuleScaling]]:
     """Modules by name, cut to so many of its parts that there are few enough groups."""
-    depth = max(module.name.count(".") + 1 for module in modules)
-    while True:
-        groups: dict[str, list[ModuleScaling]] = {}
+    deepest = max(module.name.count(".") + 1 for module in modules)
+    groups: dict[str, list[ModuleScaling]] = {}
+    for depth in range(deepest, 0, -1):
+        groups = {}
         for module in modules:
             groups.setdefault(".".join(module.name.split(".")[:depth]), []).append(module)
-        if len(groups) <= ROWS or depth == 1:
-            return groups
-        depth -= 1
+        if len(groups) <= ROWS:
+            break
+    return groups
 
 
 def _note(members: Sequence[ModuleScaling]) -> str:
-    """What is remarkable about modules, in few words."""
-    for known, words in (
-        (any(one.ill_conditioned for one in members), "wrong in FP32"),
-        (any(not one.in_proportion for one in members), "not in proportion"),
-        (any(one.judged and not one.finite for one in members), "never finite"),
-        (any(one.wrong for one in members), "too far off"),
-        (any(one.drifts for one in members), "drifts"),
-        (all(one.nothing for one in members), "zero but for rounding"),
-    ):
-        if known:
-            return words
-    return ""
+    """Return a remark on modules, in few words."""
+    remarks = {
+        "wrong in FP32": any(one.ill_conditioned for one in members),
+        "not in proportion": any(not one.in_proportion for one in members),
+        "never finite": any(one.judged and not one.finite for one in members),
+        "too far off": any(one.wrong for one in members),
+        "drifts": any(one.drifts for one in members),
+        "zero but for rounding": all(one.nothing for one in members),
+    }
+    return next((words for words, holds in remarks.items() if holds), "")
 
 
 def _compared(report: ScalingReport) -> str:
@@ -136,7 +166,7 @@ def _compared(report: ScalingReport) -> str:
 
 
 def _about_scales(report: ScalingReport) -> list[str]:
-    """How the configured scales compare with the good ones."""
+    """Return sentences that compare the configured scales with the good ones."""
     if why_no_range(report.evidence, report.findings):
         return []
     scales = scales_of(report.modules)
@@ -148,19 +178,15 @@ def _about_scales(report: ScalingReport) -> list[str]:
 
 def _configured(scales: Scales, learner: str, scale: float, constant: bool) -> str:
     whose = "" if learner == "main" else f" of the {learner}"
-    words = f"{'the constant scale' if constant else 'the first scale'}{whose}, {scale_in_words(scale)},"
     suits = scales.suits(scale)
-    if not scales.good:
+    if not scales.good or (constant and not suits):  # a constant one that is wrong is a finding
         return ""
+    how = "is right"
     if suits is None:
-        return "" if constant else f"{words} is beyond those that were tried"
-    if suits:
-        return f"{words} is right"
-    if constant:
-        return ""  # that is a finding
-    return (
-        f"{words} {'is too high and will come down' if scale > 2.0 ** scales.good[-1] else 'is too low and will grow'}"
-    )
+        how = "is beyond those that were tried"
+    elif not suits:
+        how = "is too high and will come down" if scale > 2.0 ** scales.good[-1] else "is too low and will grow"
+    return f"{'the constant scale' if constant else 'the first scale'}{whose}, {scale_in_words(scale)}, {how}"
 
 
 def _said(finding: Finding) -> str:
@@ -182,26 +208,16 @@ def _share(error: float) -> str:
     return f"{100 * error:.2g} %" if error < 0.0995 else f"{100 * error:.0f} %"
 
 
-def _wrapped(head: str, text: str, width: int) -> list[str]:
-    return textwrap.wrap(
-        head + printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+@contextlib.contextmanager
+def _waiting() -> Iterator[Callable[[str], None]]:
+    """Give a function that says on a terminal what is being done, on a line of its own that goes away; nothing anywhere else."""
+    shows = colourful(sys.stderr)
 
+    def tell(what: str) -> None:
+        if shows:
+            print(f"\r\x1b[2K{what}", end="", file=sys.stderr, flush=True)
 
-class _Waiting:
-    """Says on a terminal what is being done, on a line of its own that goes away; nothing anywhere else."""
-
-    def __init__(self) -> None:
-        self._shows = colourful(sys.stderr)
-
-    def __enter__(self) -> _Waiting:
-        return self
-
-    def tell(self, what: str) -> None:
-        """Replace the line."""
-        if self._shows:
-            print(f"\r\x1b[2K{what} ...", end="", file=sys.stderr, flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self._shows:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+    try:
+        yield lambda what: tell(f"{what} ...")
+    finally:
+        tell("")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mptrain.cli.messages import warn
-from mptrain.cli.rows import print_rows
+from mptrain.cli.command_line import take_options
+from mptrain.cli.messages import print_rows, warn
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import parameters
@@ -57,21 +56,17 @@ def export(words: Sequence[str]) -> int:
         ("data", f"{done.data}: labels, and how inputs are prepared" if done.data.exists() else ""),
         ("tune", shlex.join(["mptrain", *_words(done.config), f"model.weights={done.path}"])),
     ]
-    print_rows("exported", rows, sys.stdout)
+    print_rows("exported", rows)
     return EXIT_OK
 
 
 def _call(done: Export) -> str:
     """The call that makes the model, with what it was told of the data."""
     model = done.config.model
-    card = _card(done.data) if done.data.exists() else {}
+    card: dict[str, Any] = read_object(done.data) if done.data.exists() else {}
     told = {name: card[name] for name in parameters(model.resolve())[0] if name in card and name not in model.arguments}
     arguments = ", ".join(f"{name}={value!r}" for name, value in {**model.arguments, **told}.items())
     return f"{model.path}({arguments})"
-
-
-def _card(path: Path) -> dict[str, Any]:
-    return read_object(path)
 
 
 def _words(config: Config) -> list[str]:
@@ -86,26 +81,14 @@ def _words(config: Config) -> list[str]:
     return [*([] if known else ["--config-dir", "DIR"]), f"model={chosen}", *words]
 
 
-def _read(words: Sequence[str]) -> tuple[str, set[str], Path | None]:
-    run, flags, output = "", set(), None
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, equals, value = word.partition("=")
-        if name == "--output":
-            if not equals:
-                value = rest.pop(0) if rest else ""
-            if not value:
-                raise UsageError("--output needs a value", "write --output PATH")
-            output = Path(value)
-            if output.is_dir():
-                raise UsageError(f"--output {value} is a folder", "write the path of a file")
-        elif word in ("--best", "--raw", "--fp16"):
-            flags.add(word)
-        elif word.startswith("-") or run:
-            raise UsageError(f"'{word}' means nothing to export", f"mptrain export RUN [{'] ['.join(_FLAGS)}]")
-        else:
-            run = word
-    if not run:
+def _read(words: Sequence[str]) -> tuple[str, Collection[str], Path | None]:
+    """Return the run, the flags that are there, and where to write."""
+    runs, found = take_options(words, {"--output": "PATH"}, _FLAGS[:3])
+    if odd := [word for word in runs if word.startswith("-")] or runs[1:]:
+        raise UsageError(f"'{odd[0]}' means nothing to export", f"mptrain export RUN [{'] ['.join(_FLAGS)}]")
+    output = Path(found["--output"][-1]) if "--output" in found else None
+    if output and output.is_dir():
+        raise UsageError(f"--output {output} is a folder", "write the path of a file")
+    if not runs:
         raise UsageError("export needs a run directory", "write mptrain export last, or its path")
-    return run, flags, output
+    return runs[0], found, output

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from pathlib import Path
 
-from mptrain.cli.messages import colourful, harmless
-from mptrain.cli.rows import width_of
+from mptrain.cli.command_line import read_flags
+from mptrain.cli.messages import colourful, harmless, width_of
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Entry, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
@@ -29,10 +30,6 @@ def list_groups(words: list[str]) -> int:
         UsageError: No such group, or too many words.
         ConfigError: A folder does not exist.
     """
-    from pathlib import Path
-
-    from mptrain.cli.flags import read_flags
-
     flags = read_flags(words)
     names = flags.overrides
     folders = [Path(folder) for folder in flags.config_dirs]
@@ -44,23 +41,23 @@ def list_groups(words: list[str]) -> int:
     if len(names) > 1:
         raise UsageError(f"list shows one group at a time, but there is '{names[1]}' too", "write mptrain list GROUP")
     if not names:
-        _print_all(catalogue)
-        return EXIT_OK
-    name = names[0]
-    if name == "recipes":
-        return _list_recipes()
-    if name not in catalogue.groups:
-        guess = did_you_mean(name, [*catalogue.groups, "recipes"])
-        hint = f"did you mean {guess}?" if guess else f"there is {', '.join([*catalogue.groups, 'recipes'])}"
-        if found := catalogue.options(name):
+        print(_overview(catalogue))
+    elif names[0] in catalogue.groups:
+        print("\n\n".join(option_text(catalogue, option) for option in catalogue.groups[names[0]].values()))
+    elif names[0] == "recipes":
+        _list_recipes()
+    else:
+        known = [*catalogue.groups, "recipes"]
+        guess = did_you_mean(names[0], known)
+        hint = f"did you mean {guess}?" if guess else f"there is {', '.join(known)}"
+        if found := catalogue.options(names[0]):
             group = found[0].group
-            hint = f"it is an option of {group}: write mptrain list {group}, or mptrain help {name} for it alone"
-        raise UsageError(f"there is no group '{name}'", hint)
-    _print_group(catalogue, name)
+            hint = f"it is an option of {group}: write mptrain list {group}, or mptrain help {names[0]} for it alone"
+        raise UsageError(f"there is no group '{names[0]}'", hint)
     return EXIT_OK
 
 
-def _list_recipes() -> int:
+def _list_recipes() -> None:
     from mptrain.cli.reproduce import print_recipe
     from mptrain.recipe.catalogue import find_recipe, recipe_names
 
@@ -68,75 +65,57 @@ def _list_recipes() -> int:
         if position:
             print()
         print_recipe(find_recipe(name))
-    return EXIT_OK
 
 
-def _print_all(catalogue: Catalogue) -> None:
+def _overview(catalogue: Catalogue) -> str:
+    """Return all groups with their options."""
     width = max(len(name) for options in catalogue.groups.values() for name in options) + 2
+    lines = []
     for group, options in catalogue.groups.items():
         comment = catalogue.comment(group)
-        _print(group, f"   {comment}" if comment else "", bold=True)
+        lines.append(_beside(group, f"   {comment}" if comment else "", bold=True))
         for name, option in options.items():
             mark = "*" if catalogue.defaults.get(group) == name else " "
-            _print(f"  {mark} {name.ljust(width)}", option.summary)
+            lines.append(_beside(f"  {mark} {name.ljust(width)}", option.summary))
             if known := "; ".join(_known(option)):
-                _print(" " * (width + 4), known)
-        print()
-    _print(
-        "",
-        "* chosen where nothing else is said. mptrain list GROUP shows the keys of its options; mptrain list recipes, recipes.",
-    )
+                lines.append(_beside(" " * (width + 4), known))
+        lines.append("")
+    last = "* chosen where nothing else is said. mptrain list GROUP shows the keys of its options; mptrain list recipes, recipes."
+    return "\n".join([*lines, _beside("", last)])
 
 
-def _print_group(catalogue: Catalogue, group: str) -> None:
-    options = list(catalogue.groups[group].values())
-    for position, option in enumerate(options):
-        if position:
-            print()
-        print_option(catalogue, option)
-
-
-def print_option(catalogue: Catalogue, option: Option) -> None:
-    """Print an option with its keys, their defaults and comments."""
+def option_text(catalogue: Catalogue, option: Option) -> str:
+    """Return an option with its keys, their defaults and comments."""
     chosen = "  (default)" if catalogue.defaults.get(option.group) == option.name else ""
-    print(_bold(harmless(f"{option.group}={option.name}")) + chosen)
-    if option.summary:
-        _print("  ", option.summary)
-    for words in _known(option):
-        _print("  ", words)
-    _print_entries(option)
+    lines = [_bold(harmless(f"{option.group}={option.name}")) + chosen]
+    lines += [_beside("  ", words) for words in (option.summary, *_known(option)) if words]
+    hidden = ("_target_", "model.defaults.")
+    rows = [
+        in_short(one) for one in option.entries if not (one.key.endswith(hidden[0]) or one.key.startswith(hidden[1]))
+    ]
+    width = min(max((len(key) for key, _ in rows), default=0), 60) + 2
+    return "\n".join([*lines, *(_beside(f"  {key.ljust(width)}  ", comment) for key, comment in rows)])
 
 
 def _known(option: Option) -> list[str]:
-    """How large it is, what it needs besides mptrain, and what a data set is for."""
+    """Return how large an option is, what it needs besides mptrain, and what a data set is for."""
     needs = option.facts.get("needs", "")
     wanted = f"needs {needs}" if needs and needs != "nothing" else ""
     tasks = f"for task={', '.join(option.tasks)}" if option.group == "dataset" and option.tasks else ""
     return [words for words in (option.facts.get("size", ""), wanted, tasks) if words]
 
 
-def _print_entries(option: Option) -> None:
-    rows = []
-    for entry in option.entries:
-        if entry.key.endswith("_target_") or entry.key.startswith("model.defaults."):
-            continue
-        rows.append(in_short(entry))
-    width = min(max((len(key) for key, _ in rows), default=0), 60) + 4
-    for key, comment in rows:
-        _print(f"  {key.ljust(width - 2)}  ", comment)
-
-
-def _print(head: str, text: str, *, bold: bool = False) -> None:
-    """Print a text behind a head: on a terminal in lines that fit it, indented as far as the head is long, else in one line."""
+def _beside(head: str, text: str, *, bold: bool = False) -> str:
+    """Return a text behind a head: on a terminal in lines that fit it, indented as far as the head is long, else in one line."""
     head, text = harmless(head), harmless(text)
-    first = text
-    more: list[str] = []
+    lines = [text]
     if sys.stdout.isatty() and len(head) + len(text) > (width := width_of(sys.stdout)):
         indent = len(head) if len(head) < width // 2 else _INDENT
         lines = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
-        first, more = (lines[0], lines[1:]) if len(head) + len(lines[0]) <= width else ("", lines)
-        more = [" " * indent + line for line in more]
-    print(f"{_bold(head) if bold else head}{first}".rstrip(), *more, sep="\n")
+        if len(head) + len(lines[0]) > width:
+            lines.insert(0, "")
+        lines[1:] = [" " * indent + line for line in lines[1:]]
+    return "\n".join([f"{_bold(head) if bold else head}{lines[0]}".rstrip(), *lines[1:]])
 
 
 def in_short(entry: Entry) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""What goes to stderr: errors with their hints, warnings, bugs. Never a traceback unasked."""
+"""All that a command prints: lines and rows on standard output, errors with their hints and warnings on standard error.
+
+Nothing in it controls a terminal, no secret stands in it, and a traceback is printed only where the user asks for one.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,15 @@ import os
 import re
 import shutil
 import sys
+import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO
 
-from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, Preempted, StorageError
+from mptrain.errors import EXIT_BUG, EXIT_ENVIRONMENT, ConfigError, MptrainError, Preempted, Problem, StorageError
 from mptrain.masking import masked
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 #: Seconds between two signs of life on a terminal.
 _TICK = 0.5
@@ -25,11 +26,14 @@ _TICK = 0.5
 #: Characters of one line; a word of the user's may be of any length.
 LONGEST = 1000
 
+#: Characters of a line of text at most, and at least.
+WIDTH, NARROWEST = 110, 60
+
 _COLOURS = {"error": "31", "stopped": "33", "warning": "33", "hint": "36"}
 
 
 def report(error: BaseException) -> int:
-    """Prints what went wrong, one ``error:`` line for each problem and a ``hint:`` line where there is one.
+    """Print what went wrong, one ``error:`` line for each problem and a ``hint:`` line where there is one.
 
     A run that a signal has stopped in order has a ``stopped:`` line, since nothing went wrong.
 
@@ -38,32 +42,26 @@ def report(error: BaseException) -> int:
     """
     if wants_traceback():
         traceback.print_exception(error)
-    if isinstance(error, ConfigError):
-        for problem in error.problems:
-            _say("error", problem.what)
-            if problem.hint:
-                _say("hint", problem.hint)
-        return error.exit_code
+    kind, code = "error", EXIT_BUG
     if isinstance(error, MptrainError):
-        stopped = isinstance(error, Preempted) and error.asked
-        _say("stopped" if stopped else "error", str(error))
-        if error.hint:
-            _say("hint", error.hint)
-        return error.exit_code
-    if _broken_installation(error):
-        _say("error", f"the installation is broken: {error}")
-        _say("hint", "mptrain doctor says what is missing and how to mend it")
-        return EXIT_ENVIRONMENT
-    _say("error", f"this is a bug in mptrain: {type(error).__name__}: {error}")
-    if not wants_traceback():
-        _say("hint", "MPTRAIN_TRACEBACK=1 or --traceback shows where; please report it")
-    return EXIT_BUG
-
-
-def _broken_installation(error: BaseException) -> bool:
-    if isinstance(error, ModuleNotFoundError):
-        return not (error.name or "mptrain").startswith("mptrain")
-    return "torchvision::nms does not exist" in str(error)
+        code = error.exit_code
+        problems = error.problems if isinstance(error, ConfigError) else (Problem(str(error), error.hint),)
+        if isinstance(error, Preempted) and error.asked:
+            kind = "stopped"
+    elif (
+        isinstance(error, ModuleNotFoundError) and not (error.name or "mptrain").startswith("mptrain")
+    ) or "torchvision::nms does not exist" in str(error):
+        code = EXIT_ENVIRONMENT
+        hint = "mptrain doctor says what is missing and how to mend it"
+        problems = (Problem(f"the installation is broken: {error}", hint),)
+    else:
+        hint = "" if wants_traceback() else "MPTRAIN_TRACEBACK=1 or --traceback shows where; please report it"
+        problems = (Problem(f"this is a bug in mptrain: {type(error).__name__}: {error}", hint),)
+    for problem in problems:
+        _say(kind, problem.what)
+        if problem.hint:
+            _say("hint", problem.hint)
+    return code
 
 
 _warned: set[str] | None = None
@@ -111,26 +109,14 @@ def unwritable(error: OSError) -> tuple[str, str]:
 
 
 def wants_traceback() -> bool:
-    """Whether the user asked to see tracebacks."""
+    """Return whether the user asked to see tracebacks."""
     return os.environ.get("MPTRAIN_TRACEBACK", "") not in ("", "0")
 
 
 def colourful(stream: object) -> bool:
-    """Whether a stream shows colours: a terminal, neither NO_COLOR nor TERM=dumb."""
+    """Return whether a stream shows colours: a terminal, neither NO_COLOR nor TERM=dumb."""
     isatty = getattr(stream, "isatty", lambda: False)
     return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def drawing_console(width: int | None) -> Console:
-    """Return a console for drawing what `say` prints: with colours and bold text where standard output shows them, else plain.
-
-    Args:
-        width: Characters of a line; None for those of the terminal.
-    """
-    from rich.console import Console
-
-    styled = colourful(sys.stdout)
-    return Console(width=width, no_color=not styled, force_terminal=styled)
 
 
 def printable(text: str) -> str:
@@ -148,7 +134,7 @@ def say(text: str, *, styled: bool = False) -> None:
 
     Args:
         text: Lines; words out of files may stand in it.
-        styled: Where colours are shown, it may have such sequences as ours: whoever has others in a file gives at most colours.
+        styled: Where colours are shown, it may have such sequences as ours: others, out of a file, give at most colours.
 
     Raises:
         StorageError: Standard output takes no more.
@@ -160,6 +146,79 @@ def say(text: str, *, styled: bool = False) -> None:
         lines.append("".join(part if place % 2 else harmless(part) for place, part in enumerate(parts)))
     with writing():
         print("\n".join(lines), flush=True)
+
+
+class KeyValues:
+    """Printer of ``key=value`` lines; once the reader of the stream has gone, it prints nothing more.
+
+    Args:
+        stream: Where they go.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+        self._gone = False
+
+    def say(self, fields: Mapping[str, object]) -> None:
+        """Print one line."""
+        if self._gone:
+            return
+        try:
+            print(harmless(" ".join(f"{key}={value}" for key, value in fields.items())), file=self._stream, flush=True)
+        except OSError:
+            self._gone = True  # what is trained goes on without a reader
+
+
+def width_of(stream: IO[str]) -> int:
+    """Return the characters of a line of text: as wide as a terminal within limits, the same everywhere else."""
+    if not stream.isatty():
+        return WIDTH
+    return min(max(shutil.get_terminal_size((WIDTH, 24)).columns, NARROWEST), WIDTH)
+
+
+def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "  ") -> list[str]:
+    """Return text in lines of a terminal, without breaking words, so that paths and commands stay whole.
+
+    Args:
+        text: It may come from the user or a file.
+        head: Stands before it.
+        width: Characters of a line; None for those of standard output.
+        indent: Before every line but the first.
+    """
+    return textwrap.wrap(
+        f"{head}{printable(text)}",
+        width or width_of(sys.stdout),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | None = None) -> None:
+    """Print a title and its rows; a row without text is left out. Control characters only on a terminal.
+
+    Commands are not wrapped, so that they can be copied.
+
+    Args:
+        title: Of the whole.
+        rows: Names and texts.
+        stream: Standard output if not given.
+
+    Raises:
+        StorageError: The stream takes no more.
+    """
+    stream = stream or sys.stdout
+    bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if colourful(stream) else ("", "", "")
+    rows = [(harmless(name), harmless(re.sub(r"\s", " ", text))) for name, text in rows if text]
+    left = max((len(name) for name, _ in rows), default=0) + 2
+    lines = [f"{bold}{harmless(title)}{plain}"]
+    for name, text in rows:
+        width = len(text) if text.startswith("mptrain ") else width_of(stream) - left - 2
+        first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        lines.append(f"  {dim}{name.ljust(left)}{plain}{first}")
+        lines += [" " * (left + 2) + line for line in more]
+    with writing():
+        print("\n".join(lines), file=stream, flush=True)
 
 
 @contextlib.contextmanager
@@ -211,23 +270,15 @@ def _say(kind: str, text: str) -> None:
         print(label, text, file=sys.stderr)
 
 
+#: A command in a sentence.
+_COMMAND = re.compile(r"(?<!\S)(?:mptrain|torchrun)(?!\S).*?(?:[;,?:)](?!\S)|$)")
+
+
 def _wrapped(text: str, left: int, width: int) -> str:
     """Return text in lines that leave room for a label in front of the first, and the same room before the others.
 
     Neither a word nor a command is broken over two lines, so that a command can be copied.
     """
-    pieces: list[str] = []
-    in_command = False
-    for word in text.split(" "):
-        if in_command:
-            pieces[-1] += f" {word}"
-        else:
-            pieces.append(word)
-        in_command = (in_command or word in ("mptrain", "torchrun")) and not word.endswith((";", ",", "?", ":", ")"))
-    lines = [pieces[0]]
-    for piece in pieces[1:]:
-        if left + len(lines[-1]) + 1 + len(piece) > width:
-            lines.append(piece)
-        else:
-            lines[-1] += f" {piece}"
-    return f"\n{' ' * left}".join(lines)
+    whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(whole, max(width - left, 1), break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * left}".join(lines).replace("\0", " ")

@@ -15,9 +15,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from mptrain.cli import wording
+from mptrain.cli import formatting
+from mptrain.cli.display import LearnerProgress, RunProgress
 from mptrain.cli.messages import printable
-from mptrain.cli.progress import LearnerProgress, RunProgress
 from mptrain.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord
 from mptrain.runlog.storage import readable_bytes
 
@@ -37,11 +37,42 @@ class Terminal(Console):
     """A console that falls silent, instead of ending the process, when its terminal has gone."""
 
     def on_broken_pipe(self) -> None:
-        """Whoever looked at it is gone."""
+        """Fall silent: nobody looks at it any more."""
         self.quiet = True
 
 
-class LivePanel:
+class LiveDisplay:
+    """A drawing on a terminal that is redrawn on demand, and not any more once the terminal has gone.
+
+    Args:
+        stream: The terminal.
+        colours: Whether to use any.
+        transient: The drawing goes away at the end.
+    """
+
+    def __init__(self, stream: IO[str], *, colours: bool, transient: bool) -> None:
+        self._console = Terminal(file=stream, no_color=not colours)
+        # No refreshing thread: it would draw while signals are handled and worker processes are forked.
+        self._live = Live(console=self._console, auto_refresh=False, transient=transient)
+        self._drawn = 0.0
+        self._gone = False
+
+    def draw(self, drawing: RenderableType) -> None:
+        """Replace the drawing."""
+        try:
+            self._live.start()
+            self._live.update(drawing, refresh=True)
+        except OSError:
+            self._gone = True  # what is shown goes on without it
+        self._drawn = time.monotonic()
+
+    def close(self) -> None:
+        """Leave the terminal as it is."""
+        with contextlib.suppress(OSError):  # the terminal may have gone
+            self._live.stop()
+
+
+class LivePanel(LiveDisplay):
     """A sink that draws a panel, at most four times a second and only when records arrive.
 
     Args:
@@ -51,13 +82,9 @@ class LivePanel:
     """
 
     def __init__(self, stream: IO[str], title: str = "", *, colours: bool = True) -> None:
+        super().__init__(stream, colours=colours, transient=False)
         self._title = title
         self._seen = RunProgress()
-        self._console = Terminal(file=stream, no_color=not colours)
-        # No refreshing thread: it would draw while signals are handled and worker processes are forked.
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
-        self._drawn = 0.0
-        self._closed = False
         self._titles: list[str] = []
 
     def take(self, record: Record) -> None:
@@ -72,12 +99,9 @@ class LivePanel:
 
     def close(self) -> None:
         """Draw the last state and leave it on the screen."""
-        if self._closed:
-            return
-        self._closed = True
-        self._draw(last=True)
-        with contextlib.suppress(OSError):  # the terminal may have gone
-            self._live.stop()
+        self._draw()
+        super().close()
+        self._gone = True
 
     def _print_epoch(self, record: EpochRecord) -> None:
         """Print a row above the panel, and the titles of its columns where they are not those of the row before."""
@@ -87,20 +111,14 @@ class LivePanel:
         rows.append(Text(_side_by_side(columns, [value for _, value in columns])))
         self._titles = titles
         self._draw()
-        if not self._closed:
+        if not self._gone:
             with contextlib.suppress(OSError):  # the terminal may have gone
                 self._console.print(*rows, sep="\n")
 
-    def _draw(self, *, last: bool = False) -> None:
-        if (self._closed and not last) or not self._seen.learners:
-            return
-        try:
-            self._live.start()
+    def _draw(self) -> None:
+        if not self._gone and self._seen.learners:
             width = self._console.width - 2 * len("^C")  # which a terminal writes behind the panel's last character
-            self._live.update(render(self._seen, self._title, width), refresh=True)
-        except OSError:
-            self._closed = True  # the terminal has gone; training goes on without it
-        self._drawn = time.monotonic()
+            self.draw(render(self._seen, self._title, width))
 
 
 def epoch_columns(record: EpochRecord, seen: RunProgress, width: int) -> list[tuple[str, str]]:
@@ -112,24 +130,23 @@ def epoch_columns(record: EpochRecord, seen: RunProgress, width: int) -> list[tu
         width: Characters of a line.
     """
     of = f"/{seen.progress.epochs}" if seen.progress is not None else ""
-    metrics = [(f"val {printable(name)}", f"{record.val[name]:.4f}") for name in wording.metric_order(record.val)]
+    metrics = [(f"val {printable(name)}", f"{record.val[name]:.4f}") for name in formatting.metric_order(record.val)]
     columns = [  # the higher the number, the sooner it is left out
         (0, "epoch", f"{record.epoch}{of}"),
         *([(0, "learner", printable(record.learner))] if len(seen.learners) > 1 else []),
         (0, "train loss", f"{record.train_loss:.4f}"),
         *((2 if title == "val loss" else 3 * place, title, value) for place, (title, value) in enumerate(metrics)),
         (1, "lr", f"{record.lr:.3g}"),
-        (1, "loss scale", wording.scale(record.loss_scale)),
+        (1, "loss scale", formatting.scale(record.loss_scale)),
         (1, "skipped", str(record.skipped)),
-        (1, "time", wording.duration(record.seconds)),
+        (1, "time", formatting.duration(record.seconds)),
     ]
 
-    def shown() -> list[tuple[str, str]]:
-        return [(title, value) for _, title, value in columns]
-
-    while len(columns) > 1 and len(_side_by_side(shown(), [""] * len(columns))) > width:
+    while True:
+        shown = [(title, value) for _, title, value in columns]
+        if len(columns) == 1 or len(_side_by_side(shown, [""] * len(columns))) <= width:
+            return shown
         columns.remove(max(reversed(columns), key=lambda column: column[0]))
-    return shown()
 
 
 def _side_by_side(columns: list[tuple[str, str]], cells: list[str]) -> str:
@@ -142,12 +159,12 @@ def render(seen: RunProgress, title: str = "", width: int | None = None) -> Rend
     """The panel for a state; as wide as the terminal where no width is given."""
     rows: list[RenderableType] = []
     if seen.progress is not None:
-        rows.append(_bar(seen.progress))
+        rows.append(_progress(seen.progress))
     for name, learner in seen.learners.items():
         rows.append(_numbers(name if len(seen.learners) > 1 else "", learner))
         rows.append(_scale(learner))
     if seen.evaluation is not None:
-        rows.append(_Parts(*_metrics(seen.evaluation)))
+        rows.append(_metrics(seen.evaluation))
     if seen.progress is not None:
         rows.append(_machine(seen.progress))
     heading = _shown(title) or None
@@ -159,64 +176,55 @@ def _shown(name: str) -> str:
     return escape(printable(name))
 
 
-def _bar(progress: ProgressRecord) -> RenderableType:
+def _progress(progress: ProgressRecord) -> RenderableType:
     done = progress.step / progress.steps if progress.steps else 0.0
-    bar = ProgressBar(
-        total=max(progress.steps, 1), completed=progress.step, complete_style="cyan", style="bright_black"
-    )
+    bar = ProgressBar(max(progress.steps, 1), progress.step, complete_style="cyan", style="bright_black")
     return _Parts(
         f"[bold]step {progress.step:,}/{progress.steps:,}[/]",
         f"{100 * done:.0f} %",
         f"epoch {min(progress.epoch + 1, progress.epochs)}/{progress.epochs}  [dim]{_shown(progress.doing)}[/]",
-        f"[dim]left[/] {wording.duration(progress.eta)}",
+        f"[dim]left[/] {formatting.duration(progress.eta)}",
         first=bar,
     )
 
 
 def _numbers(name: str, learner: LearnerProgress) -> RenderableType:
-    last = learner.last
-    parts = [f"[bold]{_shown(name)}[/]"] if name else []
-    parts += [
-        f"[dim]loss[/] [bold]{learner.loss:.4f}[/] [cyan]{wording.sparkline(learner.losses, _SPARKLINE)}[/]",
-        f"[dim]lr[/] {last.lr:.3g}",
-        f"[dim]gradient norm[/] {last.grad_norm:.3g}",
-    ]
-    return _Parts(*parts)
+    losses = formatting.sparkline(learner.losses, _SPARKLINE)
+    return _Parts(
+        *([f"[bold]{_shown(name)}[/]"] if name else []),
+        f"[dim]loss[/] [bold]{learner.loss:.4f}[/] [cyan]{losses}[/]",
+        f"[dim]lr[/] {learner.last.lr:.3g}",
+        f"[dim]gradient norm[/] {learner.last.grad_norm:.3g}",
+    )
 
 
-def _metrics(evaluation: EvalRecord) -> list[str]:
-    found = [f"[green]{_shown(name)}[/]" for name in wording.metrics(evaluation.metrics).split("  ")]
-    found[0] = f"[dim]{_shown(evaluation.split)}[/] {found[0]}"
-    return found
+def _metrics(evaluation: EvalRecord) -> RenderableType:
+    first, *others = (f"[green]{_shown(name)}[/]" for name in formatting.metrics(evaluation.metrics).split("  "))
+    return _Parts(f"[dim]{_shown(evaluation.split)}[/] {first}", *others)
 
 
 def _scale(learner: LearnerProgress) -> RenderableType:
-    last = learner.last
-    bars = wording.scale_sparkline(learner.scales, _SPARKLINE)
-    parts = [f"[dim]loss scale[/] [bold]{wording.scale(last.loss_scale)}[/] [cyan]{bars}[/]"]
-    count = learner.overflow_count
-    if count:
-        style = _PHASE_STYLES.get(learner.phase, "")
-        label = f"[{style}]{learner.phase}[/]" if style else learner.phase
-        plural = "overflow" if count == 1 else "overflows"
-        parts.append(f"{count} {plural} [dim]({wording.share(learner.overflow_rate)} of steps)[/] {label}")
-    else:
-        parts.append("[dim]no overflow[/]")
-    if learner.skipped != count:
-        parts.append(f"[dim]skipped[/] {learner.skipped}")
-    return _Parts(*parts)
+    bars = formatting.scale_sparkline(learner.scales, _SPARKLINE)
+    count, style = learner.overflow_count, _PHASE_STYLES.get(learner.phase, "")
+    label = f"[{style}]{learner.phase}[/]" if style else learner.phase
+    rate = f"[dim]({formatting.share(learner.overflow_rate)} of steps)[/]"
+    overflows = (
+        f"{count} {'overflow' if count == 1 else 'overflows'} {rate} {label}" if count else "[dim]no overflow[/]"
+    )
+    return _Parts(
+        f"[dim]loss scale[/] [bold]{formatting.scale(learner.last.loss_scale)}[/] [cyan]{bars}[/]",
+        overflows,
+        *([f"[dim]skipped[/] {learner.skipped}"] if learner.skipped != count else []),
+    )
 
 
 def _machine(progress: ProgressRecord) -> RenderableType:
     waiting = f"{100 * progress.data_wait:.0f} % [dim]waiting for data[/]"
-    if progress.data_wait >= 0.2:
-        waiting = f"[yellow]{waiting}[/]"
-    parts = [
-        f"{wording.rate(progress.terms_per_second)} [dim]{_shown(progress.term)}/s[/]",
-        waiting,
+    return _Parts(
+        f"{formatting.rate(progress.terms_per_second)} [dim]{_shown(progress.term)}/s[/]",
+        f"[yellow]{waiting}[/]" if progress.data_wait >= 0.2 else waiting,
         f"{readable_bytes(progress.memory)} [dim]memory[/]",
-    ]
-    return _Parts(*parts)
+    )
 
 
 class _Parts:

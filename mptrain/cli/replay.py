@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
 from collections.abc import Sequence
 
 from rich.markup import escape
 
-from mptrain.cli.messages import printable, say
-from mptrain.cli.narrow import BREAK, Column, drawn
-from mptrain.cli.rows import width_of
+from mptrain.cli.messages import printable, say, wrapped
+from mptrain.cli.tables import BREAK, Column, drawn
 from mptrain.errors import EXIT_OK
 from mptrain.inspection.replay import replay_run
 from mptrain.report import write_replay
@@ -45,25 +42,17 @@ def _lines(found: Replay) -> list[str]:
         for place, (name, cells) in enumerate(zip(COLUMNS, columns, strict=True))
     ]
     lines = [*drawn(table, piped_width=120), ""]
-    several = len(found.learners) > 1
     for learner in found.learners:
-        of = f"{learner.name} " if several else ""
-        lines += _wrapped(f"{of}recorded", learner.recorded_rule)
-        lines += _wrapped(f"{of}replayed", learner.rule)
-        lines += _wrapped(f"{of}found", learner.agreement())
-        lines += _wrapped(f"{of}known", learner.basis())
+        of = f"{printable(learner.name)} " if len(found.learners) > 1 else ""
+        said = {
+            "recorded": learner.recorded_rule,
+            "replayed": learner.rule,
+            "found": learner.agreement(),
+            "known": learner.basis(),
+        }
+        lines += [line for head, text in said.items() for line in wrapped(text, f"{of}{head}: ")]
     for note in found.notes:
-        lines += _wrapped("note", note)
+        lines += wrapped(note, "note: ")
     if any(learner.parted is not None for learner in found.learners):
-        lines += _wrapped("mind", CAVEAT)
+        lines += wrapped(CAVEAT, "mind: ")
     return lines
-
-
-def _wrapped(head: str, text: str) -> list[str]:
-    return textwrap.wrap(
-        f"{printable(head)}: {printable(text)}",
-        width_of(sys.stdout),
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -5,28 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import checking, each_warning_once, say, warn
-from mptrain.cli.sweep_outcome import print_outcome
-from mptrain.cli.sweep_running import launcher_of, show_end
-from mptrain.cli.sweep_watch import watching
+from mptrain.cli.command_line import Flags
+from mptrain.cli.messages import each_warning_once, say, warn
+from mptrain.cli.sweep_display import print_outcome, watching
+from mptrain.cli.sweep_running import PROGRAM, checked, launcher_of, recorded, show_end
 from mptrain.config.compose import Composer
-from mptrain.config.launcher import is_elsewhere
 from mptrain.config.overrides import read
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
 from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper, fixed_words, key_of
-from mptrain.sweep.points import NOT_SWEPT, Point, check
-from mptrain.sweep.runner import plan_sweep, run_sweep, sweep_folder
-
-if TYPE_CHECKING:
-    from mptrain.cli.flags import Flags
+from mptrain.sweep.points import NOT_SWEPT, Point
+from mptrain.sweep.runner import run_sweep, sweep_folder
 
 
 def search(flags: Flags) -> int:
-    """Runs the points that a sweeper asks for, until it has enough or gives up.
+    """Run the points that a sweeper asks for, until it has enough or gives up.
 
     Returns:
         As `mptrain.cli.sweep.sweep`.
@@ -64,7 +58,9 @@ def search(flags: Flags) -> int:
             raise
         finally:
             if batches.sweep is None and not resumed:
-                _leave(batches.folder)
+                with contextlib.suppress(OSError):  # without what Hydra's sweepers write first, its name is free again
+                    (batches.folder / "multirun.yaml").unlink(missing_ok=True)
+                    batches.folder.rmdir()
         if batches.sweep is None:
             if batches.code != EXIT_OK:
                 return batches.code
@@ -86,20 +82,10 @@ class _Batches:
 
     def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
         """A `mptrain.sweep.hydra_launcher.RunBatch`."""
-        with checking(len(batch)):
-            checked = check(batch, self._composer, PROGRAM, elsewhere=is_elsewhere(self.launcher))
-        say(f"{len(checked)}/{len(checked)} points valid")
-        warn(sentence for point in checked for sentence in point.warnings)
-        self._points += checked
-        planned = plan_sweep(
-            self._points,
-            self.folder,
-            words=self._flags.overrides,
-            config_dirs=self._flags.config_dirs,
-            config_name=self._flags.config_name,
-            parallel=self._flags.jobs or 1,
-            grows=True,
-        )
+        points = checked(batch, self._composer, self.launcher)
+        warn(sentence for point in points for sentence in point.warnings)
+        self._points += points
+        planned = recorded(self._points, self.folder, self._flags, grows=True)
         if self.sweep is None:
             say(f"sweep={self.folder}")
         self.sweep = planned
@@ -111,17 +97,10 @@ class _Batches:
 
 
 def _say_direction(sweep: Sweep) -> bool:
-    """Says, once a job is done, what a sweeper cannot know: asked to minimize an accuracy it would look for the worst."""
+    """Print, once a job is done, what a sweeper cannot know: asked to minimize an accuracy it would look for the worst."""
     for summary in (summary_of(sweep.paths.run(job.name)) for job in sweep.jobs):
         if isinstance(higher := summary.get("higher_is_better"), bool):
             better = "maximize" if higher else "minimize"
             say(f"the sweeper gets {summary['metric_name']} as it is: it must be set to {better} that")
             return True
     return False
-
-
-def _leave(folder: Path) -> None:
-    """Nothing was run in it: without what Hydra's sweepers write first, its name is free again."""
-    with contextlib.suppress(OSError):
-        (folder / "multirun.yaml").unlink(missing_ok=True)
-        folder.rmdir()

@@ -6,25 +6,20 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from mptrain.cli.job import PROGRAM
-from mptrain.cli.messages import checking, each_warning_once, say, warn
-from mptrain.cli.sweep_running import finish, launcher_of
+from mptrain.cli.command_line import Flags
+from mptrain.cli.messages import each_warning_once, say, warn
+from mptrain.cli.sweep_running import checked, finish, launcher_of, recorded
 from mptrain.config.compose import Composer
-from mptrain.config.launcher import is_elsewhere
 from mptrain.config.trust import confirm, let_in, retyped_for
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
-from mptrain.sweep.points import check, expand
-from mptrain.sweep.runner import missing_points, plan_sweep, require_free, sweep_folder, take_stock
-
-if TYPE_CHECKING:
-    from mptrain.cli.flags import Flags
+from mptrain.sweep.points import expand
+from mptrain.sweep.runner import missing_points, require_free, sweep_folder, take_stock
 
 
 def sweep(flags: Flags) -> int:
-    """Runs all combinations of a command line's values.
+    """Run all combinations of a command line's values.
 
     Returns:
         0; 7 where a job failed; 130 or 75 where a signal ended the sweep.
@@ -41,23 +36,14 @@ def sweep(flags: Flags) -> int:
         composer = Composer(flags.config_dirs, flags.config_name)
         points = expand(flags.overrides, composer.catalogue)
         launcher = launcher_of(flags.launcher, flags.jobs)
-        with checking(len(points)):
-            points = check(points, composer, PROGRAM, elsewhere=is_elsewhere(launcher))
-        say(f"{len(points)}/{len(points)} points valid")
+        points = checked(points, composer, launcher)
         warn(sentence for point in points for sentence in point.warnings)
-        planned = plan_sweep(
-            points,
-            sweep_folder(composer.compose(points[0].overrides).run),
-            words=flags.overrides,
-            config_dirs=flags.config_dirs,
-            config_name=flags.config_name,
-            parallel=flags.jobs or 1,
-        )
+        planned = recorded(points, sweep_folder(composer.compose(points[0].overrides).run), flags)
         return finish(planned, composer, launcher)
 
 
 def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: str | None = None) -> Sweep | None:
-    """The sweep that ``mptrain resume PATH`` means; None where it means a run.
+    """Return the sweep that ``mptrain resume PATH`` means; None where it means a run.
 
     Args:
         path: A folder, a name below ``outputs``, or ``last``, which is a run always.
@@ -86,7 +72,7 @@ def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: 
 
 
 def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), launcher: str | None = None) -> int:
-    """Runs what is missing, failed or interrupted of a sweep, by what ``sweep.json`` says alone.
+    """Run what is missing, failed or interrupted of a sweep, by what ``sweep.json`` says alone.
 
     Args:
         found: As it was read.
@@ -109,9 +95,7 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         if missing:
             _require_trust(found, allow)
             warn(f"{found.paths.json} brings its own files along: --config-dir {one}" for one in found.config_dirs)
-            with checking(len(missing)):
-                points = check(missing, composer, PROGRAM, elsewhere=is_elsewhere(asked))
-            say(f"{len(points)}/{len(points)} missing points valid, {len(found.jobs) - len(points)} done before")
+            checked(missing, composer, asked, f"missing points valid, {len(found.jobs) - len(missing)} done before")
         else:
             say(f"{found.folder} is already done")
         if has_sweeper(found.words):
@@ -138,6 +122,6 @@ def _require_trust(sweep: Sweep, allow: Sequence[str]) -> None:
 
 
 def has_sweeper(words: Sequence[str]) -> bool:
-    """Whether the words of a sweep leave its points to a sweeper of Hydra's."""
+    """Return whether the words of a sweep leave its points to a sweeper of Hydra's."""
     keys = [word.partition("=")[0].lstrip("+~") for word in words]
     return any(key == "hydra/sweeper" or key.startswith("hydra.sweeper.") for key in keys)

@@ -1,15 +1,17 @@
-"""The commands that train and evaluate: what they print around an attempt, and their exit codes."""
+"""The commands that train and evaluate: what they print before a run starts and after it ends, and their exit codes."""
 
 from __future__ import annotations
 
+import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mptrain.cli.banner import Banner, Closing, print_banner, print_closing
+from mptrain import __version__
+from mptrain.cli import formatting
 from mptrain.cli.display import make_display
-from mptrain.cli.messages import harmless, warn
+from mptrain.cli.messages import harmless, print_rows, warn
 from mptrain.config.trust import let_in, retyped
 from mptrain.errors import EXIT_OK
 from mptrain.parallel.torchrun import begun_alike
@@ -17,6 +19,8 @@ from mptrain.records import EventRecord, Record
 from mptrain.run.attempt import Opening, Outcome, launch
 from mptrain.run.attempt import resume as resume_run
 from mptrain.run.evaluation import evaluate_run
+from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.storage import readable_bytes
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
@@ -75,24 +79,24 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
 
 
 def _open(opening: Opening) -> Sequence[Sink]:
-    """Print what is about to be trained; the display that will show it."""
+    """Print what is about to be trained, how, on what and where; return the display that will show it."""
     config, parts = opening.config, opening.parts
     title = config.chosen.get("model", config.model.path)
     splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
-    banner = Banner(
-        model=f"{title}, {_parameters(parts)}",
-        dataset=f"{parts.dataset.name}, {splits}, {parts.dataset.describe()}",
-        mode=config.precision.name,
-        precision=config.precision.describe(),
-        scaler=_scalers(parts),
-        device=f"{parts.device}{f', {spread}, {config.distributed.kind}' if (spread := parts.comm.describe()) else ''}",
-        support=opening.support.reason,
-        run=opening.root,
-        planned=opening.planned,
-        from_step=opening.from_step,
-        notes=opening.notes,
-    )
-    print_banner(banner, sys.stdout)
+    ranks = f", {spread}, {config.distributed.kind}" if (spread := parts.comm.describe()) else ""
+    support = f"; {opening.support.reason}" if opening.support.reason else ""
+    start = f", from {opening.from_step:,} on" if opening.from_step else ""
+    rows = [
+        ("model", f"{title}, {_parameters(parts)}"),
+        ("dataset", f"{parts.dataset.name}, {splits}, {parts.dataset.describe()}"),
+        ("precision", f"{config.precision.name}: {config.precision.describe()}"),
+        ("scaler", _scalers(parts)),
+        ("device", f"{parts.device}{ranks}{support}"),
+        ("steps", f"{opening.planned:,}{start}"),
+        ("run", str(opening.root)),
+        *(("note", note) for note in opening.notes),
+    ]
+    print_rows(f"mptrain {__version__}", rows)
     if opening.support.advice and parts.policy.half:
         warn([f"precision={config.precision.name} on {parts.device}: {opening.support.advice}"])
     warn(opening.warnings)
@@ -110,7 +114,7 @@ def _parameters(parts: Parts) -> str:
 
 
 def _scalers(parts: Parts) -> str:
-    """What each learner's scale does; said once where all do the same."""
+    """Return what each learner's scale does; said once where all do the same."""
     words = {learner.name: learner.scaler.describe() for learner in parts.learners}
     if len(set(words.values())) == 1:
         return (f"{len(words)} scales, each " if len(words) > 1 else "") + next(iter(words.values()))
@@ -131,7 +135,86 @@ class _Warnings:
 def _close(outcome: Outcome, packages: Sequence[str]) -> int:
     if outcome.already_done:
         print(harmless(f"{outcome.root} is already done"))
-    closing = Closing.from_summary(outcome.root, outcome.summary)
-    closing = replace(closing, trust=retyped(packages), resume=begun_alike("mptrain resume"))
-    print_closing(closing, sys.stdout)
+    print_closing(outcome.root, outcome.summary, begun_alike("mptrain resume"), retyped(packages))
     return EXIT_OK
+
+
+def print_closing(run: Path, summary: Mapping[str, Any], resume: str = "mptrain resume", trust: str = "") -> None:
+    """Print the outcome of a run and the commands that go on from it.
+
+    Args:
+        run: Its directory.
+        summary: Of its ``summary.json``.
+        resume: The command that resumes it, on as many ranks.
+        trust: What a line that names the run needs behind it, with a blank before (see `mptrain.config.trust`).
+    """
+    rows = []
+    metric, name, split = summary.get("metric"), summary.get("metric_name") or "metric", summary.get("metric_split", "")
+    metrics: Mapping[str, float] = summary.get(split) or {}
+    steps, planned = summary.get("steps", 0), summary.get("planned_steps", 0)
+    if metric is not None:
+        interval = (summary.get("intervals") or {}).get(name)
+        reach = f", {interval[0]:.4f} to {interval[1]:.4f} on other samples (95 %)" if interval else ""
+        rows.append((name, f"{metric:.4f} on {split or 'the last evaluation'}{reach}"))
+        rows.append(("also", formatting.metrics({other: value for other, value in metrics.items() if other != name})))
+    elif metrics:
+        rows.append((split, formatting.metrics(metrics)))
+    if summary.get("best_val") is not None:
+        rows.append(("best", f"{summary['best_val']:.4f} on val"))
+    if _ran_out_of_time(summary):
+        minutes = f"train.max_minutes={summary['max_minutes']:g}"
+        rows.append(("ended", f"{minutes} was up, after {steps:,} of {planned:,} steps"))
+    learners = summary.get("learners") or {}
+    for learner, counts in learners.items():
+        updates = counts["updates"]
+        whose = f"{learner}: " if len(learners) > 1 else ""
+        done = f"{steps:,} attempted, {updates:,} update{'s' * (updates != 1)}, {_skipped(counts)}"
+        rows += [("batches", f"{whose}{done}"), ("loss scale", f"{whose}{_scale_path(counts['scale'])}")]
+    speed = f"{formatting.rate(summary.get('terms_per_second', 0.0))} {summary.get('term', 'samples')}/s"
+    peak, samples, quoted = summary.get("peak_memory"), RunPaths(run).samples, shlex.quote(str(run))
+    rows += [
+        ("speed", f"{speed}, {formatting.duration(summary.get('train_seconds', 0.0))} of training"),
+        ("memory", f"{readable_bytes(peak)} at most" if peak else ""),
+        ("run", str(run)),
+        ("samples", str(samples) if samples.is_dir() else ""),
+        ("evaluate", f"mptrain eval {quoted}{trust}"),
+        ("export", f"mptrain export {quoted}{trust}"),
+        ("go on", f"{resume} {quoted} {' '.join(_longer(summary))}{trust}"),
+    ]
+    print_rows("done", rows)
+
+
+def _ran_out_of_time(summary: Mapping[str, Any]) -> bool:
+    return summary.get("max_minutes") is not None and summary.get("steps", 0) < summary.get("planned_steps", 0)
+
+
+def _longer(summary: Mapping[str, Any]) -> list[str]:
+    """Return the words that make the run twice as long: those of the limits that ended it."""
+    words = []
+    if _ran_out_of_time(summary):
+        words.append(f"train.max_minutes={2 * (summary['max_minutes'] or 1):g}")
+    if (most := summary.get("max_steps")) and summary.get("steps", 0) >= most:
+        words.append(f"train.max_steps={2 * most}")
+    done, planned = summary.get("epochs", 0), summary.get("planned_epochs")
+    if not words or (planned and done >= planned):
+        words.append(f"train.epochs={2 * max(planned or done, 1)}")
+    return words
+
+
+def _skipped(learner: Mapping[str, Any]) -> str:
+    kinds = ", ".join(f"{count} {phase}" for phase, count in learner["overflows"].items() if count)
+    if not learner["skipped"] and not kinds:
+        return "none skipped"
+    share = formatting.share(learner["skip_rate"])
+    return f"{learner['skipped']:,} skipped ({share})" + (f"; overflows: {kinds}" if kinds else "")
+
+
+def _scale_path(scale: Mapping[str, float]) -> str:
+    if not scale:
+        return ""
+    if scale["min"] == scale["max"]:
+        return f"{formatting.scale_with_power(scale['last'])} throughout"
+    path = f"{formatting.scale_with_power(scale['first'])} to {formatting.scale_with_power(scale['last'])}"
+    if {scale["first"], scale["last"]} == {scale["min"], scale["max"]}:
+        return path
+    return f"{path}, between {formatting.scale(scale['min'])} and {formatting.scale(scale['max'])}"

@@ -11,11 +11,9 @@ import pytest
 from loops import each
 from small_runs import environment
 
-from mptrain.cli.completion import SCRIPTS
-from mptrain.cli.completion_answers import answers
-from mptrain.cli.completion_choices import choices_in_section, choices_of_target
-from mptrain.cli.completion_line import escaped, split
-from mptrain.cli.main import COMMANDS
+from mptrain.cli.completion import SHELLS, answers, escaped, script, split
+from mptrain.cli.completion_overrides import choices_in_section, choices_of_target
+from mptrain.cli.main import COMMANDS, command_texts
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.compose import RECHOSEN
@@ -28,7 +26,7 @@ BREAKS = " \t\n\"'@><=;|&(:"
 def offered(line):
     """The words offered at the end of a line without quotes."""
     *before, current = line.split(" ")
-    return [candidate.text for candidate in answers(before, current)]
+    return [candidate.text for candidate in answers(before, current, command_texts())]
 
 
 def made_run(name, config="", root=Path("outputs")):
@@ -272,11 +270,11 @@ def test_zsh_and_fish_are_told_what_words_mean(terminal):
 
 
 def test_scripts_are_printed_by_name_and_in_hydras_way(terminal):
-    for shell, script in SCRIPTS.items():
+    for shell in SHELLS:
         assert terminal("completion", shell) == 0
-        assert terminal.out == script
+        assert terminal.out == script(shell)
         assert terminal("-sc", f"install={shell}") == 0
-        assert terminal.out == script
+        assert terminal.out == script(shell)
 
 
 def test_other_shells_are_refused(terminal):

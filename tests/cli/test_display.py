@@ -8,10 +8,8 @@ import time
 import pytest
 from rich.console import Console
 
-from mptrain.cli.display import make_display
-from mptrain.cli.lines import PlainLines
+from mptrain.cli.display import HISTORY, PlainLines, RunProgress, make_display
 from mptrain.cli.panel import LivePanel, render
-from mptrain.cli.progress import HISTORY, RunProgress
 from mptrain.engine.options import LogOptions
 from mptrain.records import EpochRecord, EvalRecord, EventRecord, OverflowRecord, ProgressRecord, StepRecord
 
@@ -267,7 +265,7 @@ def test_lines_are_key_value_pairs_without_control_characters():
 
 def test_lines_about_progress_keep_their_distance(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("mptrain.cli.lines.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("mptrain.cli.display.time.monotonic", lambda: clock[0])
     stream = io.StringIO()
     lines = PlainLines(stream, 10.0)
     lines.take(step(1))

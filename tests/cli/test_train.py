@@ -1,8 +1,145 @@
-"""The lines that a run prints before it trains."""
+"""What the commands that train print around a run."""
+
+import io
+from pathlib import Path
 
 import pytest
 
 from mptrain.cli.main import main
+from mptrain.cli.messages import print_rows
+from mptrain.cli.train import print_closing
+
+LEARNER = {
+    "updates": 376,
+    "skipped": 4,
+    "skip_rate": 4 / 380,
+    "overflows": {"calibrating": 3, "growth probe": 1, "unexpected": 0},
+    "scale": {"first": 65536.0, "min": 8192.0, "max": 65536.0, "last": 16384.0},
+}
+SUMMARY = {
+    "metric_name": "top1",
+    "metric": 0.9673,
+    "metric_split": "test",
+    "best_val": 0.97,
+    "steps": 380,
+    "learners": {"main": LEARNER},
+    "term": "samples",
+    "terms_per_second": 4215.0,
+    "train_seconds": 61.0,
+    "peak_memory": 512_000_000,
+    "epochs": 10,
+}
+
+
+@pytest.fixture
+def closing(capsys):
+    def printed(*words, **changes):
+        print_closing(Path("outputs/a b"), {**SUMMARY, **changes}, *words)
+        return capsys.readouterr().out
+
+    return printed
+
+
+TINY = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=32", "train.batch_size=8", "train.max_steps=2")
+
+
+def test_the_start_names_model_data_precision_scaler_device_and_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*TINY, "precision=amp_dynamic", "device=cpu", "run.name=x"]) == 0
+    text = " ".join(capsys.readouterr().out.partition("\ndone\n")[0].split())
+    for part in (
+        " model mlp, ",
+        " parameters dataset digits, 32 train, ",
+        " precision amp_dynamic: parameters float32",
+        " scaler dynamic from ",
+        " device cpu; ",
+        " steps 2 run outputs/x",
+    ):
+        assert part in text
+    assert " note " not in text
+    assert main(["resume", "x", "train.max_steps=4"]) == 0
+    text = " ".join(capsys.readouterr().out.partition("\ndone\n")[0].split())
+    assert " steps 4, from 2 on run outputs/x note " in text
+
+
+def test_long_facts_are_wrapped_not_cut(capsys):
+    print_rows("title", [("precision", "word " * 60), ("nothing", "")])
+    text = capsys.readouterr().out
+    assert text.count("word") == 60
+    assert "nothing" not in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_the_end_names_metric_counts_scale_path_and_the_next_commands(closing):
+    text = closing()
+    assert "0.9673 on test" in text
+    assert "0.9700 on val" in text
+    assert "380 attempted, 376 updates, 4 skipped (1.1 %); overflows: 3 calibrating, 1 growth probe" in text
+    assert "65536 (2^16) to 16384 (2^14), between 8192 and 65536" in text
+    path = {"first": 65536.0, "min": 16384.0, "max": 65536.0, "last": 16384.0}
+    fell = closing(learners={"main": {**LEARNER, "scale": path}})
+    assert "65536 (2^16) to 16384 (2^14)" in fell
+    assert "between" not in fell
+    assert "mptrain eval 'outputs/a b'" in text
+    assert "mptrain resume 'outputs/a b' train.epochs=20" in text
+
+
+def test_the_end_shows_the_other_metrics_too(closing):
+    text = closing(test={"top1": 0.9673, "loss": 0.1, "top5": 1.0})
+    (also,) = [line for line in text.splitlines() if line.split()[:1] == ["also"]]
+    assert also.split() == ["also", "top5", "1.0000", "loss", "0.1000"]
+    assert "also" not in closing(test={"top1": 0.9673})
+
+
+def test_a_quiet_run_says_so(closing):
+    quiet = {"skipped": 0, "overflows": {}, "scale": dict.fromkeys(("first", "min", "max", "last"), 1024.0)}
+    text = closing(learners={"main": {**LEARNER, **quiet}})
+    assert "none skipped" in text
+    assert "1024 (2^10) throughout" in text
+
+
+def test_a_run_without_evaluation_or_steps_is_closed_too(closing):
+    learner = {"updates": 0, "skipped": 0, "skip_rate": 0.0, "overflows": {}, "scale": {}}
+    text = closing(metric=None, best_val=None, steps=0, learners={"main": learner}, peak_memory=None)
+    assert "on val" not in text
+    assert "loss scale" not in text
+    assert "0 attempted" in text
+
+
+@pytest.mark.parametrize(
+    ("summary", "words"),
+    [
+        ({"steps": 40, "max_steps": 40, "epochs": 1, "planned_epochs": 10}, "train.max_steps=80"),
+        ({"steps": 38, "max_steps": 40, "epochs": 1, "planned_epochs": 1}, "train.epochs=2"),
+        ({"steps": 38, "max_steps": 38, "epochs": 1, "planned_epochs": 1}, "train.max_steps=76 train.epochs=2"),
+        ({"steps": 38, "max_steps": None, "epochs": 3, "planned_epochs": 3}, "train.epochs=6"),
+    ],
+)
+def test_going_on_doubles_the_limit_that_ended_the_run(closing, summary, words):
+    [line] = [line for line in closing(**summary).splitlines() if line.startswith("  go on")]
+    assert line.endswith(f"'outputs/a b' {words}")
+
+
+class Tty(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("columns", "width"), [("80", 80), ("300", 110), ("20", 60)])
+def test_facts_are_wrapped_to_the_width_of_the_terminal(monkeypatch, columns, width):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Tty()
+    print_rows("title", [("name", "word " * 100)], stream)
+    assert width - 5 <= max(map(len, stream.getvalue().splitlines())) <= width
+    plain = io.StringIO()
+    print_rows("title", [("name", "word " * 100)], plain)
+    assert max(map(len, plain.getvalue().splitlines())) > 105
+
+
+def test_a_run_that_torchrun_began_is_gone_on_with_by_torchrun(closing):
+    words = " ".join(closing("torchrun --nproc-per-node=2 -m mptrain resume").split())
+    assert "go on torchrun --nproc-per-node=2 -m mptrain resume 'outputs/a b' train.epochs=" in words
 
 
 @pytest.mark.parametrize("kernels", ["auto", "native"])

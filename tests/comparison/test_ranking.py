@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from mptrain.cli.sweep_outcome import print_outcome
+from mptrain.cli.sweep_display import print_outcome
 from mptrain.comparison.ranking import Ranked, rank, ranking, sweep_lead
 from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.summary import write_summary

@@ -40,7 +40,7 @@ class Hooks:
 
         for holder, name in (
             (attempt, "build"), (attempt, "create_run"), (attempt, "existing_run"), (attempt, "truncate_records"),
-            (attempt, "describe"), (attempt, "RecordWriter"), (attempt, "Loop"), (loop, "rehearse_run"), (train, "print_banner"),
+            (attempt, "describe"), (attempt, "RecordWriter"), (attempt, "Loop"), (loop, "rehearse_run"), (train, "_open"),
         ):  # fmt: skip
             self._wrap(holder, name, "start")
         for holder, name in (

@@ -90,13 +90,13 @@ def test_a_failure_and_a_stall_are_not_written_into_another_folder(monkeypatch, 
 
 
 def test_a_sweep_whose_folder_has_gone_makes_nothing_anew(capsys, monkeypatch, tmp_path):
-    from mptrain.cli import sweep_watch
+    from mptrain.cli import sweep_display
 
     def move(self, sweep, job):
         if Path("outputs/s").exists():
             Path("outputs/s").rename("outputs/t")
 
-    monkeypatch.setattr(sweep_watch.Lines, "changed", move)
+    monkeypatch.setattr(sweep_display.Lines, "changed", move)
     assert main(["-m", *WORDS[:-1], "run.name=s", "seed=0,1"]) == 6
     assert (
         f"outputs/s has gone while it was being written: it was moved to {tmp_path}/outputs/t"

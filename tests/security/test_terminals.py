@@ -11,13 +11,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mptrain.cli.messages import say
+from mptrain.cli.display import RunProgress
+from mptrain.cli.messages import print_rows, say
 from mptrain.cli.panel import render
-from mptrain.cli.progress import RunProgress
 from mptrain.cli.reproduce import print_recipe
-from mptrain.cli.rows import print_rows
-from mptrain.cli.sweep_outcome import print_outcome
-from mptrain.cli.sweep_watch import Lines, LiveTable
+from mptrain.cli.sweep_display import Lines, LiveTable, print_outcome
 from mptrain.config.compose import Composer
 from mptrain.records import EvalRecord, ProgressRecord, StepRecord
 from mptrain.runlog.sweeps import read_sweep

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mptrain.cli.sweep_outcome import print_outcome
-from mptrain.cli.sweep_watch import LiveTable, choose, remaining
+from mptrain.cli.sweep_display import LiveTable, choose, print_outcome, remaining
 from mptrain.runlog import RunPaths, write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob
 from mptrain.sweep.executor import Progress

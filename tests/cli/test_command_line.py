@@ -1,7 +1,7 @@
 import pytest
 from loops import each
 
-from mptrain.cli.flags import read_flags
+from mptrain.cli.command_line import read_flags
 from mptrain.errors import ConfigError, UsageError
 
 

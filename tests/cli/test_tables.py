@@ -9,7 +9,7 @@ import pytest
 from comparison.fake_runs import arm
 
 from mptrain.cli.comparison_table import print_comparison
-from mptrain.cli.narrow import BREAK, Column, drawn
+from mptrain.cli.tables import BREAK, Column, drawn
 from mptrain.comparison.comparison import compare
 
 

@@ -1,28 +1,28 @@
-"""Shows a sweep while it runs: a live table on a terminal, elsewhere a line when a job starts and when it ends."""
+"""Sweeps on standard output: a live table while they run, or a line when a job starts and ends; at their end a table of all jobs."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
+import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mptrain.cli import wording
-from mptrain.cli.messages import colourful, printable
-from mptrain.cli.panel import INTERVAL, Terminal
-from mptrain.cli.rows import KeyValues
-from mptrain.cli.sweep_outcome import COLOURS, metric_in_words, skipped_in_words
+from mptrain.cli import formatting
+from mptrain.cli.messages import KeyValues, colourful, printable, say
+from mptrain.cli.panel import INTERVAL, LiveDisplay
+from mptrain.cli.tables import columns_of, drawn
+from mptrain.comparison.ranking import sweep_lead
 from mptrain.runlog.sweeps import summary_of
 
 if TYPE_CHECKING:
@@ -30,18 +30,32 @@ if TYPE_CHECKING:
     from mptrain.sweep.executor import Progress
     from mptrain.sweep.runner import Watcher
 
+#: Status to its colour, wherever jobs are shown.
+_COLOURS: dict[str, str] = {
+    "done": "green",
+    "running": "cyan",
+    "failed": "bold red",
+    "interrupted": "yellow",
+    "preempted": "yellow",
+    "waiting": "dim",
+}
+
 #: Which jobs a table that is too short for all of them shows first.
 _URGENCY = ("running", "failed", "interrupted", "preempted", "done", "waiting")
 
 #: Lines of the terminal that are left for what is not a job: heads, what was folded, the summary, the cursor.
 _OTHER_LINES = 6
 
-_BAR, _WIDE = 12, 100
+#: The rest of a progress bar.
+_REST = "bright_black"
+
+#: Columns of a progress bar; of a terminal that has room for it; and of one that has room for the names of runs in the last table.
+_BAR, _WIDE, _WIDE_AT_END = 12, 100, 120
 
 
 @contextmanager
 def watching(sweep: Sweep) -> Iterator[Watcher]:
-    """What shows the sweep on standard output."""
+    """Give the display of a sweep on standard output."""
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         table = LiveTable(sweep, sys.stdout, colours=colourful(sys.stdout))
         try:
@@ -87,7 +101,7 @@ class Lines:
         """Nothing moves."""
 
 
-class LiveTable:
+class LiveTable(LiveDisplay):
     """Draws the jobs at most four times a second, as many as the terminal has lines for.
 
     Args:
@@ -97,16 +111,12 @@ class LiveTable:
     """
 
     def __init__(self, sweep: Sweep, stream: IO[str], *, colours: bool = True) -> None:
+        super().__init__(stream, colours=colours, transient=True)  # what remains on the screen is printed afterwards
         self._sweep = sweep
         self._progress: dict[int, Progress] = {}
         self._began: dict[int, float] = {}
         self._start = time.monotonic()
         self._stopping = ""
-        self._console = Terminal(file=stream, no_color=not colours)
-        # No refreshing thread: it would draw while signals are handled. What remains on the screen is printed afterwards.
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._drawn = 0.0
-        self._gone = False
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
         """Draws it with the next tick."""
@@ -127,41 +137,34 @@ class LiveTable:
 
     def tick(self) -> None:
         """Draws, if the last drawing is old enough."""
-        if self._gone or time.monotonic() - self._drawn < INTERVAL:
-            return
-        try:
-            self._live.start()
-            width, height = self._console.size
-            self._live.update(self.render(width, height), refresh=True)
-        except OSError:
-            self._gone = True  # the terminal has gone; the sweep goes on without it
-        self._drawn = time.monotonic()
-
-    def close(self) -> None:
-        """Clears the table away."""
-        with contextlib.suppress(OSError):
-            self._live.stop()
+        if not self._gone and time.monotonic() - self._drawn >= INTERVAL:
+            self.draw(self.render(*self._console.size))
 
     def render(self, width: int, height: int) -> RenderableType:
         """The table for a terminal of so many columns and lines."""
         shown = choose(self._sweep.jobs, max(height - _OTHER_LINES, 3))
         wide = width >= _WIDE
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
-        table.add_column("#", justify="right", no_wrap=True)
-        table.add_column("point", ratio=3, no_wrap=True, overflow="ellipsis")
-        table.add_column("status", no_wrap=True)
-        table.add_column("progress" if wide else "done", ratio=2 if wide else 1, no_wrap=True, overflow="ellipsis")
-        table.add_column("metric", no_wrap=True)
-        table.add_column("loss scale", justify="right", no_wrap=True)
-        if wide:
-            table.add_column("overflows", justify="right", no_wrap=True)
-        table.add_column("skipped", justify="right", no_wrap=True)
-        table.add_column("left", justify="right", no_wrap=True)
+        flexible = {"point": 3, "progress": 2, "done": 1}
+        titles = (
+            "#",
+            "point",
+            "status",
+            "progress" if wide else "done",
+            "metric",
+            "loss scale",
+            "overflows",
+            "skipped",
+            "left",
+        )
+        for title in titles if wide else (title for title in titles if title != "overflows"):
+            justify: Literal["left", "right"] = "left" if title in (*flexible, "status", "metric") else "right"
+            table.add_column(title, justify=justify, ratio=flexible.get(title), no_wrap=True)
         shared = _words_of_arms(self._sweep.jobs)
         for job in shown:
             differing = [word for word in job.varied if word not in shared[job.arm]]
             label = " ".join([job.arm, *differing]) if job.arm else job.label
-            status = f"[{COLOURS[job.status]}]{job.status}[/]"
+            status = f"[{_COLOURS[job.status]}]{job.status}[/]"
             table.add_row(str(job.number), escape(printable(label)), status, *self._cells(job, wide=wide))
         lines: list[RenderableType] = [table]
         if len(shown) < len(self._sweep.jobs):
@@ -174,46 +177,36 @@ class LiveTable:
     def _cells(self, job: SweepJob, *, wide: bool) -> list[RenderableType]:
         """Progress, metric, loss scale, overflows where there is room, skipped, time left."""
         progress = self._progress.get(job.number)
+        doing: RenderableType
+        metric = left = scales = overflows = skipped = ""
         if job.status == "done":
             summary = summary_of(self._sweep.paths.run(job.name))
             learners = (summary.get("learners") or {}).values()
-            scales = [learner["scale"]["last"] for learner in learners if "last" in learner.get("scale", {})]
-            overflows = str(sum(sum(learner["overflows"].values()) for learner in learners))
-            took = (
-                f"[dim]{wording.duration(job.seconds)}{' in all' * wide}[/]"
-                if job.seconds is not None
-                else "[dim]before[/]"
-            )
+            doing = "[dim]before[/]"
+            if job.seconds is not None:
+                doing = f"[dim]{formatting.duration(job.seconds)}{' in all' * wide}[/]"
             metric = metric_in_words(summary).partition(" ")[0].replace("=", " ")
-            cells: list[RenderableType] = [
-                took,
-                escape(printable(metric)),
-                _scales(scales),
-                overflows,
-                skipped_in_words(summary),
-                "",
-            ]
+            scales = _scales(learner["scale"]["last"] for learner in learners if "last" in learner.get("scale", {}))
+            overflows = str(sum(sum(learner["overflows"].values()) for learner in learners))
+            skipped = skipped_in_words(summary)
         elif progress is not None and job.status == "running":
-            done = f"{progress.step:,}/{progress.steps:,}"
+            doing = f"{100 * progress.step / max(progress.steps, 1):.0f} %"
+            if wide:
+                doing = Table.grid(padding=(0, 1, 0, 0))
+                bar = ProgressBar(max(progress.steps, 1), progress.step, width=_BAR, complete_style="cyan", style=_REST)
+                doing.add_row(bar, f"{progress.step:,}/{progress.steps:,}")
             metric = f"{progress.metric_name} {progress.metric:.4f}" if progress.metric_name else ""
-            cells = [
-                _bar(progress, done) if wide else f"{100 * progress.step / max(progress.steps, 1):.0f} %",
-                escape(printable(metric)),
-                _scales(progress.scales),
-                str(progress.overflows),
-                str(progress.skipped),
-                wording.duration(progress.eta),
-            ]
-        elif job.status == "running" and not job.reason:
-            cells = ["[dim]starting[/]", "", "", "", "", ""]
+            scales, overflows, skipped = _scales(progress.scales), str(progress.overflows), str(progress.skipped)
+            left = formatting.duration(progress.eta)
         else:
-            cells = [f"[dim]{escape(printable(job.reason))}[/]", "", "", "", "", ""]
-        return cells if wide else [*cells[:3], *cells[4:]]
+            starts = job.status == "running" and not job.reason
+            doing = "[dim]starting[/]" if starts else f"[dim]{escape(printable(job.reason))}[/]"
+        return [doing, escape(printable(metric)), scales, *([overflows] if wide else []), skipped, left]
 
     def _summary(self) -> RenderableType:
         left = remaining(self._sweep, self._progress, {n: time.monotonic() - at for n, at in self._began.items()})
-        elapsed = wording.duration(time.monotonic() - self._start)
-        ends = f"   [dim]left[/] about {wording.duration(left)}" if math.isfinite(left) else ""
+        elapsed = formatting.duration(time.monotonic() - self._start)
+        ends = f"   [dim]left[/] about {formatting.duration(left)}" if math.isfinite(left) else ""
         counts = escape(_counts(self._sweep.jobs))
         where = escape(printable(str(self._sweep.folder)))
         line = Text.from_markup(f"[bold]{counts}[/]   [dim]elapsed[/] {elapsed}{ends}   [dim]{where}[/]")
@@ -230,7 +223,7 @@ def _words_of_arms(jobs: Sequence[SweepJob]) -> dict[str, set[str]]:
 
 
 def choose(jobs: tuple[SweepJob, ...], most: int) -> list[SweepJob]:
-    """The jobs that a table of so many rows shows: those that run, then failures, the newest ends, the next to come."""
+    """Return the jobs that a table of so many rows shows: those that run, then failures, the newest ends, the next to come."""
     if len(jobs) <= most:
         return list(jobs)
 
@@ -269,19 +262,76 @@ def remaining(sweep: Sweep, progress: dict[int, Progress], elapsed: dict[int, fl
 
 def _counts(jobs: tuple[SweepJob, ...] | set[SweepJob]) -> str:
     """``7 done, 1 failed, 2 running, 2 waiting``."""
-    numbers = {
-        status: sum(job.status == status for job in jobs) for status in ("done", *_URGENCY[1:4], "running", "waiting")
-    }
-    return ", ".join(f"{count} {status}" for status, count in numbers.items() if count)
+    counts: Counter[str] = Counter(job.status for job in jobs)
+    order = ("done", *_URGENCY[1:4], "running", "waiting")
+    return ", ".join(f"{counts[status]} {status}" for status in order if counts[status])
 
 
-def _bar(progress: Progress, done: str) -> RenderableType:
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    bar = ProgressBar(max(progress.steps, 1), progress.step, width=_BAR, complete_style="cyan", style="bright_black")
-    grid.add_row(bar, done)
-    return grid
-
-
-def _scales(scales: list[float] | tuple[float, ...]) -> str:
+def _scales(scales: Iterable[float]) -> str:
     """The loss scale of each learner; once where all have the same."""
-    return " ".join(dict.fromkeys(wording.scale(value) for value in scales))
+    return " ".join(dict.fromkeys(formatting.scale(value) for value in scales))
+
+
+def print_outcome(sweep: Sweep) -> None:
+    """Print one row a job, relative to the sweep's folder, and which setting was best as far as 95 % CIs tell.
+
+    Then comes a row for each job that failed, with the file of its output.
+
+    Raises:
+        StorageError: Standard output takes no more.
+    """
+    wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE_AT_END
+    left_out = ("" if any(job.arm for job in sweep.jobs) else "arm", "" if wide else "run")  # named after their points
+    summaries = {job.number: summary_of(sweep.paths.run(job.name)) for job in sweep.jobs if job.status == "done"}
+    rows = []
+    for job in sweep.jobs:
+        summary = summaries.get(job.number, {})
+        row = {
+            "#": str(job.number),
+            "arm": escape(printable(job.arm)),
+            "point": escape(printable(job.label)),
+            "status": f"[{_COLOURS[job.status]}]{job.status}[/]",
+            "exit": "" if job.code is None else str(job.code),
+            "metric": escape(printable(metric_in_words(summary))),
+            "skipped": skipped_in_words(summary),
+            "run": escape(printable(job.name)),
+        }
+        rows.append({title: cell for title, cell in row.items() if title not in left_out})
+    _print(rows)
+    if sweep.kind == "sweep" and sum(summary.get("metric") is not None for summary in summaries.values()) > 1:
+        say(f"\n{printable(sweep_lead(sweep.jobs, summaries, '{:.4f}'.format))}")
+    if living := [job for job in sweep.jobs if job.status == "running" and job.reason]:
+        are = "are" if len(living) > 1 else "is"
+        say(f"\n{len(living)} of the jobs {are} still run by processes of an earlier time, which were left alone:")
+        for job in living:
+            say(f"  {job.number}  {printable(job.label)}  {printable(job.reason)}")
+    failed = [job for job in sweep.jobs if job.status == "failed"]
+    _print(
+        [
+            {
+                "#": str(job.number),
+                "why it failed": escape(printable(job.reason)),
+                "what it printed": escape(printable(str(sweep.paths.log(job.name)))),
+            }
+            for job in failed
+        ]
+    )
+
+
+def _print(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows of cells by their titles, below an empty line; nothing where there are none."""
+    if rows:
+        columns = columns_of(list(rows[0]), [list(row.values()) for row in rows], numeric=("#", "exit", "skipped"))
+        say("\n" + "\n".join(drawn(columns, piped_width=200)), styled=True)
+
+
+def metric_in_words(summary: Mapping[str, Any]) -> str:
+    """Return the metric of record of a summary: ``top1=0.9673 (test)``."""
+    metric, name = summary.get("metric"), summary.get("metric_name", "metric")
+    return f"{name}={metric:.4f} ({summary.get('metric_split')})" if isinstance(metric, (int, float)) else ""
+
+
+def skipped_in_words(summary: Mapping[str, Any]) -> str:
+    """Return the skipped updates of all learners of a summary."""
+    learners = summary.get("learners") or {}
+    return str(sum(learner["skipped"] for learner in learners.values())) if learners else ""
