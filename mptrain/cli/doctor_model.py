@@ -12,9 +12,10 @@ from mptrain.cli.messages import colourful, printable, say
 from mptrain.cli.rows import width_of
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.inspection.data_check import check_data
+from mptrain.inspection.findings import Finding
 from mptrain.inspection.scale_check import ScalingReport, check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
-from mptrain.inspection.scale_check_ranges import LOST, Finding, ModuleScaling, Scales, scales_of
+from mptrain.inspection.scale_check_ranges import LOST, ModuleScaling, Scales, scales_of
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
 

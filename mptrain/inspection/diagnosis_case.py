@@ -8,26 +8,30 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
+from mptrain.config.schema import Config
 from mptrain.config.trust import fetches
+from mptrain.engine.job import Parts
+from mptrain.engine.learner import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.findings import Cause, causes_of, compared, inexact, none
+from mptrain.inspection.findings import Finding, causes_of, compared, inexact, none
 from mptrain.inspection.observations import NEVER_ZERO, underflows
-from mptrain.inspection.step_accuracy_passes import measure_accuracy
+from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.inspection.step_replay import SavedStep, look, stand_at
 from mptrain.precision.apply import set_products
+from mptrain.probe.observer import Observation, Operation
 from mptrain.scaler import NoScaler, StaticScaler
 
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.engine.job import Parts
-    from mptrain.engine.learner import Learner
-    from mptrain.inspection.step_accuracy import StepAccuracy
-    from mptrain.probe.observer import Operation
-    from mptrain.probe.step_observation import Observation
+
+def reloaded(config: Config, *words: str) -> Config:
+    """Return a configuration under other words, with the code that was let in.
+
+    Raises:
+        ConfigError: The words do not fit it.
+    """
+    return reload(config.yaml, words, allow=config.extensions.allow, fetch=fetches(config))
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class DiagnosisCase:
             EnvironmentRefused: This device cannot do that.
             ConfigError: The words do not fit the configuration.
         """
-        config = reload(self.config.yaml, words, allow=self.config.extensions.allow, fetch=fetches(self.config))
+        config = reloaded(self.config, *words)
         parts = self._built(config)
         scales = dict(self.moment.scales)
         if scale is not None:
@@ -96,7 +100,7 @@ class DiagnosisCase:
         return next(learner for learner in self.parts.learners if learner.name == self.seen.learner)
 
     @functools.cached_property
-    def causes(self) -> tuple[Cause, ...]:
+    def causes(self) -> tuple[Finding, ...]:
         """Return all causes that follow from no other one; none where the step is right.
 
         A step in half precision is right where it is finite and agrees with the same step in FP32.
@@ -108,7 +112,7 @@ class DiagnosisCase:
         return compared(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
 
     @property
-    def cause(self) -> Cause:
+    def cause(self) -> Finding:
         """The first of them; one of kind ``none`` where there is none."""
         return next(iter(self.causes), none(self.seen, self.accuracy))
 
@@ -123,7 +127,7 @@ class DiagnosisCase:
         if not self.seen.finite or not self.right:
             return ()
         agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
-        infinite = [f"{one.sentence}{agree}" for one in causes_of(self.seen)]
+        infinite = [f"{one.what}{agree}" for one in causes_of(self.seen)]
         return (*infinite, *(inexact(self.seen, self.accuracy) if self.accuracy is not None else ()))
 
     @property
@@ -149,9 +153,7 @@ class DiagnosisCase:
         if self._suspicious and (self.exact is None or not self.exact.finite):
             return None
         try:
-            fp32 = reload(
-                self.config.yaml, ("precision=fp32",), allow=self.config.extensions.allow, fetch=fetches(self.config)
-            )
+            fp32 = reloaded(self.config, "precision=fp32")
             half, wide = (functools.partial(self._built, config) for config in (self.config, fp32))
             return measure_accuracy(half, wide, self.moment, seen.learner, seen.loss_scale)
         except (EnvironmentRefused, ConfigError):
@@ -198,10 +200,8 @@ class DiagnosisCase:
         Where outputs agree with FP64 all the same, as behind a bias of 1e-6, those of exponentials and shares are, which get smaller
         while a network learns.
         """
-        if (
-            self.accuracy is None
-            or self.accuracy.lost_output([operation.module for operation in self.lost]) is not None
-        ):
+        modules = [operation.module for operation in self.lost]
+        if self.accuracy is None or self.accuracy.lost_output(modules) is not None:
             return bool(self.lost)
         return any(operation.operator in NEVER_ZERO for operation in self.lost)
 

@@ -8,28 +8,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import cast
 
 from mptrain.config.build import build
-from mptrain.config.compose import reload
-from mptrain.config.trust import fetches
+from mptrain.config.schema import Config
+from mptrain.engine.job import Parts
 from mptrain.errors import ConfigError, did_you_mean
-from mptrain.inspection.diagnosis_case import DiagnosisCase, lost_in_training, of_learner
+from mptrain.inspection.diagnosis_case import DiagnosisCase, lost_in_training, of_learner, reloaded
+from mptrain.inspection.findings import listed
 from mptrain.inspection.observations import notes_of, rows_of, underflows
 from mptrain.inspection.remedies import remedies
 from mptrain.inspection.step_replay import SavedStep, look, stand_at
-from mptrain.runlog.diagnosis import Examination, Found, Remedy
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.engine.job import Parts
-    from mptrain.probe.step_observation import Observation
+from mptrain.probe.observer import Observation
+from mptrain.runlog.diagnosis import CauseKind, Examination, Found, Remedy
 
 #: What takes a fault out of a configuration.
 _WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")
-
-#: Tensors that are named in a sentence.
-_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -90,14 +84,12 @@ def examine(subject: str, config: Config, place: Place, learner: str | None = No
     if not fault:
         return _examination(subject, _case(config, place, seen), remarks)
     remarks = (*remarks, f"a fault is put in on purpose: {fault}")
-    case, tried = (
-        replace(_case(config, place, seen), faulted=True),
-        Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it"),
-    )
+    case = replace(_case(config, place, seen), faulted=True)
     if case.right:  # what else there is to try would put the fault in again
         return _examination(subject, case, remarks, ())
     clean = _without_fault(config, place, seen.learner)
     if clean.right:
+        tried = Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it")
         found = _examination(subject, case, remarks, (tried,))
         return replace(found, verdict=f"the injected fault is the cause: {fault}; {found.verdict}")
     found = _examination(subject, clean, remarks)
@@ -132,11 +124,11 @@ def _examination(
         loss_scale=seen.loss_scale,
         precision=case.config.precision.name,
         device=str(case.parts.device),
-        cause=cause.kind,
+        cause=cast("CauseKind", cause.kind),
         module=cause.module,
         operator=cause.operator,
-        verdict=cause.sentence,
-        also=tuple(Found(one.kind, one.module, one.operator, one.sentence) for one in others),
+        verdict=cause.what,
+        also=tuple(Found(cast("CauseKind", one.kind), one.module, one.operator, one.what) for one in others),
         notes=(*case.remarks, *notes_of(seen, exact)),
         remarks=remarks,
         modules=rows_of(seen, case.causes),
@@ -169,7 +161,7 @@ def _fault(parts: Parts, step: int) -> str:
 
 def _without_fault(config: Config, place: Place, learner: str) -> DiagnosisCase:
     """The same step of a learner without the fault."""
-    config = reload(config.yaml, _WITHOUT_FAULT, allow=config.extensions.allow, fetch=fetches(config))
+    config = reloaded(config, *_WITHOUT_FAULT)
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
     stand_at(parts, place.moment)
     seen = lost_in_training(of_learner(look(parts, place.moment), learner), config)
@@ -192,14 +184,9 @@ def _overflow_on_record(record: OnRecord, seen: Observation) -> tuple[str, ...]:
         return ()
     before, now = dict(record.overflows.get(seen.learner, ())), dict(seen.gradients)
     if before.keys() == now.keys():
-        return (f"its overflow is the one on record, in {_names(now)}",) if now else ()
+        return (f"its overflow is the one on record, in {listed(list(now))}",) if now else ()
     if not now:
-        return (f"on record it overflowed, in {_names(before)}; now it does not",)
+        return (f"on record it overflowed, in {listed(list(before))}; now it does not",)
     if not before:
         return ("on record it did not overflow",)
-    return (f"its overflow was in {_names(before)} on record and is in {_names(now)} now",)
-
-
-def _names(tensors: Mapping[str, str]) -> str:
-    more = f" and {len(tensors) - _NAMED} more" if len(tensors) > _NAMED else ""
-    return ", ".join(list(tensors)[:_NAMED]) + more
+    return (f"its overflow was in {listed(list(before))} on record and is in {listed(list(now))} now",)

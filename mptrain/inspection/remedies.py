@@ -14,28 +14,27 @@ A lower learning rate is advised only where FP32 itself is not finite because we
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.diagnosis_case import DiagnosisCase, of_learner
-from mptrain.inspection.findings import Cause, cause_of, first_break, named, place
-from mptrain.inspection.keep_fp32 import Kept
+from mptrain.inspection.findings import Finding, cause_of, first_break, operator_name, place
 from mptrain.inspection.observations import small_gradients
 from mptrain.inspection.scale_remedies import higher_scale, lower_scale, raised_scale
 from mptrain.inspection.step_replay import look
 from mptrain.numerics.exponents import merged
 from mptrain.numerics.formats import FLOAT16
-from mptrain.probe.module_trail import LOSS
+from mptrain.precision.apply import kept_modules
+from mptrain.probe.module_trail import LOSS, is_inside
+from mptrain.probe.observer import Observation
+from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis import Remedy
-
-if TYPE_CHECKING:
-    from mptrain.probe.step_observation import Observation
-    from mptrain.records import ExponentCounts
-    from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.batch import Batch
 
 #: Entries of ``precision.keep_fp32`` that are added at most before another precision is the simpler remedy.
 MOST_KEPT = 6
@@ -63,9 +62,9 @@ class FailureCriterion:
             return case.cause.module or ""
         return case.lost[0].module if self.underflow and case.lost else None
 
-    def sentence(self, case: DiagnosisCase) -> str:
+    def describe(self, case: DiagnosisCase) -> str:
         """Return what is wrong, in a sentence."""
-        return f"values of {self.about(case)} are lost" if case.right else case.cause.sentence
+        return f"values of {self.about(case)} are lost" if case.right else case.cause.what
 
 
 _BREAKS = FailureCriterion()
@@ -133,11 +132,11 @@ def _another_scale(case: DiagnosisCase) -> Remedy | None:
     """Another loss scale, for a step of which only gradients are wrong: a lower one where they overflow, else a higher one."""
     if case.exact is None or case.blown_up:
         return None
-    gradients = merged(_half_gradients(case.seen, case.exact))
+    gradients = _half_gradients(case.seen, case.exact)
     return raised_scale(case, gradients) if case.seen.finite else lower_scale(case, gradients)
 
 
-def _half_gradients(seen: Observation, exact: Observation) -> Iterator[ExponentCounts]:
+def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
     """What FP16 gradients are without its limits: the results in FP32 of those operators whose results were FP16."""
     half = {
         (operation.module, operation.operator, at)
@@ -145,17 +144,19 @@ def _half_gradients(seen: Observation, exact: Observation) -> Iterator[ExponentC
         for at, counts in enumerate(operation.outputs)
         if counts.dtype == "float16"
     }
-    for operation in exact.of("backward"):
-        for at, counts in enumerate(operation.outputs):
-            if (operation.module, operation.operator, at) in half:
-                yield counts
+    return merged(
+        counts
+        for operation in exact.of("backward")
+        for at, counts in enumerate(operation.outputs)
+        if (operation.module, operation.operator, at) in half
+    )
 
 
-def _keeping(case: DiagnosisCase, module: str | None, complaint: FailureCriterion) -> Iterator[Remedy]:
+def _keeping(case: DiagnosisCase, module: str | None, criterion: FailureCriterion) -> Iterator[Remedy]:
     """Keep the offending module in FP32; then those that offend next, or what is around them, those of one class together."""
     if not case.config.precision.half:
         return
-    kept = Kept.of(case.parts.model, case.parts.kept)
+    kept = KeptModules(case.parts.model, case.parts.kept)
     remedy: Remedy | None = None
     for _ in range(MOST_TRIED):
         larger = kept.with_module(module) if module not in (None, LOSS, "") else None
@@ -167,21 +168,21 @@ def _keeping(case: DiagnosisCase, module: str | None, complaint: FailureCriterio
             break
         kept = larger
         word = f"precision.keep_fp32=[{','.join([*case.config.precision.keep_fp32, *kept.entries])}]"
-        remedy, tried = _tried(case, (word,), f"keep {', '.join(kept.entries)} in FP32", complaint)
+        remedy, tried = _tried(case, (word,), f"keep {', '.join(kept.entries)} in FP32", criterion)
         if remedy.helped or tried is None:
             break
-        module = complaint.about(tried)
+        module = criterion.about(tried)
     if remedy is not None:
         yield remedy
 
 
-def _other_precisions(case: DiagnosisCase, complaint: FailureCriterion) -> Iterator[Remedy]:
+def _other_precisions(case: DiagnosisCase, criterion: FailureCriterion) -> Iterator[Remedy]:
     policy = case.config.precision
     if policy.half and policy.compute == "float16":
         name = "amp_bf16" if policy.autocast else "bf16"
-        yield _tried(case, (f"precision={name}",), "bfloat16, with the range of FP32", complaint)[0]
+        yield _tried(case, (f"precision={name}",), "bfloat16, with the range of FP32", criterion)[0]
     if policy.half:
-        remedy, tried = _tried(case, ("precision=fp32",), "FP32", complaint)
+        remedy, tried = _tried(case, ("precision=fp32",), "FP32", criterion)
         yield remedy
         if tried is not None and not remedy.helped:
             yield from _blown_up(tried.seen)
@@ -201,27 +202,27 @@ def _blown_up(seen: Observation) -> Iterator[Remedy]:
     yield _large(seen, cause) or _same_in_fp32(seen, cause)
 
 
-def _large(seen: Observation, cause: Cause) -> Remedy | None:
+def _large(seen: Observation, cause: Finding) -> Remedy | None:
     """A lower learning rate, where large weights or operands speak for it."""
     size, name = seen.largest_weight
     broken = first_break(seen, cause.phase)
     if size >= LARGE:
         evidence = f"weights reach {size:.3g} in {name}"
     elif broken is not None and broken.largest_input >= LARGE and any(counts.inf for counts in broken.outputs):
-        evidence = f"what goes into {named(broken)} reaches {broken.largest_input:.3g}"
+        evidence = f"what goes into {operator_name(broken)} reaches {broken.largest_input:.3g}"
     else:
         return None
     text = "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint"
-    return Remedy((), text, None, f"even FP32 is not finite, where {evidence}: {cause.sentence}")
+    return Remedy((), text, None, f"even FP32 is not finite, where {evidence}: {cause.what}")
 
 
-def _same_in_fp32(seen: Observation, cause: Cause) -> Remedy:
+def _same_in_fp32(seen: Observation, cause: Finding) -> Remedy:
     """Where nothing is large, it is the arithmetic itself."""
     broken = first_break(seen, cause.phase)
     where = place(seen, cause.module or "")
-    text = f"look at {named(broken)} in {where}" if broken is not None else f"look at {where}"
+    text = f"look at {operator_name(broken)} in {where}" if broken is not None else f"look at {where}"
     size, name = seen.largest_weight
-    outcome = f"FP32 gives the same, and no weight is large (up to {size:.3g} in {name}): {cause.sentence}"
+    outcome = f"FP32 gives the same, and no weight is large (up to {size:.3g} in {name}): {cause.what}"
     return Remedy((), text, None, outcome)
 
 
@@ -238,32 +239,26 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
     moment = replace(case.moment, batch=_chosen(case.moment.batch, good))
     seen = of_learner(look(case.parts, moment), case.seen.learner)
     without = f"without the {len(bad)} samples" if len(bad) > 1 else "without the one sample"
-    outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + cause_of(seen).sentence}"
+    outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + cause_of(seen).what}"
     yield Remedy((), text, seen.finite, outcome)
 
 
 def _tried(
-    case: DiagnosisCase, words: tuple[str, ...], text: str, complaint: FailureCriterion
+    case: DiagnosisCase, words: tuple[str, ...], text: str, criterion: FailureCriterion
 ) -> tuple[Remedy, DiagnosisCase | None]:
     """Do the step again under some words; where only gradients are wrong then, at another loss scale as well."""
     try:
         under = case.under(*words)
     except (EnvironmentRefused, ConfigError) as error:
         return Remedy(words, text, None, f"not tried: {error}"), None
-    if complaint.about(under) is None:
-        return Remedy(words, text, True, _right(under, complaint)), under
+    if criterion.about(under) is None:
+        agrees = "finite on this batch" + (", and agrees with FP32" if under.accuracy is not None else "")
+        return Remedy(words, text, True, "not lost on this batch" if criterion.underflow else agrees), under
     if under.cause.kind == "backward" and (another := _another_scale(under)) is not None and another.helped:
         together = Remedy((*words, *another.words), f"{text}, and {another.text}", True, another.outcome)
         return together, under
-    what = complaint.sentence(under)
-    return Remedy(words, text, False, "the same happens" if what == case.cause.sentence else what), under
-
-
-def _right(case: DiagnosisCase, complaint: FailureCriterion) -> str:
-    """Return the sentence about a step that nothing is wrong with."""
-    if complaint.underflow:
-        return "not lost on this batch"
-    return "finite on this batch" + (", and agrees with FP32" if case.accuracy is not None else "")
+    what = criterion.describe(under)
+    return Remedy(words, text, False, "the same happens" if what == case.cause.what else what), under
 
 
 def _until_it_helps(*several: Iterator[Remedy]) -> Iterator[Remedy]:
@@ -279,3 +274,68 @@ def _chosen(batch: Batch, places: list[int]) -> Batch:
     counts = None if batch.counts is None else tuple(batch.counts[place] for place in places)
     more = {name: tensor[index] for name, tensor in batch.more.items()}
     return replace(batch, inputs=batch.inputs[index], targets=batch.targets[index], counts=counts, more=more)
+
+
+@dataclass(frozen=True)
+class KeptModules:
+    """Entries of ``precision.keep_fp32``, beside those that a configuration has, that grow while offenders are found.
+
+    They follow offenders through all modules of their kind.
+
+    Attributes:
+        model: Whose modules are meant.
+        before: Modules that were kept to begin with.
+        entries: Qualified names, patterns of them, and class names.
+    """
+
+    model: nn.Module
+    before: Collection[str]
+    entries: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def classes(self) -> dict[str, str]:
+        """The class of each module."""
+        return {name: type(module).__name__ for name, module in self.model.named_modules()}
+
+    def with_module(self, module: str) -> KeptModules | None:
+        """Return the list with one more offender; one that is kept already gives way to what is around it.
+
+        A kept module answers in the dtype that it was given, so what it computes must fit there; within a kept module it need not.
+        Where a module of the same class is in the list, one entry takes the place of both: the class, where it is the user's or
+        a library's own; of a class of torch.nn, which says little about what a module does, a pattern of their names.
+
+        Args:
+            module: Where values are wrong now.
+
+        Returns:
+            None where nothing is left but the whole model, or nothing changes.
+        """
+        covered = {entry: self._selected(entry) for entry in self.entries}
+        inside = set().union(*covered.values())
+        while module in self.before or any(f"{module}.".startswith(f"{name}.") for name in inside):
+            module = module.rpartition(".")[0]
+            if not module:
+                return None
+        kept = [entry for entry in self.entries if not all(name.startswith(f"{module}.") for name in covered[entry])]
+        kind = self.classes[module]
+        alike = [entry for entry in kept if any(self.classes[name] == kind for name in covered[entry])]
+        together = self._together(module, {name for entry in alike for name in covered[entry]}) if alike else None
+        entries = (*(entry for entry in kept if together is None or entry not in alike), together or module)
+        return None if entries == self.entries else replace(self, entries=entries)
+
+    def _selected(self, entry: str) -> set[str]:
+        """The modules that an entry names."""
+        return set(kept_modules(self.model, (entry,)))
+
+    def _together(self, module: str, others: set[str]) -> str | None:
+        """One entry for modules of one class; None where it would name others too."""
+        kind = self.classes[module]
+        same = {name for name, one in self.classes.items() if one == kind}
+        whole = any(is_inside(inner, name) for name in same for inner in same) or "" in same
+        if not hasattr(nn, kind) and not whole and self._selected(kind) == same:
+            return kind
+        parts = [name.split(".") for name in (module, *sorted(others))]
+        if len({len(one) for one in parts}) > 1:
+            return None
+        pattern = ".".join(one[0] if len(set(one)) == 1 else "*" for one in zip(*parts, strict=True))
+        return pattern if pattern.strip("*.") and self._selected(pattern) <= same else None

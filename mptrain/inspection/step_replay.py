@@ -28,9 +28,8 @@ from mptrain.errors import out_of_memory
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
 from mptrain.probe.module_trail import LOSS, Trail
-from mptrain.probe.observer import Observer, Refusal, in_one_line
+from mptrain.probe.observer import Faulty, Observation, Observer, Refusal, in_one_line
 from mptrain.probe.overflow_attribution import offenders
-from mptrain.probe.step_observation import Faulty, Observation
 from mptrain.random_state import random_state, set_random_state
 from mptrain.runlog.sink import Fanout
 

@@ -560,7 +560,7 @@ FAULTS = (
     ),
     Fault(
         72,
-        "inspection/half_arithmetic.py",
+        "inspection/scale_check_observation.py",
         "0 < magnitude < form.smallest_subnormal",
         "0 < magnitude < form.smallest_normal",
         "subnormal constants are reported as lost",
@@ -590,7 +590,7 @@ FAULTS = (
     Fault(
         76,
         "inspection/remedies.py",
-        "if complaint.about(under) is None:",
+        "if criterion.about(under) is None:",
         "if under.seen.finite:",
         "a remedy is accepted although values disagree with FP32",
     ),
