@@ -8,31 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
+from mptrain.config.schema import Config
 from mptrain.config.trust import fetches, is_trust, retyped
+from mptrain.engine.job import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
+from mptrain.files import read_text
 from mptrain.inspection.examine_step import OnRecord, Place, examine
-from mptrain.inspection.failure_folder import Ending, read_ending
 from mptrain.inspection.step_replay import SavedStep, moment_at, stand_at
 from mptrain.numerics.formats import scale_in_words
+from mptrain.records import StepRecord
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.run.start_state import least_micro_batches
+from mptrain.runlog import RunDirectory
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.diagnosis import Examination
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.reader import read_run
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.engine.job import Options, Parts
-    from mptrain.records import StepRecord
-    from mptrain.runlog import RunDirectory
-    from mptrain.runlog.diagnosis import Examination
-
+from mptrain.runlog.state_validation import load_plain
+from mptrain.runlog.strict_json import parse_strict
+from mptrain.workloads.base.batch import Batch
 
 #: The class of a loss scaling rule, and its first scale.
 _Beginning: TypeAlias = tuple[type, float]
@@ -72,7 +72,10 @@ def diagnose_run(
     text = directory.read_config()
     config = reload(text, overrides)
     overrides = [word for word in overrides if not is_trust(word)]  # which changes no number
-    before = _beginnings(reload(text, allow=config.extensions.allow, fetch=fetches(config))) if overrides else {}
+    before: dict[str, _Beginning] = {}
+    if overrides:
+        own, _ = build(reload(text, allow=config.extensions.allow, fetch=fetches(config)), weights=False)
+        before = _begins(own)
     place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
     if overrides:
         changed = f"under {' '.join(overrides)}, unlike the run itself"
@@ -101,13 +104,8 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
     return Diagnosed(examine(" ".join(config.overrides), config, place, learner), None)
 
 
-def _beginnings(config: Config) -> dict[str, _Beginning]:
-    """How the scaler of each learner begins."""
-    parts, _ = build(config, weights=False)
-    return _begins(parts)
-
-
 def _begins(parts: Parts) -> dict[str, _Beginning]:
+    """How the scaler of each learner begins."""
     return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
 
 
@@ -118,7 +116,7 @@ def _failed(directory: RunDirectory, config: Config) -> Place | None:
     if not paths.failure.exists() or (state is not None and state.status == "done"):
         return None
     trust = retyped(config.extensions.allow)
-    ending = read_ending(directory, trust)
+    ending = _read_ending(directory, trust)
     store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)
     saved = manifests_in(store.folder)
     if saved and step_of(saved[0]) > ending.step:
@@ -139,6 +137,64 @@ def _failed(directory: RunDirectory, config: Config) -> Place | None:
         remark = f"the weights hold what {' and '.join(moved)} did in that step: they were saved behind it"
         place = replace(place, remarks=(*place.remarks, remark), because="the weights moved in between")
     return place
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The step that ended a run.
+
+    Attributes:
+        step: Which attempt.
+        learner: Whose steps were refused.
+        loss_scale: At which scale.
+        cause: `mptrain.engine.failure.Diagnosis.cause`.
+        batch: As it was prepared, on the CPU.
+        random: The random state before that step; None where it was not kept.
+        ranks: How many processes did it, each a part of the batch.
+    """
+
+    step: int
+    learner: str
+    loss_scale: float
+    cause: str
+    batch: Batch
+    random: Mapping[str, Any] | None
+    ranks: int = 1
+
+
+def _read_ending(directory: RunDirectory, trust: str = "") -> Ending:
+    """The step that ended a run.
+
+    Args:
+        directory: Of the run.
+        trust: What a line that names it needs behind it (see `mptrain.config.trust.retyped`).
+
+    Raises:
+        StorageError: A file of it is missing or damaged; names the command that does without.
+    """
+    recorded, kept = directory.paths.failure / "diagnosis.json", directory.paths.failure / "step.pt"
+    path, why, cause = recorded, "is damaged", Exception()
+    try:
+        fields = parse_strict(read_text(recorded))
+        path = kept
+        saved = load_plain(kept)
+        tensors, counts = dict(saved["batch"]), saved["counts"]
+        batch = Batch(tensors.pop("inputs"), tensors.pop("targets"), tuple(counts) if counts else None, tensors)
+        return Ending(
+            step=int(saved["step"]),
+            learner=str(fields["learner"]),
+            loss_scale=float(fields["loss_scale"]),
+            cause=str(fields["cause"]),
+            batch=batch,
+            random=saved["random"],
+            ranks=int(saved["ranks"]),
+        )
+    except OSError as error:
+        why, cause = f"cannot be read: {error.strerror or error}", error
+    except Exception as error:  # it holds something else than what a run writes there
+        cause = error
+    hint = f"look at a step by number: mptrain diagnose {directory.root} --step N{trust}"
+    raise StorageError(f"{path} {why}", hint) from cause
 
 
 def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:

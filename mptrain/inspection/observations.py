@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from mptrain.inspection.findings import Finding, Key, causes_of, label, listed, numbered, operator_name, percent, place
 from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
 from mptrain.numerics.formats import FLOAT16, scale_in_words
 from mptrain.precision.policy import NORMS
 from mptrain.probe.module_trail import LOSS
+from mptrain.probe.observer import Observation, Operation
+from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis import ModuleRow, Reach
-
-if TYPE_CHECKING:
-    from mptrain.probe.observer import Observation, Operation
-    from mptrain.records import ExponentCounts
 
 #: From this share of FP16's range on, a value is two doublings or fewer from its end.
 CLOSE = 0.25

@@ -13,15 +13,17 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from mptrain.config.compose import reload
+from mptrain.config.schema import Config
 from mptrain.config.trust import is_trust, retyped
 from mptrain.errors import DataError, UsageError
 from mptrain.inspection.rule_states import States
 from mptrain.inspection.trace import Basis, Trace, read_traces
+from mptrain.numerics.measures import Measure
+from mptrain.records import StepRecord
 from mptrain.report.replay_page import Course, Replay, ReplayedLearner
 from mptrain.report.run_parts import unfinished
 from mptrain.report.wording import ONE_BECOMES_ALL, counted
@@ -29,11 +31,6 @@ from mptrain.runlog.directory import find_run
 from mptrain.runlog.reader import Run, read_run
 from mptrain.scaler.base import Scaler, measure_of
 from mptrain.scaler.static import StaticScaler
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.numerics.measures import Measure
-    from mptrain.records import StepRecord
 
 #: The words that a replay takes.
 _SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from mptrain.numerics.verdict import Verdict
-
-if TYPE_CHECKING:
-    from mptrain.scaler.base import Scaler, ScalerState
+from mptrain.scaler.base import Scaler, ScalerState
 
 _CPU = torch.device("cpu")
 
@@ -26,19 +24,17 @@ _CPU = torch.device("cpu")
 _MOST: Final = 2**16
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class State:
     """A rule's state.
 
     Attributes:
         tensors: As the rule has it.
         scale: Its loss scale.
-        following: The state after it, by overflow and measurement.
     """
 
     tensors: ScalerState
     scale: float
-    following: dict[tuple[bool, float], State] = field(default_factory=dict)
 
 
 class States:
@@ -51,7 +47,7 @@ class States:
     def __init__(self, scaler: Scaler) -> None:
         self._scaler = scaler
         self._known: dict[str, State] = {}
-        self._ways = 0
+        self._following: dict[tuple[State, bool, float], State] = {}
         self.first = self._state(scaler.initial(_CPU))
 
     def after(self, state: State, overflow: bool, grad_norm: float, measured: float) -> State:
@@ -63,29 +59,20 @@ class States:
             grad_norm: Norm of its unscaled gradients, if it did not.
             measured: What the rule measured of its gradients; `math.nan` where it measured nothing.
         """
-        found = state.following.get((overflow, measured))
+        found = self._following.get((state, overflow, measured))
         if found is None:
             verdict = _verdict(overflow, math.inf if overflow else grad_norm, state.scale, measured)
-            if self._ways == _MOST:
-                self._forget()
+            if _MOST in (len(self._known), len(self._following)):  # let go of all but the one in use
+                self._known.clear()
+                self._following.clear()
             found = self._state(self._scaler.after(state.tensors, verdict))
-            self._ways += 1
             if not verdict.norm_was_read:  # else what follows depends on more than what it is kept by
-                state.following[overflow, measured] = found
+                self._following[state, overflow, measured] = found
         return found
 
     def _state(self, tensors: ScalerState) -> State:
         name = repr([(key, value.dtype, value.tolist()) for key, value in tensors.items()])
-        if name not in self._known:
-            self._known[name] = State(tensors, float(tensors["scale"]))
-        return self._known[name]
-
-    def _forget(self) -> None:
-        """Let go of all states but those in use, which would hold all that followed them."""
-        for state in self._known.values():
-            state.following.clear()
-        self._known.clear()
-        self._ways = 0
+        return self._known.setdefault(name, State(tensors, float(tensors["scale"])))
 
 
 class _Verdict(Verdict):
@@ -110,10 +97,7 @@ class _Verdict(Verdict):
 def _verdict(overflow: bool, grad_norm: float, scale: float, measured: float) -> _Verdict:
     """As the step would have judged it; of the gradients' norms only the one of all is on record."""
     return _Verdict(
-        *_JUDGED[overflow],
-        grad_norm=_one(grad_norm),
-        norms=_one(grad_norm * scale),
-        measured=_one(measured),
+        *_JUDGED[overflow], grad_norm=_one(grad_norm), norms=_one(grad_norm * scale), measured=_one(measured)
     )
 
 

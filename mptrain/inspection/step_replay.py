@@ -12,13 +12,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from mptrain.engine.job import LearnerTotals, Options, Parts, Progress
+from mptrain.engine.learner import Learner
 from mptrain.engine.rehearsal import untrained
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot
@@ -32,10 +33,7 @@ from mptrain.probe.observer import Faulty, Observation, Observer, Refusal, in_on
 from mptrain.probe.overflow_attribution import offenders
 from mptrain.random_state import random_state, set_random_state
 from mptrain.runlog.sink import Fanout
-
-if TYPE_CHECKING:
-    from mptrain.engine.learner import Learner
-    from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def look(parts: Parts, moment: SavedStep, scales: Mapping[str, float] | None = N
     with _put_back(parts, moment), parts.fault.at(moment.step, prepared) as batch:
         for learner in parts.learners:
             chosen = (scales or moment.scales)[learner.name]
-            learner.scale_state = _scaled(learner, chosen)
+            learner.scale_state = {**learner.scale_state, "scale": torch.full_like(learner.scale, chosen)}
             random = random_state(parts.device)
             seen.append(_look(parts, learner, moment, batch, chosen))
             if learner is not parts.learners[-1] and seen[-1].refusal is None and not moment.done:
@@ -218,18 +216,12 @@ def _copied(values: Any) -> Any:
     return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
-def _scaled(learner: Learner, scale: float) -> dict[str, Tensor]:
-    return {**learner.scale_state, "scale": torch.full_like(learner.scale, scale)}
-
-
 def _faulty_inputs(parts: Parts, batch: Batch, moment: SavedStep) -> tuple[Faulty, ...]:
     before = moment.batch.tensors()
     known = moment.wide and not parts.fault.records(moment.step)  # a fault is not in the batch before the cast
     found = []
     for name, tensor in batch.tensors().items():
-        if not tensor.is_floating_point():
-            continue
-        wrong = tensor.isfinite().logical_not()
+        wrong = tensor.isfinite().logical_not()  # nothing of whole numbers
         if wrong.any():
             samples = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
             wide = known and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype

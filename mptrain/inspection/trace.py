@@ -13,16 +13,14 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mptrain.machine import dropping_nothing
 from mptrain.numerics.exponents import INFINITE_FROM, total
 from mptrain.numerics.histogram_sample import HistogramSample, Largest, anchor, between, gradients_of, largest_of
 from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
-
-if TYPE_CHECKING:
-    from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
-    from mptrain.runlog.reader import Run
+from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
+from mptrain.runlog.reader import Run
 
 #: Where an answer comes from: the step's own records; those of steps nearby, or of another format; neither, so that it is the recorded
 #: verdict, which says nothing of the other scale.
@@ -89,7 +87,6 @@ class Trace:
         self._half = half
         self._looks = _Nearest()
         self._anchors: list[HistogramSample] = []
-        self._anchored: list[int] = []
         self._clean = _Nearest()
         self._overflowed = _Nearest()
 
@@ -99,7 +96,6 @@ class Trace:
             look: CleanStep | None = self._looks.at(record.step)
             if look and (found := anchor(record.step, look.extreme.value, record.grad_norm)):
                 self._anchors.append(found)
-                self._anchored.append(record.step)
             self._clean.add(record.step, record.loss_scale)
         elif math.isfinite(record.loss) and record.loss_scale > 0:
             self._overflowed.add(record.step, record.loss_scale)
@@ -147,7 +143,7 @@ class Trace:
             return 0.0
         if not self._anchors:
             return None
-        at = bisect_left(self._anchored, record.step)
+        at = bisect_left(self._anchors, record.step, key=lambda one: one.step)
         before, after = (self._anchors[min(max(place, 0), len(self._anchors) - 1)] for place in (at - 1, at))
         return between(before, after, record.step, record.grad_norm)
 

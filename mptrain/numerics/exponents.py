@@ -118,32 +118,16 @@ def subnormal_share(counts: ExponentCounts, exponent: float = 0) -> float:
     return _share(counts, TINIEST - exponent, NORMAL - exponent)
 
 
-def overflow_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """The share of the nonzero values that are 2^16 or more after that, which FP16 makes infinite.
-
-    Those between 65520 and 65536 become infinite too; `overflows` knows about the largest.
-    """
-    return _share(counts, HIGHEST + 1 - exponent, None)
-
-
-def overflows(counts: ExponentCounts, exponent: float = 0) -> bool:
-    """Whether the largest finite value becomes infinite in FP16 after a multiplication by 2^exponent."""
-    return bool(counts.largest * 2.0**exponent >= INFINITE_FROM)
-
-
 def headroom(largest: float) -> float:
     """How many times a magnitude can be doubled before it leaves FP16: log2(65504 / largest); inf for 0."""
     return math.log2(FLOAT16.max / largest) if largest > 0 else math.inf
 
 
-def _share(counts: ExponentCounts, first: float | None, end: float | None) -> float:
+def _share(counts: ExponentCounts, first: float | None, end: float) -> float:
     """The share of the nonzero values whose exponent lies in [first, end)."""
     count = nonzero(counts)
-    if not count:
-        return 0.0
-    start = 0 if first is None else min(max(round(first) - counts.lowest, 0), len(counts.counts))
-    stop = len(counts.counts) if end is None else min(max(round(end) - counts.lowest, 0), len(counts.counts))
-    return sum(counts.counts[start:stop]) / count
+    start = 0 if first is None else max(round(first) - counts.lowest, 0)
+    return sum(counts.counts[start : max(round(end) - counts.lowest, 0)]) / count if count else 0.0
 
 
 class Tails:

@@ -8,7 +8,7 @@ section 3.2: scales from 8 to 32 K worked, and any is right as long as nothing o
   which is on record of every step, and from the looks before and after (`mptrain.numerics.histogram_sample`).
   The upper edge is the largest power of two at which no step overflows.
 - *What is sure.* An edge that one look shows says nothing of the next step. So a scale counts as usable only where less
-  than 1 % of the steps overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.confidence`). The
+  than 1 % of the steps overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.overflow_limits`). The
   looks: log2 of the largest gradient is taken for normal, as LogMax does (`mptrain.scaler.logmax`), and the one-sided tolerance
   limit of the looks must lie below the end of FP16; few looks, or such as differ much, leave wide headroom or nothing.
   The record: a step that FP16 computed without overflow holds at every lower scale; where at most so many steps are not
@@ -41,11 +41,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mptrain.numerics.confidence import FEWEST
 from mptrain.numerics.exponents import NORMAL, TINIEST, Tails, merged, nonzero, ties_below, total, unscaled
 from mptrain.numerics.histogram_sample import gradients_of, largest_of
 from mptrain.numerics.overflow_limits import (
     EXPONENTS,
+    FEWEST,
     Evidence,
     Look,
     RecordedSteps,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from mptrain.fields import PositiveInt
 from mptrain.numerics.bits import add_counts, count_exponents, read_counts
+from mptrain.numerics.verdict import Verdict
+from mptrain.optimizer.weights import Weights
 from mptrain.probe.probe import UNWATCHED, Watch
 from mptrain.records import HistogramRecord, TensorKind
-
-if TYPE_CHECKING:
-    from mptrain.numerics.verdict import Verdict
-    from mptrain.optimizer.weights import Weights
 
 #: Modules whose output holds the very values of their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)

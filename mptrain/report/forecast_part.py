@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from mptrain.numerics.confidence import CONFIDENCE, FEWEST, MOST
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
-from mptrain.numerics.overflow_limits import EXPONENTS
+from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
 from mptrain.report.forecast_figure import forecast_figure
 from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.wording import ONE_BECOMES_ALL, counted, elided, number, share

@@ -380,7 +380,7 @@ FAULTS = (
     ),
     Fault(
         48,
-        "numerics/confidence.py",
+        "numerics/overflow_limits.py",
         "special.betaincinv(found + 1, samples - found, CONFIDENCE)",
         "special.betaincinv(found + 1, samples - found, 1 - CONFIDENCE)",
         "the largest compatible share is a lower bound",
