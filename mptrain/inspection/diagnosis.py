@@ -43,7 +43,7 @@ _OF_RANKS = "several ranks have other random numbers, and round their sums other
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """What ``mptrain diagnose`` has to show.
+    """Result of ``mptrain diagnose``.
 
     Attributes:
         found: What was seen and tried.
@@ -105,7 +105,7 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
 
 
 def _begins(parts: Parts) -> dict[str, _Beginning]:
-    """How the scaler of each learner begins."""
+    """Return the class and the first scale of the scaler of each learner."""
     return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
 
 
@@ -241,7 +241,7 @@ def _moved(directory: RunDirectory, parts: Parts, ending: Ending) -> list[str]:
 
 
 def _on_record(directory: RunDirectory, step: int) -> OnRecord:
-    """What is on record of a step; nothing where it is damaged."""
+    """Return the record of a step; nothing where it is damaged."""
     losses = {one.learner: one.loss for one in _steps(directory, step)}
     try:
         events = list(read_run(directory.root).events())

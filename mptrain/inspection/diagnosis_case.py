@@ -22,7 +22,6 @@ from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.inspection.step_replay import SavedStep, look, stand_at
 from mptrain.precision.apply import set_products
 from mptrain.probe.observer import Observation, Operation
-from mptrain.scaler import NoScaler, StaticScaler
 
 
 def reloaded(config: Config, *words: str) -> Config:
@@ -174,16 +173,6 @@ class DiagnosisCase:
             return None
 
     @property
-    def exact_gradients(self) -> bool:
-        """Return whether gradients were compared with FP64, and are as exact as rounding lets them be."""
-        return self.accuracy is not None and not self.accuracy.inexact_gradients
-
-    @property
-    def moves_its_scale(self) -> bool:
-        """Return whether the scaler raises and lowers its scale by itself."""
-        return not isinstance(self.learner.scaler, (StaticScaler, NoScaler))
-
-    @property
     def blown_up(self) -> bool:
         """Return whether FP32 is not finite either."""
         return self.exact is not None and self.exact.refusal is None and not self.exact.finite
@@ -207,7 +196,7 @@ class DiagnosisCase:
 
 
 def of_learner(seen: tuple[Observation, ...], learner: str) -> Observation:
-    """What was seen of one learner."""
+    """Return the observation of one learner."""
     return next(one for one in seen if one.learner == learner)
 
 

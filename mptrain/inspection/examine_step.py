@@ -28,7 +28,7 @@ _WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")
 
 @dataclass(frozen=True)
 class OnRecord:
-    """What a run's records say about a step, by learner.
+    """Records of a run about a step, by learner.
 
     Attributes:
         losses: Of that step.
@@ -105,7 +105,7 @@ def _case(config: Config, place: Place, seen: Observation) -> DiagnosisCase:
 def _examination(
     subject: str, case: DiagnosisCase, remarks: tuple[str, ...], tried: tuple[Remedy, ...] | None = None
 ) -> Examination:
-    """What there is to say about a step.
+    """Return all findings about a step.
 
     Args:
         subject: As in `examine`.
@@ -169,7 +169,7 @@ def _without_fault(config: Config, place: Place, learner: str) -> DiagnosisCase:
 
 
 def _loss_on_record(place: Place, seen: Observation) -> tuple[str, ...]:
-    """Whether the loss is the one that the run had."""
+    """Compare the loss with the one that the run had."""
     before = place.record.losses.get(seen.learner)
     if before is None:
         return ()
@@ -179,7 +179,7 @@ def _loss_on_record(place: Place, seen: Observation) -> tuple[str, ...]:
 
 
 def _overflow_on_record(record: OnRecord, seen: Observation) -> tuple[str, ...]:
-    """Whether the gradients that are not finite are those that the run had."""
+    """Compare the gradients that are not finite with those that the run had."""
     if seen.learner not in record.losses or seen.refusal is not None:
         return ()
     before, now = dict(record.overflows.get(seen.learner, ())), dict(seen.gradients)

@@ -1,4 +1,4 @@
-"""What is no failure but worth knowing about a step: values close to the ends of FP16, modules that are not trained.
+"""Notes on a step that are no failure but worth knowing: values close to the ends of FP16, modules that are not trained.
 
 Pure: reads an observation only. Also makes the rows of the table of modules.
 """
@@ -31,7 +31,7 @@ _MOST = 3
 
 
 def notes_of(seen: Observation, exact: Observation | None = None) -> tuple[str, ...]:
-    """What is worth knowing, one sentence each.
+    """Return the notes on a step, one sentence each.
 
     Args:
         seen: A step.
@@ -81,7 +81,7 @@ def _zeros(exact: Observation) -> dict[Key, int]:
 
 
 def small_gradients(seen: Observation) -> tuple[float, float] | None:
-    """Whether most FP16 gradients are below 2^-14, and there is room above them.
+    """Measure how many FP16 gradients are below 2^-14, where most are and there is room above them.
 
     Returns:
         Their share of the nonzero ones, and the power of two that the scale can be multiplied by; None where it is not so.

@@ -23,7 +23,7 @@ from torch import nn
 
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.diagnosis_case import DiagnosisCase, of_learner
-from mptrain.inspection.findings import Finding, cause_of, first_break, operator_name, place
+from mptrain.inspection.findings import cause_of, first_break, operator_name, place
 from mptrain.inspection.observations import small_gradients
 from mptrain.inspection.scale_remedies import higher_scale, lower_scale, raised_scale
 from mptrain.inspection.step_replay import look
@@ -34,6 +34,7 @@ from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Observation
 from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis import Remedy
+from mptrain.scaler import NoScaler, StaticScaler
 from mptrain.workloads.base.batch import Batch
 
 #: Entries of ``precision.keep_fp32`` that are added at most before another precision is the simpler remedy.
@@ -46,32 +47,20 @@ MOST_TRIED = 24
 LARGE = FLOAT16.max
 
 
-@dataclass(frozen=True)
-class FailureCriterion:
-    """The fault of a step that a remedy has to take away.
+def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
+    """Return the module in which a step is wrong; None where it is right.
 
-    Attributes:
+    Args:
+        case: The step.
         underflow: Values lost to underflow count too.
     """
-
-    underflow: bool = False
-
-    def about(self, case: DiagnosisCase) -> str | None:
-        """The module in which a step is wrong; None where it is right."""
-        if not case.right:
-            return case.cause.module or ""
-        return case.lost[0].module if self.underflow and case.lost else None
-
-    def describe(self, case: DiagnosisCase) -> str:
-        """Return what is wrong, in a sentence."""
-        return f"values of {self.about(case)} are lost" if case.right else case.cause.what
-
-
-_BREAKS = FailureCriterion()
+    if not case.right:
+        return case.cause.module or ""
+    return case.lost[0].module if underflow and case.lost else None
 
 
 def remedies(case: DiagnosisCase) -> tuple[Remedy, ...]:
-    """What was tried, in order, up to the first that helped; nothing where nothing is wrong."""
+    """Return the remedies tried, in order, up to the first that helped; nothing where nothing is wrong."""
     match case.cause.kind:
         case "input":
             return tuple(_without_samples(case))
@@ -81,10 +70,10 @@ def remedies(case: DiagnosisCase) -> tuple[Remedy, ...]:
             found = list(_blown_up(case.exact or case.seen))
         case "forward" | "refused":
             where = (case.cause.module, case.cause.operator)
-            wrong = FailureCriterion(underflow=any((one.module, one.operator) == where for one in case.lost))
-            found = list(_until_it_helps(_keeping(case, case.cause.module, wrong), _other_precisions(case, wrong)))
+            lost = any((one.module, one.operator) == where for one in case.lost)
+            found = list(_until_it_helps(_keeping(case, case.cause.module, lost), _other_precisions(case, lost)))
         case "loss":
-            found = list(_until_it_helps(_other_precisions(case, _BREAKS)))
+            found = list(_until_it_helps(_other_precisions(case)))
         case "weights":
             return (_EARLIER,)
         case _:
@@ -106,10 +95,11 @@ def _for_values(case: DiagnosisCase) -> Iterator[Remedy]:
     A scaler that moves its scale needs no other one while gradients are exact.
     """
     if case.loses_what_matters:
-        lost = FailureCriterion(underflow=True)
-        yield from _until_it_helps(_keeping(case, case.lost[0].module, lost), _other_precisions(case, lost))
-    elif (small := small_gradients(case.seen)) is not None and not (case.exact_gradients and case.moves_its_scale):
-        yield higher_scale(case, *small)
+        yield from _until_it_helps(_keeping(case, case.lost[0].module, True), _other_precisions(case, True))
+    elif (small := small_gradients(case.seen)) is not None:
+        exact = case.accuracy is not None and not case.accuracy.inexact_gradients
+        if not exact or isinstance(case.learner.scaler, (StaticScaler, NoScaler)):
+            yield higher_scale(case, *small)
 
 
 def _for_gradients(case: DiagnosisCase) -> Iterator[Remedy]:
@@ -118,14 +108,11 @@ def _for_gradients(case: DiagnosisCase) -> Iterator[Remedy]:
         yield from _blown_up(case.exact or case.seen)
         return
     if case.accuracy is not None and case.accuracy.disproportionate:  # what does without a loss scale
-        yield from _until_it_helps(_other_precisions(case, _BREAKS))
+        yield from _until_it_helps(_other_precisions(case))
         return
     another = _another_scale(case)
-    if another is not None:
-        yield another
-        if another.helped:
-            return
-    yield from _until_it_helps(_keeping(case, case.cause.module, _BREAKS), _other_precisions(case, _BREAKS))
+    scales = iter(() if another is None else (another,))
+    yield from _until_it_helps(scales, _keeping(case, case.cause.module), _other_precisions(case))
 
 
 def _another_scale(case: DiagnosisCase) -> Remedy | None:
@@ -137,7 +124,7 @@ def _another_scale(case: DiagnosisCase) -> Remedy | None:
 
 
 def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
-    """What FP16 gradients are without its limits: the results in FP32 of those operators whose results were FP16."""
+    """Count the exponents of FP16 gradients without its limits: the results in FP32 of those operators whose results were FP16."""
     half = {
         (operation.module, operation.operator, at)
         for operation in seen.of("backward")
@@ -152,7 +139,7 @@ def _half_gradients(seen: Observation, exact: Observation) -> ExponentCounts:
     )
 
 
-def _keeping(case: DiagnosisCase, module: str | None, criterion: FailureCriterion) -> Iterator[Remedy]:
+def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -> Iterator[Remedy]:
     """Keep the offending module in FP32; then those that offend next, or what is around them, those of one class together."""
     if not case.config.precision.half:
         return
@@ -168,21 +155,21 @@ def _keeping(case: DiagnosisCase, module: str | None, criterion: FailureCriterio
             break
         kept = larger
         word = f"precision.keep_fp32=[{','.join([*case.config.precision.keep_fp32, *kept.entries])}]"
-        remedy, tried = _tried(case, (word,), f"keep {', '.join(kept.entries)} in FP32", criterion)
+        remedy, tried = _tried(case, (word,), f"keep {', '.join(kept.entries)} in FP32", underflow)
         if remedy.helped or tried is None:
             break
-        module = criterion.about(tried)
+        module = _offender(tried, underflow)
     if remedy is not None:
         yield remedy
 
 
-def _other_precisions(case: DiagnosisCase, criterion: FailureCriterion) -> Iterator[Remedy]:
+def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[Remedy]:
     policy = case.config.precision
     if policy.half and policy.compute == "float16":
         name = "amp_bf16" if policy.autocast else "bf16"
-        yield _tried(case, (f"precision={name}",), "bfloat16, with the range of FP32", criterion)[0]
+        yield _tried(case, (f"precision={name}",), "bfloat16, with the range of FP32", underflow)[0]
     if policy.half:
-        remedy, tried = _tried(case, ("precision=fp32",), "FP32", criterion)
+        remedy, tried = _tried(case, ("precision=fp32",), "FP32", underflow)
         yield remedy
         if tried is not None and not remedy.helped:
             yield from _blown_up(tried.seen)
@@ -191,7 +178,7 @@ def _other_precisions(case: DiagnosisCase, criterion: FailureCriterion) -> Itera
 
 
 def _blown_up(seen: Observation) -> Iterator[Remedy]:
-    """What is left where FP32 itself is not finite."""
+    """The advice that is left where FP32 itself is not finite."""
     cause = cause_of(seen)
     if seen.finite or cause.kind == "refused":
         return
@@ -199,31 +186,20 @@ def _blown_up(seen: Observation) -> Iterator[Remedy]:
         outcome = "FP32 gives the same: neither a precision nor a scale mends a loss that is not finite by its formula"
         yield Remedy((), "another formula for the loss", None, outcome)
         return
-    yield _large(seen, cause) or _same_in_fp32(seen, cause)
-
-
-def _large(seen: Observation, cause: Finding) -> Remedy | None:
-    """A lower learning rate, where large weights or operands speak for it."""
-    size, name = seen.largest_weight
-    broken = first_break(seen, cause.phase)
+    (size, name), broken = seen.largest_weight, first_break(seen, cause.phase)
+    evidence, operator = "", operator_name(broken) if broken is not None else ""
     if size >= LARGE:
         evidence = f"weights reach {size:.3g} in {name}"
-    elif broken is not None and broken.largest_input >= LARGE and any(counts.inf for counts in broken.outputs):
-        evidence = f"what goes into {operator_name(broken)} reaches {broken.largest_input:.3g}"
-    else:
-        return None
-    text = "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint"
-    return Remedy((), text, None, f"even FP32 is not finite, where {evidence}: {cause.what}")
-
-
-def _same_in_fp32(seen: Observation, cause: Finding) -> Remedy:
-    """Where nothing is large, it is the arithmetic itself."""
-    broken = first_break(seen, cause.phase)
-    where = place(seen, cause.module or "")
-    text = f"look at {operator_name(broken)} in {where}" if broken is not None else f"look at {where}"
-    size, name = seen.largest_weight
-    outcome = f"FP32 gives the same, and no weight is large (up to {size:.3g} in {name}): {cause.what}"
-    return Remedy((), text, None, outcome)
+    elif broken is not None and broken.largest_input >= LARGE and broken.kind == "inf":
+        evidence = f"what goes into {operator} reaches {broken.largest_input:.3g}"
+    if evidence:
+        text = "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint"
+        outcome = f"even FP32 is not finite, where {evidence}: {cause.what}"
+    else:  # where nothing is large, it is the arithmetic itself
+        where = place(seen, cause.module or "")
+        text = f"look at {operator} in {where}" if operator else f"look at {where}"
+        outcome = f"FP32 gives the same, and no weight is large (up to {size:.3g} in {name}): {cause.what}"
+    yield Remedy((), text, None, outcome)
 
 
 def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
@@ -231,7 +207,7 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
     good = [place for place in range(case.seen.samples) if place not in bad]
     text = "clean data, or dataset.on_error=skip where the data set can tell"
     if any(one.widely_finite for one in case.seen.inputs):
-        yield from _until_it_helps(_other_precisions(case, _BREAKS))
+        yield from _until_it_helps(_other_precisions(case))
         return
     if not good:
         yield Remedy((), text, None, "no sample of the batch is finite")
@@ -244,20 +220,21 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
 
 
 def _tried(
-    case: DiagnosisCase, words: tuple[str, ...], text: str, criterion: FailureCriterion
+    case: DiagnosisCase, words: tuple[str, ...], text: str, underflow: bool
 ) -> tuple[Remedy, DiagnosisCase | None]:
     """Do the step again under some words; where only gradients are wrong then, at another loss scale as well."""
     try:
         under = case.under(*words)
     except (EnvironmentRefused, ConfigError) as error:
         return Remedy(words, text, None, f"not tried: {error}"), None
-    if criterion.about(under) is None:
+    offender = _offender(under, underflow)
+    if offender is None:
         agrees = "finite on this batch" + (", and agrees with FP32" if under.accuracy is not None else "")
-        return Remedy(words, text, True, "not lost on this batch" if criterion.underflow else agrees), under
+        return Remedy(words, text, True, "not lost on this batch" if underflow else agrees), under
     if under.cause.kind == "backward" and (another := _another_scale(under)) is not None and another.helped:
-        together = Remedy((*words, *another.words), f"{text}, and {another.text}", True, another.outcome)
-        return together, under
-    what = criterion.describe(under)
+        text = f"{text}, and {another.text}"
+        return Remedy((*words, *another.words), text, True, another.outcome), under
+    what = f"values of {offender} are lost" if under.right else under.cause.what
     return Remedy(words, text, False, "the same happens" if what == case.cause.what else what), under
 
 

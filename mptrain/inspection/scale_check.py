@@ -41,7 +41,7 @@ _FP32 = Policy(name="fp32", parameters="float32", compute="float32", autocast=Fa
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """What was found.
+    """Result of a scale check.
 
     Attributes:
         evidence: What the findings are made of.
@@ -164,7 +164,7 @@ def _first_batch(config: Config) -> tuple[Parts, Batch]:
 
 
 def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]) -> tuple[str, ...]:
-    """Where gradients stop being in proportion in half precision alone, if any do."""
+    """Return the modules in which gradients stop being in proportion in half precision alone, if any do."""
     drifting = [module for module in modules if module.drifts]
     if not drifting:
         return ()

@@ -56,7 +56,7 @@ Gradients = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Reference:
-    """What is compared with: the gradients of one step without half precision, at the FP32 weights.
+    """Reference of the comparison: the gradients of one step without half precision, at the FP32 weights.
 
     Attributes:
         dtype: ``float64``; ``float32`` where the model or its task does not run in FP64.
@@ -243,7 +243,7 @@ def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
 def find_breaks(
     parts: Parts, batch: Batch, scales: tuple[float, float], wrong: Collection[str], tolerance: float
 ) -> tuple[str, ...]:
-    """Where gradients stop being in proportion to the loss: see `breaks_proportion`.
+    """Return the modules in which gradients stop being in proportion to the loss: see `breaks_proportion`.
 
     Args:
         parts: The run; the model in training mode.
@@ -324,7 +324,7 @@ def _copy(values: Mapping[str, Tensor], to: Mapping[str, Tensor]) -> None:
 
 
 def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
-    """Whether the model and its task do; the model is left in FP64 where they do, else in FP32."""
+    """Return whether the model and its task run in FP64; the model is left in FP64 where they do, else in FP32."""
     for learner in parts.learners:
         learner.objective = _with_float32_loss(learner)
     try:
@@ -346,7 +346,7 @@ def _with_float32_loss(learner: Learner) -> Objective:
 
 
 def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
-    """What modules say where weights, inputs and everything that they say is rounded to a half-precision format.
+    """Return the outputs of modules where weights, inputs and all outputs are rounded to a half-precision format.
 
     The weights stay rounded.
     """

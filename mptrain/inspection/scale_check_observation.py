@@ -138,7 +138,7 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What is known of a run in its own precision without any numbers of its gradients.
+    """Facts about a run in its own precision, without any numbers of its gradients.
 
     Attributes:
         evidence: Constants, narrow arithmetic, casts, norms, parameters without gradient, scales and epsilons.

@@ -61,7 +61,7 @@ NOTHING = 2.0**-30
 
 @dataclass(frozen=True)
 class Distances:
-    """What was measured of the gradient of one parameter, or of all of a module's: L2 norms.
+    """Measurements of the gradient of one parameter, or of all of a module's: L2 norms.
 
     Attributes:
         name: The parameter's, or the module's.
@@ -140,23 +140,23 @@ class ModuleScaling(Distances):
 
     @property
     def nothing(self) -> bool:
-        """Whether the gradient is zero but for rounding, as that of a bias before a norm: nothing to judge."""
+        """True where the gradient is zero but for rounding, as that of a bias before a norm: nothing to judge."""
         rms = self.reference / math.sqrt(self.elements)
         return rms == 0 or (rms <= NOTHING * self.typical and self.fp32 > ILL_CONDITIONED)
 
     @property
     def ill_conditioned(self) -> bool:
-        """Whether FP32 already gets it wrong."""
+        """True where FP32 already gets it wrong."""
         return not self.nothing and self.fp32 > ILL_CONDITIONED
 
     @property
     def in_proportion(self) -> bool:
-        """Whether the FP32 gradient follows the scale of the loss."""
+        """True where the FP32 gradient follows the scale of the loss."""
         return self.nothing or self.fp32_shift <= self.tolerance
 
     @property
     def judged(self) -> bool:
-        """Whether what half precision does to it means anything."""
+        """True where an error in half precision means anything."""
         return not self.nothing and not self.ill_conditioned and self.in_proportion
 
     @property
@@ -166,14 +166,14 @@ class ModuleScaling(Distances):
 
     @property
     def drifts(self) -> bool:
-        """Whether it is right at some scale and, still finite, wrong at the highest ones: it does not follow the scale."""
+        """True where it is right at some scale and, still finite, wrong at the highest ones: it does not follow the scale."""
         top = self.errors[max(self.finite)] if self.finite else math.inf
         return self.judged and math.isfinite(top) and self.best <= self.tolerance and top > 2 * self.tolerance
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Which loss scales suit a network.
+    """Loss scales that suit a network.
 
     Attributes:
         tried: Exponents of the scales that were tried, ascending.
@@ -243,7 +243,7 @@ def by_module(parameters: Sequence[Distances], form: Format, order: Sequence[str
 
 
 def scales_of(modules: Sequence[ModuleScaling]) -> Scales:
-    """Which scales suit all modules together."""
+    """Return the scales that suit all modules together."""
     tried = tuple(sorted(modules[0].errors))
     judged = [module for module in modules if module.judged]
     good = tuple(one for one in tried if all(one in module.good for module in judged)) if judged else ()
@@ -254,7 +254,7 @@ def scales_of(modules: Sequence[ModuleScaling]) -> Scales:
 
 @dataclass(frozen=True)
 class OutputErrors:
-    """How wrong what a module says is: relative L2 errors against FP64, all calls together.
+    """Errors of the output of a module: relative L2 errors against FP64, all calls together.
 
     Attributes:
         half: In half precision.

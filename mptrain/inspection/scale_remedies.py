@@ -85,7 +85,7 @@ def _highest_finite(case: DiagnosisCase, gradients: ExponentCounts) -> int:
 def _lowered(
     case: DiagnosisCase, words: tuple[str, ...], text: str, scale: float, gradients: ExponentCounts, room: int = 0
 ) -> Remedy:
-    """What a lower scale does.
+    """Try a lower scale.
 
     Args:
         case: The step.
@@ -179,12 +179,12 @@ def _limit(case: DiagnosisCase, scale: float) -> str | None:
 
 
 def _below(room: int) -> str:
-    """How far a scale is from where a step overflows, as part of a sentence."""
+    """Return the distance of a scale from where a step overflows, as part of a sentence."""
     return f", {room} doubling{'s' if room > 1 else ''} below the highest that is" if room else ""
 
 
 def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
-    """How to write that a run begins at a scale, for the scaler in force: its limits are moved along."""
+    """Return the words with which a run begins at a scale, for the scaler in force: its limits are moved along."""
     rule, prefix, value = case.learner.scaler, _prefix(case), _written(scale)
     if hasattr(rule, "scale"):
         return (f"{prefix}.scale={value}",)
@@ -204,7 +204,7 @@ def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
 
 
 def _prefix(case: DiagnosisCase) -> str:
-    """Where the keys of the learner's scaler are: where there are others, those of this one alone are to move."""
+    """Return the prefix of the keys of the learner's scaler: where there are others, those of this one alone are to move."""
     name = case.seen.learner
     own = name in case.config.learners or len(case.parts.learners) > 1
     return f"learners.{name}.scaler" if own else "scaler"

@@ -1,4 +1,4 @@
-"""What the records of a run tell about gradients at loss scales that it did not use.
+"""Records of a run as evidence of gradients at loss scales that it did not use.
 
 A step of FP16 that was clean at one scale is clean at every lower one; one that overflowed does so at every higher one, and
 at all of them where its loss was not finite. For everything else the run has to have looked: histograms know the largest
@@ -44,7 +44,7 @@ class CleanStep:
     weights: tuple[ExponentCounts, ...]
 
     def overflows(self, scale: float) -> tuple[bool, Basis]:
-        """Whether a gradient would leave FP16 at that scale; known where it does not depend on what came through FP16."""
+        """Return whether a gradient would leave FP16 at that scale; known where it does not depend on what came through FP16."""
         certain, all_in_all = (
             largest * scale >= INFINITE_FROM for largest in (self.extreme.certain, self.extreme.value)
         )
@@ -76,7 +76,7 @@ class CleanStep:
 
 
 class Trace:
-    """What is on record of one learner's steps; they are added in order, and what was looked at before all steps.
+    """Records of one learner's steps; they are added in order, and what was looked at before all steps.
 
     Args:
         half: Whether the run computed in FP16, so that its own verdicts are those of FP16.
@@ -108,7 +108,7 @@ class Trace:
             self._looks.add(record.step, look)
 
     def would_overflow(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
-        """Whether a step would have overflowed at some scale, and how that is known."""
+        """Return whether a step would have overflowed at some scale, and how that is known."""
         if scale == 0 or (record.overflow and not math.isfinite(record.loss)):
             return True, "known"
         if not self._half:
@@ -130,7 +130,7 @@ class Trace:
         return record.overflow, "unknown"
 
     def _in_half(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
-        """What FP16 would have made of a step in a wider format, whose own verdict says little of that."""
+        """Estimate the verdict of FP16 on a step in a wider format, whose own verdict says little of that."""
         if record.overflow and 0 < record.loss_scale <= scale:
             return True, "estimated"
         look: CleanStep | None = self._looks.at(record.step)
@@ -148,7 +148,7 @@ class Trace:
         return between(before, after, record.step, record.grad_norm)
 
     def measured(self, measure: Measure, step: int, scale: float) -> tuple[float, Basis] | None:
-        """What a rule would have measured at a clean step, by the nearest look; None where the records cannot tell."""
+        """Return the measurement of a rule at a clean step, by the nearest look; None where the records cannot tell."""
         look: CleanStep | None = self._looks.to(step)
         if look is None:
             return None
@@ -160,7 +160,7 @@ class Trace:
         return None
 
     def tells_gradients(self) -> bool:
-        """Whether it has histograms of any step that did not overflow."""
+        """Return whether it has histograms of any step that did not overflow."""
         return self._looks.to(1) is not None
 
 
@@ -220,7 +220,7 @@ def _clean_step(record: HistogramRecord) -> CleanStep | None:
 
 
 def _count_above(counts: ExponentCounts, edge: float) -> float:
-    """How many values are above an edge: of the power of two that it lies in a part, at least 1 where the largest is."""
+    """Count the values above an edge: of the power of two that it lies in a part, at least 1 where the largest is."""
     if counts.largest <= edge:
         return float(counts.inf + counts.nan)
     if edge <= 0:

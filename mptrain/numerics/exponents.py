@@ -1,4 +1,4 @@
-"""What a histogram of exponents says about FP16, at any loss scale. Nothing here imports torch.
+"""Shares of a histogram of exponents that FP16 loses, at any loss scale. Nothing here imports torch.
 
 Multiplying by a power of two moves every value to another exponent and changes nothing else. So the counts of one step
 tell how much of a tensor FP16 would lose at every scale, as long as the values themselves were not lost already: take
@@ -26,12 +26,12 @@ INFINITE_FROM = 65520.0
 
 
 def nonzero(counts: ExponentCounts) -> int:
-    """How many values were neither zero nor infinite nor NaN."""
+    """Count the values that were neither zero nor infinite nor NaN."""
     return sum(counts.counts)
 
 
 def total(counts: ExponentCounts) -> int:
-    """How many values there were."""
+    """Count all values."""
     return nonzero(counts) + counts.zeros + counts.inf + counts.nan
 
 
@@ -85,7 +85,7 @@ def ties_below(counts: ExponentCounts) -> ExponentCounts:
 
 
 def _powers(exponent: int, count: int) -> int:
-    """How many of the FP16 numbers with an exponent are expected to be the power of two itself."""
+    """Return how many of the FP16 numbers with an exponent are expected to be the power of two itself."""
     return round(count / 2.0 ** min(max(exponent - TINIEST, 0), NORMAL - TINIEST))
 
 
@@ -119,7 +119,7 @@ def subnormal_share(counts: ExponentCounts, exponent: float = 0) -> float:
 
 
 def headroom(largest: float) -> float:
-    """How many times a magnitude can be doubled before it leaves FP16: log2(65504 / largest); inf for 0."""
+    """Return how many times a magnitude can be doubled before it leaves FP16: log2(65504 / largest); inf for 0."""
     return math.log2(FLOAT16.max / largest) if largest > 0 else math.inf
 
 
@@ -156,7 +156,7 @@ class Tails:
         return (self._zeros + self._counts[self._place(exponent)]) / self._total if self._total else 0.0
 
     def magnitude_below(self, exponent: int) -> float:
-        """What the values below 2^exponent have of the sum of all magnitudes, as a share."""
+        """Return the share that the values below 2^exponent have of the sum of all magnitudes."""
         return self._magnitudes[self._place(exponent)] / self._magnitudes[-1] if self._magnitudes[-1] else 0.0
 
     def _place(self, exponent: int) -> int:

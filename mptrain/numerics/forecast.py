@@ -36,6 +36,7 @@ steps overflow than foretold. Gradients of FP16 lack what they lost already (`Fo
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -63,10 +64,12 @@ MOST_TAKEN: Final = 1 / 24
 #: Doublings between the recommended scale and the largest that overflows at no step.
 MARGIN: Final = 2
 
+_share = operator.attrgetter("share")
+
 
 @dataclass(frozen=True, slots=True)
 class AtScale:
-    """What one scale would do.
+    """Consequences of one scale.
 
     Attributes:
         exponent: The scale is 2 to this power.
@@ -97,7 +100,7 @@ class AtScale:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the histograms of one learner say.
+    """Forecast from the histograms of one learner.
 
     Attributes:
         looks: The steps that were looked at.
@@ -172,10 +175,14 @@ class GradientHistory:
             self._unusable += 1
             return
         if record.overflow or any(counts.inf or counts.nan for counts in gradients.named.values()):
-            self.looks.append(Look(record.step, loss_scale, math.inf, _first_lost(gradients.named), ()))
+            lost = (name for name, counts in gradients.named.items() if counts.inf or counts.nan)
+            self.looks.append(Look(record.step, loss_scale, math.inf, next(lost, ""), ()))
             return
         self._half = self._half or gradients.half
-        self._look_for_an_edge(gradients.modules, loss_scale)
+        if halves := [counts for counts in gradients.modules.values() if counts.dtype == "float16"]:
+            # FP16 has cut gradients off where many of them are its smallest number.
+            self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
+            self._at_smallest = max(self._at_smallest, *(Tails(one).share_below(TINIEST + 1) for one in halves))
         modules, parameters = (
             {name: _plain(counts, loss_scale, gradients.half) for name, counts in named.items()}
             for named in (gradients.modules, gradients.parameters)
@@ -188,7 +195,7 @@ class GradientHistory:
         self.looks.append(Look(record.step, loss_scale, largest.value, largest.where, _taken(modules, record.step)))
 
     def forecast(self, steps: Iterable[StepRecord] = ()) -> Forecast:
-        """What follows.
+        """Return the forecast.
 
         Args:
             steps: All steps of this learner on record; without them only those that were looked at count.
@@ -247,14 +254,6 @@ class GradientHistory:
             )
         return tuple(found)
 
-    def _look_for_an_edge(self, modules: Mapping[str, ExponentCounts], loss_scale: float) -> None:
-        """Notes where FP16 has cut gradients off: many of them are its smallest number."""
-        halves = [counts for counts in modules.values() if counts.dtype == "float16"]
-        if halves:
-            self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
-            shares = [Tails(counts).share_below(TINIEST + 1) for counts in halves]
-            self._at_smallest = max(self._at_smallest, *shares)
-
 
 def _is_settled(found: Forecast) -> bool:
     """True where more looks that vary as these do would move what is sure by one doubling at most."""
@@ -267,10 +266,6 @@ def _is_settled(found: Forecast) -> bool:
 def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCounts:
     """Without the scale; FP16 numbers so that those which become 2^-25 count as lost."""
     return unscaled(ties_below(counts) if half else counts, loss_scale)
-
-
-def _first_lost(gradients: Mapping[str, ExponentCounts]) -> str:
-    return next((name for name, counts in gradients.items() if counts.inf or counts.nan), "")
 
 
 def _merge_into(known: dict[str, ExponentCounts], found: Mapping[str, ExponentCounts]) -> None:
@@ -293,7 +288,3 @@ def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[Worst, ...
 
 def _worst_lost(named: Mapping[str, Tails], below: int) -> Worst:
     return max((Worst(tails.share_below(below), name) for name, tails in named.items()), key=_share, default=Worst())
-
-
-def _share(worst: Worst) -> float:
-    return worst.share

@@ -1,4 +1,4 @@
-"""What a look at a step says of its largest gradient in FP16, and what two looks say of the steps between them.
+"""The largest gradient of a step in FP16 by its histograms, and of the steps between two such looks.
 
 Both who foretells static scales and who replays a scaling rule ask here, so that they cannot disagree on one run. Nothing
 here imports torch.
@@ -7,7 +7,6 @@ here imports torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mptrain.numerics.exponents import TINIEST
@@ -73,12 +72,12 @@ def gradients_of(record: HistogramRecord) -> Gradients:
     gradients of FP32 parameters under autocast, copies for master weights, and sums over micro-batches. Such a tensor has
     nothing below FP16's smallest number. One that has was FP32 all along, and no loss scale makes it overflow.
     """
-    modules = record.tensors.get("activation_gradients", {})
-    parameters = record.tensors.get("weight_gradients", {})
-    half = any(counts.dtype == "float16" for named in (modules, parameters) for counts in named.values())
-    if not half:
-        return Gradients(dict(modules), dict(parameters), half=False)
-    return Gradients(_through_half(modules), _through_half(parameters), half=True)
+    kinds = [record.tensors.get(kind, {}) for kind in ("activation_gradients", "weight_gradients")]
+    half = any(counts.dtype == "float16" for named in kinds for counts in named.values())
+    modules, parameters = (
+        {name: counts for name, counts in named.items() if not half or _is_half(counts)} for named in kinds
+    )
+    return Gradients(modules, parameters, half)
 
 
 def largest_of(gradients: Gradients, loss_scale: float) -> Largest:
@@ -91,8 +90,8 @@ def largest_of(gradients: Gradients, loss_scale: float) -> Largest:
         gradients: Of a step that did not overflow.
         loss_scale: What they carry; above 0.
     """
-    found = [(counts.largest, name, counts.dtype) for name, counts in gradients.modules.items()]
-    found += [(counts.largest, name, counts.dtype) for name, counts in gradients.parameters.items()]
+    both = (*gradients.modules.items(), *gradients.parameters.items())
+    found = [(counts.largest, name, counts.dtype) for name, counts in both]
     value, where, _ = max(found, key=lambda each: each[0], default=(0.0, "", ""))
     if gradients.half:
         value = min(value, FLOAT16.max)
@@ -101,7 +100,7 @@ def largest_of(gradients: Gradients, loss_scale: float) -> Largest:
 
 
 def anchor(step: int, largest: float, norm: float) -> HistogramSample | None:
-    """What a look tells of the steps around it; None where it or the norm of its gradients is zero or not finite."""
+    """Return the evidence of a look for the steps around it; None where it or the norm of its gradients is zero or not finite."""
     if not (0 < largest < math.inf and 0 < norm < math.inf):
         return None
     return HistogramSample(step, math.log2(largest), math.log2(largest / norm))
@@ -125,10 +124,6 @@ def between(before: HistogramSample, after: HistogramSample, step: int, norm: fl
     if 0 < norm < math.inf:
         return float(norm * 2.0 ** (before.ratio + share * (after.ratio - before.ratio)))
     return float(2.0 ** (before.largest + share * (after.largest - before.largest)))
-
-
-def _through_half(named: Mapping[str, ExponentCounts]) -> dict[str, ExponentCounts]:
-    return {name: counts for name, counts in named.items() if _is_half(counts)}
 
 
 def _is_half(counts: ExponentCounts) -> bool:

@@ -146,7 +146,7 @@ class HistogramWatch:
 
 
 def _is_looked_at(module: nn.Module) -> bool:
-    """Whether a module's output is counted: one without parts, or with parameters of its own."""
+    """Return whether a module's output is counted: one without parts, or with parameters of its own."""
     if isinstance(module, (*_SAME_VALUES, torch.jit.ScriptModule)):
         return False
     return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))

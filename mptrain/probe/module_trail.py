@@ -1,4 +1,4 @@
-"""Which module is at work: in the forward pass by hooks, in the backward pass by the numbers that autograd gives its nodes.
+"""The module at work: in the forward pass by hooks, in the backward pass by the numbers that autograd gives its nodes.
 
 Hooks are on the model while the trail is followed, and off it afterwards. They read and change nothing.
 
@@ -89,7 +89,7 @@ class Trail:
         return module_hooks(model, hooked)
 
     def module(self) -> str:
-        """Where the operator that is dispatched now belongs."""
+        """Return the module of the operator that is dispatched now."""
         node: Any = torch._C._current_autograd_node()
         if self._stack:  # also where a backward pass computes a piece of the forward pass again
             return self._stack[-1][0]
@@ -133,6 +133,6 @@ class Trail:
 
 
 def _are_finite(values: Any) -> bool:
-    """Whether all floating-point tensors among some values are; the observer does not see that it is asked."""
+    """Return whether all floating-point tensors among some values are finite; the observer does not see that it is asked."""
     with torch.no_grad(), _disable_current_modes():
         return all(bool(tensor.isfinite().all()) for tensor in floating_in(values))  # waits for the device

@@ -56,7 +56,7 @@ class Operation:
 
     @property
     def breaks(self) -> bool:
-        """What went in is finite and what came out is not."""
+        """True where all inputs are finite and an output is not."""
         return self.finite_inputs and not self.finite
 
     @property
@@ -266,7 +266,7 @@ def _names(dtypes: list[torch.dtype]) -> tuple[str, ...]:
 
 
 def _operands(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float, int]:
-    """Whether all that goes into an operator is finite, plain numbers included; its largest magnitude; how much is zero.
+    """Return whether all that goes into an operator is finite, plain numbers included; its largest magnitude; how much is zero.
 
     So filling with -inf, as a mask of attention does, does not count as making it.
     """
@@ -319,7 +319,7 @@ _BETWEEN = (
 
 
 def _asked_by_autograd() -> bool:
-    """Whether autograd itself asked for the operator, rather than the Python code of a custom function."""
+    """Return whether autograd itself asked for the operator, rather than the Python code of a custom function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

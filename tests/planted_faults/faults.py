@@ -590,7 +590,7 @@ FAULTS = (
     Fault(
         76,
         "inspection/remedies.py",
-        "if criterion.about(under) is None:",
+        "if offender is None:",
         "if under.seen.finite:",
         "a remedy is accepted although values disagree with FP32",
     ),
