@@ -5,6 +5,7 @@ Of the run directory nothing is changed but what is written into its folder ``di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -248,16 +249,16 @@ def _on_record(directory: RunDirectory, step: int) -> OnRecord:
     except StorageError:
         return OnRecord(losses)
     injected = {event.get("step") for event in events if event["event"] == "injected"}
-    overflows: dict[str, tuple[tuple[str, str], ...]] = {}
+    overflowed = [event for event in events if event["event"] == "overflow"]
+    overflows = {
+        one["learner"]: tuple((tensor, kind) for tensor, kind in one["tensors"])
+        for one in overflowed
+        if one["step"] == step
+    }
     ceilings: dict[str, float] = {}
-    for event in events:
-        if event["event"] != "overflow":
-            continue
-        name, scale = event["learner"], event["loss_scale"]
-        if event["step"] == step:
-            overflows[name] = tuple((tensor, kind) for tensor, kind in event["tensors"])
-        if event["loss"] == "finite" and event["step"] not in injected:
-            ceilings[name] = min(scale, ceilings.get(name, scale))
+    for one in overflowed:
+        if one["loss"] == "finite" and one["step"] not in injected:
+            ceilings[one["learner"]] = min(one["loss_scale"], ceilings.get(one["learner"], math.inf))
     return OnRecord(losses, overflows, ceilings)
 
 

@@ -10,15 +10,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from mptrain.inspection.scale_check_ranges import ModuleScaling
+from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
-
-if TYPE_CHECKING:
-    from mptrain.inspection.scale_check_ranges import ModuleScaling
-    from mptrain.inspection.step_accuracy import StepAccuracy
-    from mptrain.probe.observer import Observation, Operation, Refusal
+from mptrain.probe.observer import Observation, Operation, Refusal
 
 #: Modules that are named in a sentence.
 _NAMED = 3

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from mptrain.inspection.findings import Finding, Key, causes_of, label, listed, numbered, operator_name, percent, place
+from mptrain.inspection.findings import Finding, causes_of, label, listed, numbered, operator_name, percent, place
 from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
 from mptrain.numerics.formats import FLOAT16, scale_in_words
 from mptrain.precision.policy import NORMS
@@ -57,7 +57,8 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
         exact: The same step in FP32: what is zero there as well, as behind a mask of -1e4 in a softmax, is not lost. Without
             it only zeros that a cast or a division was given are known not to be.
     """
-    zeros = _zeros(exact) if exact is not None else {}
+    wide = numbered(exact.of("forward")) if exact is not None else ()
+    zeros = {key: sum(counts.zeros for counts in operation.outputs) for key, operation in wide}
     found = []
     for key, operation in numbered(seen.of("forward")):
         counts = merged(one for one in operation.outputs if one.dtype == "float16")
@@ -74,10 +75,6 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
         if of and (lost + small) / of > MUCH:
             found.append(((lost + small) / of, operation))
     return [operation for _, operation in sorted(found, key=lambda pair: -pair[0])]
-
-
-def _zeros(exact: Observation) -> dict[Key, int]:
-    return {key: sum(counts.zeros for counts in operation.outputs) for key, operation in numbered(exact.of("forward"))}
 
 
 def small_gradients(seen: Observation) -> tuple[float, float] | None:
@@ -117,18 +114,19 @@ def rows_of(seen: Observation, causes: Iterable[Finding] | None = None) -> tuple
                 type=seen.types.get(name, ""),
                 calls=seen.calls.get(name, 0),
                 dtype=largest.dtype,
-                forward=_reach([operation for operation in own if operation.phase == "forward"]),
-                backward=_reach([operation for operation in own if operation.phase == "backward"]),
+                forward=_reach(own, "forward"),
+                backward=_reach(own, "backward"),
                 breaks=wrong.get(name, ""),
             )
         )
     return tuple(rows)
 
 
-def _reach(operations: list[Operation]) -> Reach | None:
-    if not operations:
+def _reach(operations: list[Operation], phase: str) -> Reach | None:
+    several = [one for operation in operations if operation.phase == phase for one in operation.outputs]
+    if not several:
         return None
-    counts = merged(one for operation in operations for one in operation.outputs)
+    counts = merged(several)
     count = total(counts)
     return Reach(counts.largest, _tiny(counts), counts.zeros / count if count else 0.0, counts.inf, counts.nan)
 

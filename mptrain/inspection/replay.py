@@ -118,8 +118,7 @@ def _notes(own: Config, run: Run, dead: bool) -> list[str]:
             "estimated from its gradients"
         )
     for attempt in run.state.attempts:
-        changes = [change for change in attempt.changes if re.match(r"(learners\.[^.]+\.)?scaler", change)]
-        if changes:
+        if changes := [change for change in attempt.changes if re.match(r"(learners\.[^.]+\.)?scaler", change)]:
             notes.append(
                 f"the run's rule was changed after step {attempt.from_step:,} ({'; '.join(changes)}): one rule is replayed "
                 "from the first step on"

@@ -11,20 +11,11 @@ from mptrain.config.build import build
 from mptrain.config.schema import Config
 from mptrain.engine.job import Parts
 from mptrain.errors import ConfigError, DataError
+from mptrain.inspection import scale_check_gradients as passes
 from mptrain.inspection.findings import Finding
 from mptrain.inspection.module_tensors import Outputs
 from mptrain.inspection.observations import CLOSE
 from mptrain.inspection.scale_check_findings import findings, wrong_gradients, wrong_outputs
-from mptrain.inspection.scale_check_gradients import (
-    Reference,
-    breaking_operators,
-    compare_backward,
-    compare_scales,
-    compute_reference,
-    find_breaks,
-    holding_gradients,
-    is_finite,
-)
 from mptrain.inspection.scale_check_observation import half_weights, inspect_step
 from mptrain.inspection.scale_check_ranges import ModuleScaling, ScalingEvidence, by_module
 from mptrain.numerics.formats import FORMATS, Format
@@ -96,21 +87,21 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     del parts  # one model at a time
     tell("its gradients in FP32 and FP64")
     wide, _ = build(replace(config, precision=_FP32))
-    if not is_finite(wide, wide.prepare(batch)):
-        breaking = breaking_operators(wide, wide.prepare(batch))
+    if not passes.is_finite(wide, wide.prepare(batch)):
+        breaking = passes.breaking_operators(wide, wide.prepare(batch))
         evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, ())
-    reference = compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights)
+    reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights)
     del wide
     tell("its gradients at loss scales from 2^0 to 2^24")
     parts, _ = build(config)
     prepared = parts.prepare(batch)
-    measured = compare_scales(parts, prepared, reference, range(0, HIGHEST + 1, step))
+    measured = passes.compare_scales(parts, prepared, reference, range(0, HIGHEST + 1, step))
     modules = by_module(measured, form, inspection.order)
     breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
     evidence = replace(evidence, modules=modules, outputs=reference.outputs)
     if wrong_outputs(evidence):
-        breaking = breaking_operators(parts, prepared)
+        breaking = passes.breaking_operators(parts, prepared)
         evidence = replace(evidence, breaks_half=[one for one in breaking if one.phase == "forward"])
     lost = {  # what FP32 has and the format cannot hold, where it is kept in that: clamped, or infinite
         name: exact
@@ -121,7 +112,7 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     if not breaks and (suspects := wrong_gradients(modules)):
         wide, _ = build(replace(config, precision=_FP32))
         scale, weights = 2.0 ** suspects[0], half_weights(parts.model)
-        breaks, right = compare_backward(
+        breaks, right = passes.compare_backward(
             (parts, prepared),
             lambda: (wide, wide.prepare(batch)),
             inspection.outputs,
@@ -130,7 +121,7 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
             form,
             weights,
         )
-        keep = tuple(dict.fromkeys(holding_gradients(right, name, scale, form) for name in breaks))
+        keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, form) for name in breaks))
         evidence = replace(evidence, breaks=breaks, keep_backward=keep)
     notes = (
         reference.notes if step == 1 else (*reference.notes, "every second scale was tried, since a step takes long")
@@ -139,7 +130,7 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     return ScalingReport(evidence, findings(evidence), modules, reference.dtype, batch.samples, notes)
 
 
-def _near_the_top(reference: Reference, said: Outputs, form: Format) -> tuple[str, ...]:
+def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> tuple[str, ...]:
     """Return a sentence about the output that is closest to the largest number of the format, where later steps may leave it."""
     inside = [
         (errors.largest, name)
@@ -170,4 +161,4 @@ def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]
         return ()
     first = drifting[-1]
     scales = 2.0 ** min(first.errors, key=lambda one: first.errors[one]), 2.0 ** max(first.finite)
-    return find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)
+    return passes.find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)

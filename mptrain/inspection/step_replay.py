@@ -106,13 +106,12 @@ def stand_at(parts: Parts, moment: SavedStep) -> None:
         buffer.copy_(moment.state["carried"][name])
 
 
-def look(parts: Parts, moment: SavedStep, scales: Mapping[str, float] | None = None) -> tuple[Observation, ...]:
+def look(parts: Parts, moment: SavedStep) -> tuple[Observation, ...]:
     """Do the passes of a step, and see everything.
 
     Args:
         parts: Brought to that moment; they are left as they were.
         moment: Which step.
-        scales: Loss scales by learner, in place of the moment's.
 
     Returns:
         What was seen of each learner's passes, in their order.
@@ -123,7 +122,7 @@ def look(parts: Parts, moment: SavedStep, scales: Mapping[str, float] | None = N
     prepared = moment.batch.cast(input_dtype(parts.policy))
     with _put_back(parts, moment), parts.fault.at(moment.step, prepared) as batch:
         for learner in parts.learners:
-            chosen = (scales or moment.scales)[learner.name]
+            chosen = moment.scales[learner.name]
             learner.scale_state = {**learner.scale_state, "scale": torch.full_like(learner.scale, chosen)}
             random = random_state(parts.device)
             seen.append(_look(parts, learner, moment, batch, chosen))
@@ -168,9 +167,8 @@ def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         if out_of_memory(error):
             raise
-        refusal = observer.refusal or Refusal(
-            "forward", trail.raised_in[0] if trail.raised_in else LOSS, "", "", (), in_one_line(error)
-        )
+        module = trail.raised_in[0] if trail.raised_in else LOSS
+        refusal = observer.refusal or Refusal("forward", module, "", "", (), in_one_line(error))
     norms = learner.judge().norms.tolist()
     types = {name: type(module).__name__ for name, module in parts.model.named_modules()}
     missing = learner.weights.gradients.missing() if refusal is None else []

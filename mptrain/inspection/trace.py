@@ -3,7 +3,7 @@
 A step of FP16 that was clean at one scale is clean at every lower one; one that overflowed does so at every higher one, and
 at all of them where its loss was not finite. For everything else the run has to have looked: histograms know the largest
 gradient of a step, and so the scale at which it leaves FP16. That of a step between two looks follows from them and from
-the norm of its gradients, as a forecast takes it (`mptrain.numerics.histogram_sample`). A run without histograms leaves the verdicts
+the norm of its gradients, as a forecast takes it (`mptrain.numerics.exponents`). A run without histograms leaves the verdicts
 of neighbouring steps at other scales. What a run in a wider format says of FP16 is never known, only estimated.
 """
 
@@ -16,8 +16,16 @@ from functools import cached_property
 from typing import Any, Literal
 
 from mptrain.machine import dropping_nothing
-from mptrain.numerics.exponents import INFINITE_FROM, total
-from mptrain.numerics.histogram_sample import HistogramSample, Largest, anchor, between, gradients_of, largest_of
+from mptrain.numerics.exponents import (
+    INFINITE_FROM,
+    HistogramSample,
+    Largest,
+    anchor,
+    between,
+    gradients_of,
+    largest_of,
+    total,
+)
 from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
 from mptrain.runlog.reader import Run

@@ -5,7 +5,7 @@ section 3.2: scales from 8 to 32 K worked, and any is right as long as nothing o
 
 - *The upper edge.* A scale overflows a step where the largest gradient times the scale is 65520 or more. That is known of
   the steps that were looked at. For each step between them the largest gradient follows from the norm of all gradients,
-  which is on record of every step, and from the looks before and after (`mptrain.numerics.histogram_sample`).
+  which is on record of every step, and from the looks before and after (`mptrain.numerics.exponents`).
   The upper edge is the largest power of two at which no step overflows.
 - *What is sure.* An edge that one look shows says nothing of the next step. So a scale counts as usable only where less
   than 1 % of the steps overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.overflow_limits`). The
@@ -42,8 +42,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mptrain.numerics.exponents import NORMAL, TINIEST, Tails, merged, nonzero, ties_below, total, unscaled
-from mptrain.numerics.histogram_sample import gradients_of, largest_of
+from mptrain.numerics.exponents import (
+    NORMAL,
+    TINIEST,
+    Tails,
+    gradients_of,
+    largest_of,
+    merged,
+    nonzero,
+    ties_below,
+    total,
+    unscaled,
+)
 from mptrain.numerics.overflow_limits import (
     EXPONENTS,
     FEWEST,

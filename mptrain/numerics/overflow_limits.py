@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
-from mptrain.numerics.exponents import INFINITE_FROM
-from mptrain.numerics.histogram_sample import HistogramSample, anchor, between
+from mptrain.numerics.exponents import INFINITE_FROM, HistogramSample, anchor, between
 from mptrain.records import StepRecord
 
 #: Exponents of the scales that are foretold: 1 to 2^24, apex's highest.
