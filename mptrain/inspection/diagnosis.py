@@ -19,7 +19,7 @@ from mptrain.engine.job import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.files import read_text
-from mptrain.inspection.examine_step import OnRecord, Place, examine
+from mptrain.inspection.examine_step import LocatedStep, OnRecord, examine
 from mptrain.inspection.step_replay import SavedStep, moment_at, stand_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.records import StepRecord
@@ -101,7 +101,7 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
         MptrainError: Data or device are missing, or the training ends before that step.
     """
     parts, options = build(config)
-    place = Place(parts, _moment(parts, options, None, step), None, parts.notes)
+    place = LocatedStep(parts, _moment(parts, options, None, step), None, parts.notes)
     return Diagnosed(examine(" ".join(config.overrides), config, place, learner), None)
 
 
@@ -110,7 +110,7 @@ def _begins(parts: Parts) -> dict[str, _Beginning]:
     return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
 
 
-def _failed(directory: RunDirectory, config: Config) -> Place | None:
+def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     """The step that ended a run, as it was kept; None where none did, or the run went on from there."""
     paths = directory.paths
     state = directory.read_state()
@@ -198,16 +198,16 @@ def _read_ending(directory: RunDirectory, trust: str = "") -> Ending:
     raise StorageError(f"{path} {why}", hint) from cause
 
 
-def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:
+def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> LocatedStep:
     """The step that ended a run, with the weights of a checkpoint."""
     remarks = [f"the step that ended the run, {ending.step:,}, done again: {ending.cause} was the cause on record"]
-    same, because = loaded.manifest.step == ending.step, Place.because
+    same, because = loaded.manifest.step == ending.step, LocatedStep.because
     if not same:
         remarks.append(f"the weights of that step were not kept: these are those of step {loaded.manifest.step:,}")
         because = "the weights are older"
     if ending.ranks > 1:
         remarks.append(f"{ending.ranks} ranks had a part of its batch each; here one process does the whole of it")
-        because = because if because != Place.because else _OF_RANKS
+        because = because if because != LocatedStep.because else _OF_RANKS
     accounts = loaded.state["accounts"]
     scales = {
         one.name: float((accounts[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners
@@ -215,10 +215,10 @@ def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:
     scales[ending.learner] = ending.loss_scale
     random = ending.random or loaded.state["random"]
     moment = SavedStep(ending.step, loaded.state, ending.batch.to(parts.device), False, scales, random, done=same)
-    return Place(parts, moment, ending.learner, tuple(remarks), because=because)
+    return LocatedStep(parts, moment, ending.learner, tuple(remarks), because=because)
 
 
-def _rescaled(place: Place, before: Mapping[str, _Beginning]) -> Place:
+def _rescaled(place: LocatedStep, before: Mapping[str, _Beginning]) -> LocatedStep:
     """At the first scale of those scalers that are not the run's own."""
     now = _begins(place.parts)
     others = {name: scale for name, (kind, scale) in now.items() if before.get(name) != (kind, scale)}
@@ -270,7 +270,7 @@ def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
         return []
 
 
-def _standing(directory: RunDirectory, config: Config, step: int | None) -> Place:
+def _standing(directory: RunDirectory, config: Config, step: int | None) -> LocatedStep:
     """A certain step of a run, or the one after its last checkpoint."""
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     paths = [path for path in manifests_in(store.folder) if step is None or step_of(path) < step]
@@ -285,7 +285,7 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Plac
         _require_fit(parts, loaded.state)
     moment = _moment(parts, options, loaded.state if loaded else None, wanted)
     remark = f"step {wanted:,}, from {begins}{trained}"
-    place = Place(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
+    place = LocatedStep(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
     state = directory.read_state()
     return replace(place, because=_OF_RANKS) if state is not None and state.ranks > 1 else place
 

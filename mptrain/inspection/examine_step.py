@@ -42,7 +42,7 @@ class OnRecord:
 
 
 @dataclass(frozen=True)
-class Place:
+class LocatedStep:
     """A step that can be looked at, and how it was come by.
 
     Attributes:
@@ -64,7 +64,7 @@ class Place:
     trained: int = 0
 
 
-def examine(subject: str, config: Config, place: Place, learner: str | None = None) -> Examination:
+def examine(subject: str, config: Config, place: LocatedStep, learner: str | None = None) -> Examination:
     """Look at a step, and try what mends it.
 
     Args:
@@ -96,7 +96,7 @@ def examine(subject: str, config: Config, place: Place, learner: str | None = No
     return replace(found, verdict=f"without the injected fault too, {found.verdict}")
 
 
-def _case(config: Config, place: Place, seen: Observation) -> DiagnosisCase:
+def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCase:
     ceiling = place.record.ceilings.get(seen.learner, math.inf)
     ended = place.learner == seen.learner
     return DiagnosisCase(config, place.parts, place.moment, seen, ended=ended, ceiling=ceiling)
@@ -159,7 +159,7 @@ def _fault(parts: Parts, step: int) -> str:
     return "; ".join(f"{one.fields['value']} into {one.fields['tensor']}" for one in parts.fault.records(step))
 
 
-def _without_fault(config: Config, place: Place, learner: str) -> DiagnosisCase:
+def _without_fault(config: Config, place: LocatedStep, learner: str) -> DiagnosisCase:
     """The same step of a learner without the fault."""
     config = reloaded(config, *_WITHOUT_FAULT)
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
@@ -168,7 +168,7 @@ def _without_fault(config: Config, place: Place, learner: str) -> DiagnosisCase:
     return _case(config, replace(place, parts=parts), seen)
 
 
-def _loss_on_record(place: Place, seen: Observation) -> tuple[str, ...]:
+def _loss_on_record(place: LocatedStep, seen: Observation) -> tuple[str, ...]:
     """Compare the loss with the one that the run had."""
     before = place.record.losses.get(seen.learner)
     if before is None:

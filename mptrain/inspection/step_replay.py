@@ -72,8 +72,8 @@ def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, s
         None where the training data end before that step.
     """
     rings = [Ring(options.log.ring, len(one.weights.names), parts.device) for one in parts.learners]
-    accounts = [LearnerLog(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
-    step_log = StepLog(accounts, Fanout(()), options.log)
+    logs = [LearnerLog(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
+    step_log = StepLog(logs, Fanout(()), options.log)
     progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
     if state is not None:
         progress, _ = restore_snapshot(parts, step_log, state)

@@ -21,7 +21,7 @@ from mptrain.numerics.exponents import (
     HistogramSample,
     Largest,
     anchor,
-    between,
+    at_step,
     gradients_of,
     largest_of,
     total,
@@ -149,11 +149,7 @@ class Trace:
         """The largest gradient of a step that was not looked at, without its scale; None where no step was."""
         if not record.grad_norm:
             return 0.0
-        if not self._anchors:
-            return None
-        at = bisect_left(self._anchors, record.step, key=lambda one: one.step)
-        before, after = (self._anchors[min(max(place, 0), len(self._anchors) - 1)] for place in (at - 1, at))
-        return between(before, after, record.step, record.grad_norm)
+        return at_step(self._anchors, record.step, record.grad_norm) if self._anchors else None
 
     def measured(self, measure: Measure, step: int, scale: float) -> tuple[float, Basis] | None:
         """Return the measurement of a rule at a clean step, by the nearest look; None where the records cannot tell."""

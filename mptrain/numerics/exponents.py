@@ -14,7 +14,8 @@ The largest gradient of a step in FP16 follows from its histograms, and that of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -276,6 +277,19 @@ def between(before: HistogramSample, after: HistogramSample, step: int, norm: fl
     if 0 < norm < math.inf:
         return float(norm * 2.0 ** (before.ratio + share * (after.ratio - before.ratio)))
     return float(2.0 ** (before.largest + share * (after.largest - before.largest)))
+
+
+def at_step(samples: Sequence[HistogramSample], step: int, norm: float) -> float:
+    """Return the largest gradient of a step by the looks around it.
+
+    Args:
+        samples: At least one, in the order of their steps.
+        step: The step.
+        norm: See `between`.
+    """
+    at = bisect_left(samples, step, key=lambda one: one.step)
+    before, after = (samples[min(max(place, 0), len(samples) - 1)] for place in (at - 1, at))
+    return between(before, after, step, norm)
 
 
 def _is_half(counts: ExponentCounts) -> bool:

@@ -184,9 +184,9 @@ class GradientHistory:
         if not usable or not any(total(counts) for counts in gradients.named.values()):
             self._unusable += 1
             return
-        if record.overflow or any(counts.inf or counts.nan for counts in gradients.named.values()):
-            lost = (name for name, counts in gradients.named.items() if counts.inf or counts.nan)
-            self.looks.append(Look(record.step, loss_scale, math.inf, next(lost, ""), ()))
+        lost = [name for name, counts in gradients.named.items() if counts.inf or counts.nan]
+        if record.overflow or lost:
+            self.looks.append(Look(record.step, loss_scale, math.inf, lost[0] if lost else "", ()))
             return
         self._half = self._half or gradients.half
         if halves := [counts for counts in gradients.modules.values() if counts.dtype == "float16"]:

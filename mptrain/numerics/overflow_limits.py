@@ -7,14 +7,13 @@ sample puts on the whole it was drawn from are scipy's, imported when a bound is
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
-from mptrain.numerics.exponents import INFINITE_FROM, HistogramSample, anchor, between
+from mptrain.numerics.exponents import INFINITE_FROM, HistogramSample, anchor, at_step, between
 from mptrain.records import StepRecord
 
 #: Exponents of the scales that are foretold: 1 to 2^24, apex's highest.
@@ -198,9 +197,7 @@ def _edges(looks: Sequence[Look]) -> list[float]:
         return []
     edges = [_END - one.largest for one in sound]
     for look in overflowed:
-        at = bisect_left(sound, look.step, key=lambda one: one.step)
-        before, after = (sound[min(max(place, 0), len(sound) - 1)] for place in (at - 1, at))
-        largest = between(before, after, look.step, math.inf)
+        largest = at_step(sound, look.step, math.inf)
         edges.append(min(_END - math.log2(largest), math.log2(look.loss_scale)))
     return edges
 

@@ -113,16 +113,7 @@ class HistogramWatch:
             tensors.setdefault(kind, {})[name] = read_counts(row, self._counts[kind, name][1])
         pairs = torch.stack(list(self._unchanged.values())).tolist() if self._unchanged and not refused else []
         unchanged = {name: (moving, same) for name, (moving, same) in zip(self._unchanged, pairs, strict=False)}
-        return (
-            HistogramRecord(
-                learner=self._learner,
-                step=self._step,
-                loss_scale=float(self._scale),
-                overflow=overflow,
-                tensors=tensors,
-                unchanged=unchanged,
-            ),
-        )
+        return (HistogramRecord(self._learner, self._step, float(self._scale), overflow, tensors, unchanged),)
 
     def _hook(self, name: str, hooks: contextlib.ExitStack) -> Any:
         def look_back(gradient: Tensor) -> None:
