@@ -15,7 +15,7 @@ A lower learning rate is advised only where FP32 itself is not finite because we
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,58 +61,39 @@ def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
 
 def remedies(case: DiagnosisCase) -> tuple[Remedy, ...]:
     """Return the remedies tried, in order, up to the first that helped; nothing where nothing is wrong."""
+    return tuple(_until_it_helps(*_candidates(case)))
+
+
+def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
+    """Return what to try on a step, each kind of remedy when its turn comes.
+
+    For a step that is right and has values close to FP16's lower end all the same a scaler that moves its scale needs no other one
+    while gradients are exact.
+    """
+    module, accuracy = case.cause.module, case.accuracy
     match case.cause.kind:
         case "input":
-            return tuple(_without_samples(case))
-        case "backward":
-            found = list(_for_gradients(case))
-        case "forward" if case.blown_up:
-            found = list(_blown_up(case.exact or case.seen))
-        case "forward" | "refused":
-            where = (case.cause.module, case.cause.operator)
-            lost = any((one.module, one.operator) == where for one in case.lost)
-            found = list(_until_it_helps(_keeping(case, case.cause.module, lost), _other_precisions(case, lost)))
-        case "loss":
-            found = list(_until_it_helps(_other_precisions(case)))
+            return (_without_samples(case),)
         case "weights":
-            return (_EARLIER,)
-        case _:
-            found = list(_for_values(case))
-    return tuple(found)
-
-
-_EARLIER = Remedy(
-    (),
-    "resume from an earlier checkpoint, with scaler.on_overflow=skip",
-    None,
-    "no precision mends weights that are lost",
-)
-
-
-def _for_values(case: DiagnosisCase) -> Iterator[Remedy]:
-    """For a step that is right and has values close to FP16's lower end all the same.
-
-    A scaler that moves its scale needs no other one while gradients are exact.
-    """
+            text = "resume from an earlier checkpoint, with scaler.on_overflow=skip"
+            return ((Remedy((), text, None, "no precision mends weights that are lost"),),)
+        case "backward" | "forward" if case.blown_up:
+            return (_blown_up(case.exact or case.seen),)
+        case "backward" if accuracy is None or not accuracy.disproportionate:
+            another = _another_scale(case)
+            return (() if another is None else (another,), _keeping(case, module), _other_precisions(case))
+        case "backward" | "loss":  # what does without a loss scale
+            return (_other_precisions(case),)
+        case "forward" | "refused":
+            lost = any((one.module, one.operator) == (module, case.cause.operator) for one in case.lost)
+            return _keeping(case, module, lost), _other_precisions(case, lost)
     if case.loses_what_matters:
-        yield from _until_it_helps(_keeping(case, case.lost[0].module, True), _other_precisions(case, True))
-    elif (small := small_gradients(case.seen)) is not None:
-        exact = case.accuracy is not None and not case.accuracy.inexact_gradients
-        if not exact or isinstance(case.learner.scaler, (StaticScaler, NoScaler)):
-            yield higher_scale(case, *small)
-
-
-def _for_gradients(case: DiagnosisCase) -> Iterator[Remedy]:
-    """For a step of which only gradients are wrong."""
-    if case.blown_up:
-        yield from _blown_up(case.exact or case.seen)
-        return
-    if case.accuracy is not None and case.accuracy.disproportionate:  # what does without a loss scale
-        yield from _until_it_helps(_other_precisions(case))
-        return
-    another = _another_scale(case)
-    scales = iter(() if another is None else (another,))
-    yield from _until_it_helps(scales, _keeping(case, case.cause.module), _other_precisions(case))
+        return _keeping(case, case.lost[0].module, True), _other_precisions(case, True)
+    exact = accuracy is not None and not accuracy.inexact_gradients
+    constant = isinstance(case.learner.scaler, (StaticScaler, NoScaler))
+    if (small := small_gradients(case.seen)) is not None and (constant or not exact):
+        return ((higher_scale(case, *small),),)
+    return ()
 
 
 def _another_scale(case: DiagnosisCase) -> Remedy | None:
@@ -238,7 +219,7 @@ def _tried(
     return Remedy(words, text, False, "the same happens" if what == case.cause.what else what), under
 
 
-def _until_it_helps(*several: Iterator[Remedy]) -> Iterator[Remedy]:
+def _until_it_helps(*several: Iterable[Remedy]) -> Iterator[Remedy]:
     for remedies_of_a_kind in several:
         for remedy in remedies_of_a_kind:
             yield remedy
