@@ -4,7 +4,7 @@ Multiplying by a power of two moves every value to another exponent and changes 
 tell how much of a tensor FP16 would lose at every scale, as long as the values themselves were not lost already: take
 counts of FP32 or bfloat16 values, or of FP16 values at a scale that is high enough.
 
-FP16 (IEEE 754 binary16): the smallest number above zero is 2^-24, and 2^-25 or less is rounded to zero; numbers numbers below
+FP16 (IEEE 754 binary16): the smallest number above zero is 2^-24, and 2^-25 or less is rounded to zero; numbers below
 2^-14 are subnormal and have fewer bits; the largest is 65504, and 65520 or more is rounded to infinity.
 
 The largest gradient of a step in FP16 follows from its histograms, and that of the steps between two such looks from both
