@@ -50,9 +50,7 @@ READING_FUNCTIONS = {
     ("gradient_table.py", "_is_dense"): "asks for strides",
 }
 #: Files that hold plain numbers alone.
-WITHOUT_TENSORS = frozenset(
-    {"confidence.py", "formats.py", "exponents.py", "forecast.py", "histogram_sample.py", "overflow_limits.py"}
-)
+WITHOUT_TENSORS = frozenset({"formats.py", "exponents.py", "forecast.py", "overflow_limits.py"})
 
 
 def host_reads(source: str) -> list[tuple[str, int, str]]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from mptrain.cli.messages import colourful, say, width_of, wrapped
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.inspection.data_check import DataReport, check_data
+from mptrain.inspection.findings import Finding
 from mptrain.inspection.scale_check import ScalingReport, check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
-from mptrain.inspection.scale_check_ranges import LOST, Finding, ModuleScaling, Scales, scales_of
+from mptrain.inspection.scale_check_ranges import LOST, ModuleScaling, Scales, scales_of
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
 from mptrain.workloads.base.faulty_samples import by_remark

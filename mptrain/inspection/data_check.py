@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from mptrain.config.schema import Config
 from mptrain.config.together import build_dataset
 from mptrain.machine import usable_cores
 from mptrain.workloads.base.faulty_samples import checking
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
 
 #: The most files of a split that are read; of larger splits, files evenly spread over them.
 FILES = 20_000

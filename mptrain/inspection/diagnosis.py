@@ -5,34 +5,35 @@ Of the run directory nothing is changed but what is written into its folder ``di
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
+from mptrain.config.schema import Config
 from mptrain.config.trust import fetches, is_trust, retyped
+from mptrain.engine.job import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
-from mptrain.inspection.examine_step import OnRecord, Place, examine
-from mptrain.inspection.failure_folder import Ending, read_ending
+from mptrain.files import read_text
+from mptrain.inspection.examine_step import LocatedStep, OnRecord, examine
 from mptrain.inspection.step_replay import SavedStep, moment_at, stand_at
 from mptrain.numerics.formats import scale_in_words
+from mptrain.records import StepRecord
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.run.attempt import min_micro_batches
+from mptrain.runlog import RunDirectory
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.diagnosis import Examination
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
 from mptrain.runlog.reader import read_run
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.engine.job import Options, Parts
-    from mptrain.records import StepRecord
-    from mptrain.runlog import RunDirectory
-    from mptrain.runlog.diagnosis import Examination
-
+from mptrain.runlog.state_files import load_plain
+from mptrain.runlog.strict_json import parse_strict
+from mptrain.workloads.base.batch import Batch
 
 #: The class of a loss scaling rule, and its first scale.
 _Beginning: TypeAlias = tuple[type, float]
@@ -43,7 +44,7 @@ _OF_RANKS = "several ranks have other random numbers, and round their sums other
 
 @dataclass(frozen=True)
 class Diagnosed:
-    """What ``mptrain diagnose`` has to show.
+    """Result of ``mptrain diagnose``.
 
     Attributes:
         found: What was seen and tried.
@@ -72,7 +73,10 @@ def diagnose_run(
     text = directory.read_config()
     config = reload(text, overrides)
     overrides = [word for word in overrides if not is_trust(word)]  # which changes no number
-    before = _beginnings(reload(text, allow=config.extensions.allow, fetch=fetches(config))) if overrides else {}
+    before: dict[str, _Beginning] = {}
+    if overrides:
+        own, _ = build(reload(text, allow=config.extensions.allow, fetch=fetches(config)), weights=False)
+        before = _begins(own)
     place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
     if overrides:
         changed = f"under {' '.join(overrides)}, unlike the run itself"
@@ -97,28 +101,23 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
         MptrainError: Data or device are missing, or the training ends before that step.
     """
     parts, options = build(config)
-    place = Place(parts, _moment(parts, options, None, step), None, parts.notes)
+    place = LocatedStep(parts, _moment(parts, options, None, step), None, parts.notes)
     return Diagnosed(examine(" ".join(config.overrides), config, place, learner), None)
 
 
-def _beginnings(config: Config) -> dict[str, _Beginning]:
-    """How the scaler of each learner begins."""
-    parts, _ = build(config, weights=False)
-    return _begins(parts)
-
-
 def _begins(parts: Parts) -> dict[str, _Beginning]:
+    """Return the class and the first scale of the scaler of each learner."""
     return {one.name: (type(one.scaler), float(one.scaler.initial(parts.device)["scale"])) for one in parts.learners}
 
 
-def _failed(directory: RunDirectory, config: Config) -> Place | None:
+def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     """The step that ended a run, as it was kept; None where none did, or the run went on from there."""
     paths = directory.paths
     state = directory.read_state()
     if not paths.failure.exists() or (state is not None and state.status == "done"):
         return None
     trust = retyped(config.extensions.allow)
-    ending = read_ending(directory, trust)
+    ending = _read_ending(directory, trust)
     store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)
     saved = manifests_in(store.folder)
     if saved and step_of(saved[0]) > ending.step:
@@ -141,16 +140,74 @@ def _failed(directory: RunDirectory, config: Config) -> Place | None:
     return place
 
 
-def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:
+@dataclass(frozen=True)
+class Ending:
+    """The step that ended a run.
+
+    Attributes:
+        step: Which attempt.
+        learner: Whose steps were refused.
+        loss_scale: At which scale.
+        cause: `mptrain.engine.failure.Diagnosis.cause`.
+        batch: As it was prepared, on the CPU.
+        random: The random state before that step; None where it was not kept.
+        ranks: How many processes did it, each a part of the batch.
+    """
+
+    step: int
+    learner: str
+    loss_scale: float
+    cause: str
+    batch: Batch
+    random: Mapping[str, Any] | None
+    ranks: int = 1
+
+
+def _read_ending(directory: RunDirectory, trust: str = "") -> Ending:
+    """The step that ended a run.
+
+    Args:
+        directory: Of the run.
+        trust: What a line that names it needs behind it (see `mptrain.config.trust.retyped`).
+
+    Raises:
+        StorageError: A file of it is missing or damaged; names the command that does without.
+    """
+    recorded, kept = directory.paths.failure / "diagnosis.json", directory.paths.failure / "step.pt"
+    path, why, cause = recorded, "is damaged", Exception()
+    try:
+        fields = parse_strict(read_text(recorded))
+        path = kept
+        saved = load_plain(kept)
+        tensors, counts = dict(saved["batch"]), saved["counts"]
+        batch = Batch(tensors.pop("inputs"), tensors.pop("targets"), tuple(counts) if counts else None, tensors)
+        return Ending(
+            step=int(saved["step"]),
+            learner=str(fields["learner"]),
+            loss_scale=float(fields["loss_scale"]),
+            cause=str(fields["cause"]),
+            batch=batch,
+            random=saved["random"],
+            ranks=int(saved["ranks"]),
+        )
+    except OSError as error:
+        why, cause = f"cannot be read: {error.strerror or error}", error
+    except Exception as error:  # it holds something else than what a run writes there
+        cause = error
+    hint = f"look at a step by number: mptrain diagnose {directory.root} --step N{trust}"
+    raise StorageError(f"{path} {why}", hint) from cause
+
+
+def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> LocatedStep:
     """The step that ended a run, with the weights of a checkpoint."""
     remarks = [f"the step that ended the run, {ending.step:,}, done again: {ending.cause} was the cause on record"]
-    same, because = loaded.manifest.step == ending.step, Place.because
+    same, because = loaded.manifest.step == ending.step, LocatedStep.because
     if not same:
         remarks.append(f"the weights of that step were not kept: these are those of step {loaded.manifest.step:,}")
         because = "the weights are older"
     if ending.ranks > 1:
         remarks.append(f"{ending.ranks} ranks had a part of its batch each; here one process does the whole of it")
-        because = because if because != Place.because else _OF_RANKS
+        because = because if because != LocatedStep.because else _OF_RANKS
     accounts = loaded.state["accounts"]
     scales = {
         one.name: float((accounts[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners
@@ -158,10 +215,10 @@ def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> Place:
     scales[ending.learner] = ending.loss_scale
     random = ending.random or loaded.state["random"]
     moment = SavedStep(ending.step, loaded.state, ending.batch.to(parts.device), False, scales, random, done=same)
-    return Place(parts, moment, ending.learner, tuple(remarks), because=because)
+    return LocatedStep(parts, moment, ending.learner, tuple(remarks), because=because)
 
 
-def _rescaled(place: Place, before: Mapping[str, _Beginning]) -> Place:
+def _rescaled(place: LocatedStep, before: Mapping[str, _Beginning]) -> LocatedStep:
     """At the first scale of those scalers that are not the run's own."""
     now = _begins(place.parts)
     others = {name: scale for name, (kind, scale) in now.items() if before.get(name) != (kind, scale)}
@@ -185,23 +242,23 @@ def _moved(directory: RunDirectory, parts: Parts, ending: Ending) -> list[str]:
 
 
 def _on_record(directory: RunDirectory, step: int) -> OnRecord:
-    """What is on record of a step; nothing where it is damaged."""
+    """Return the record of a step; nothing where it is damaged."""
     losses = {one.learner: one.loss for one in _steps(directory, step)}
     try:
         events = list(read_run(directory.root).events())
     except StorageError:
         return OnRecord(losses)
     injected = {event.get("step") for event in events if event["event"] == "injected"}
-    overflows: dict[str, tuple[tuple[str, str], ...]] = {}
+    overflowed = [event for event in events if event["event"] == "overflow"]
+    overflows = {
+        one["learner"]: tuple((tensor, kind) for tensor, kind in one["tensors"])
+        for one in overflowed
+        if one["step"] == step
+    }
     ceilings: dict[str, float] = {}
-    for event in events:
-        if event["event"] != "overflow":
-            continue
-        name, scale = event["learner"], event["loss_scale"]
-        if event["step"] == step:
-            overflows[name] = tuple((tensor, kind) for tensor, kind in event["tensors"])
-        if event["loss"] == "finite" and event["step"] not in injected:
-            ceilings[name] = min(scale, ceilings.get(name, scale))
+    for one in overflowed:
+        if one["loss"] == "finite" and one["step"] not in injected:
+            ceilings[one["learner"]] = min(one["loss_scale"], ceilings.get(one["learner"], math.inf))
     return OnRecord(losses, overflows, ceilings)
 
 
@@ -213,7 +270,7 @@ def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
         return []
 
 
-def _standing(directory: RunDirectory, config: Config, step: int | None) -> Place:
+def _standing(directory: RunDirectory, config: Config, step: int | None) -> LocatedStep:
     """A certain step of a run, or the one after its last checkpoint."""
     store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
     paths = [path for path in manifests_in(store.folder) if step is None or step_of(path) < step]
@@ -228,7 +285,7 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Plac
         _require_fit(parts, loaded.state)
     moment = _moment(parts, options, loaded.state if loaded else None, wanted)
     remark = f"step {wanted:,}, from {begins}{trained}"
-    place = Place(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
+    place = LocatedStep(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
     state = directory.read_state()
     return replace(place, because=_OF_RANKS) if state is not None and state.ranks > 1 else place
 

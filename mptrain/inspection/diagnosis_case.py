@@ -8,26 +8,29 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
+from mptrain.config.schema import Config
 from mptrain.config.trust import fetches
+from mptrain.engine.job import Parts
+from mptrain.engine.step import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.findings import Cause, causes_of, compared, inexact, none
+from mptrain.inspection.findings import Finding, causes_of, compared, inexact, none
 from mptrain.inspection.observations import NEVER_ZERO, underflows
-from mptrain.inspection.step_accuracy_passes import measure_accuracy
+from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
 from mptrain.inspection.step_replay import SavedStep, look, stand_at
 from mptrain.precision.apply import set_products
-from mptrain.scaler import NoScaler, StaticScaler
+from mptrain.probe.observer import Observation, Operation
 
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.engine.job import Parts
-    from mptrain.engine.step import Learner
-    from mptrain.inspection.step_accuracy import StepAccuracy
-    from mptrain.probe.observer import Operation
-    from mptrain.probe.step_observation import Observation
+
+def reloaded(config: Config, *words: str) -> Config:
+    """Return a configuration under other words, with the code that was let in.
+
+    Raises:
+        ConfigError: The words do not fit it.
+    """
+    return reload(config.yaml, words, allow=config.extensions.allow, fetch=fetches(config))
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class DiagnosisCase:
             EnvironmentRefused: This device cannot do that.
             ConfigError: The words do not fit the configuration.
         """
-        config = reload(self.config.yaml, words, allow=self.config.extensions.allow, fetch=fetches(self.config))
+        config = reloaded(self.config, *words)
         parts = self._built(config)
         scales = dict(self.moment.scales)
         if scale is not None:
@@ -96,7 +99,7 @@ class DiagnosisCase:
         return next(learner for learner in self.parts.learners if learner.name == self.seen.learner)
 
     @functools.cached_property
-    def causes(self) -> tuple[Cause, ...]:
+    def causes(self) -> tuple[Finding, ...]:
         """Return all causes that follow from no other one; none where the step is right.
 
         A step in half precision is right where it is finite and agrees with the same step in FP32.
@@ -108,7 +111,7 @@ class DiagnosisCase:
         return compared(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
 
     @property
-    def cause(self) -> Cause:
+    def cause(self) -> Finding:
         """The first of them; one of kind ``none`` where there is none."""
         return next(iter(self.causes), none(self.seen, self.accuracy))
 
@@ -123,7 +126,7 @@ class DiagnosisCase:
         if not self.seen.finite or not self.right:
             return ()
         agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
-        infinite = [f"{one.sentence}{agree}" for one in causes_of(self.seen)]
+        infinite = [f"{one.what}{agree}" for one in causes_of(self.seen)]
         return (*infinite, *(inexact(self.seen, self.accuracy) if self.accuracy is not None else ()))
 
     @property
@@ -149,9 +152,7 @@ class DiagnosisCase:
         if self._suspicious and (self.exact is None or not self.exact.finite):
             return None
         try:
-            fp32 = reload(
-                self.config.yaml, ("precision=fp32",), allow=self.config.extensions.allow, fetch=fetches(self.config)
-            )
+            fp32 = reloaded(self.config, "precision=fp32")
             half, wide = (functools.partial(self._built, config) for config in (self.config, fp32))
             return measure_accuracy(half, wide, self.moment, seen.learner, seen.loss_scale)
         except (EnvironmentRefused, ConfigError):
@@ -172,16 +173,6 @@ class DiagnosisCase:
             return None
 
     @property
-    def exact_gradients(self) -> bool:
-        """Return whether gradients were compared with FP64, and are as exact as rounding lets them be."""
-        return self.accuracy is not None and not self.accuracy.inexact_gradients
-
-    @property
-    def moves_its_scale(self) -> bool:
-        """Return whether the scaler raises and lowers its scale by itself."""
-        return not isinstance(self.learner.scaler, (StaticScaler, NoScaler))
-
-    @property
     def blown_up(self) -> bool:
         """Return whether FP32 is not finite either."""
         return self.exact is not None and self.exact.refusal is None and not self.exact.finite
@@ -198,16 +189,14 @@ class DiagnosisCase:
         Where outputs agree with FP64 all the same, as behind a bias of 1e-6, those of exponentials and shares are, which get smaller
         while a network learns.
         """
-        if (
-            self.accuracy is None
-            or self.accuracy.lost_output([operation.module for operation in self.lost]) is not None
-        ):
+        modules = [operation.module for operation in self.lost]
+        if self.accuracy is None or self.accuracy.lost_output(modules) is not None:
             return bool(self.lost)
         return any(operation.operator in NEVER_ZERO for operation in self.lost)
 
 
 def of_learner(seen: tuple[Observation, ...], learner: str) -> Observation:
-    """What was seen of one learner."""
+    """Return the observation of one learner."""
     return next(one for one in seen if one.learner == learner)
 
 

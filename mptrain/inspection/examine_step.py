@@ -8,33 +8,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import cast
 
 from mptrain.config.build import build
-from mptrain.config.compose import reload
-from mptrain.config.trust import fetches
+from mptrain.config.schema import Config
+from mptrain.engine.job import Parts
 from mptrain.errors import ConfigError, did_you_mean
-from mptrain.inspection.diagnosis_case import DiagnosisCase, lost_in_training, of_learner
+from mptrain.inspection.diagnosis_case import DiagnosisCase, lost_in_training, of_learner, reloaded
+from mptrain.inspection.findings import listed
 from mptrain.inspection.observations import notes_of, rows_of, underflows
 from mptrain.inspection.remedies import remedies
 from mptrain.inspection.step_replay import SavedStep, look, stand_at
-from mptrain.runlog.diagnosis import Examination, Found, Remedy
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.engine.job import Parts
-    from mptrain.probe.step_observation import Observation
+from mptrain.probe.observer import Observation
+from mptrain.runlog.diagnosis import CauseKind, Examination, Found, Remedy
 
 #: What takes a fault out of a configuration.
 _WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")
 
-#: Tensors that are named in a sentence.
-_NAMED = 3
-
 
 @dataclass(frozen=True)
 class OnRecord:
-    """What a run's records say about a step, by learner.
+    """Records of a run about a step, by learner.
 
     Attributes:
         losses: Of that step.
@@ -48,7 +42,7 @@ class OnRecord:
 
 
 @dataclass(frozen=True)
-class Place:
+class LocatedStep:
     """A step that can be looked at, and how it was come by.
 
     Attributes:
@@ -70,7 +64,7 @@ class Place:
     trained: int = 0
 
 
-def examine(subject: str, config: Config, place: Place, learner: str | None = None) -> Examination:
+def examine(subject: str, config: Config, place: LocatedStep, learner: str | None = None) -> Examination:
     """Look at a step, and try what mends it.
 
     Args:
@@ -90,21 +84,19 @@ def examine(subject: str, config: Config, place: Place, learner: str | None = No
     if not fault:
         return _examination(subject, _case(config, place, seen), remarks)
     remarks = (*remarks, f"a fault is put in on purpose: {fault}")
-    case, tried = (
-        replace(_case(config, place, seen), faulted=True),
-        Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it"),
-    )
+    case = replace(_case(config, place, seen), faulted=True)
     if case.right:  # what else there is to try would put the fault in again
         return _examination(subject, case, remarks, ())
     clean = _without_fault(config, place, seen.learner)
     if clean.right:
+        tried = Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it")
         found = _examination(subject, case, remarks, (tried,))
         return replace(found, verdict=f"the injected fault is the cause: {fault}; {found.verdict}")
     found = _examination(subject, clean, remarks)
     return replace(found, verdict=f"without the injected fault too, {found.verdict}")
 
 
-def _case(config: Config, place: Place, seen: Observation) -> DiagnosisCase:
+def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCase:
     ceiling = place.record.ceilings.get(seen.learner, math.inf)
     ended = place.learner == seen.learner
     return DiagnosisCase(config, place.parts, place.moment, seen, ended=ended, ceiling=ceiling)
@@ -113,7 +105,7 @@ def _case(config: Config, place: Place, seen: Observation) -> DiagnosisCase:
 def _examination(
     subject: str, case: DiagnosisCase, remarks: tuple[str, ...], tried: tuple[Remedy, ...] | None = None
 ) -> Examination:
-    """What there is to say about a step.
+    """Return all findings about a step.
 
     Args:
         subject: As in `examine`.
@@ -132,11 +124,11 @@ def _examination(
         loss_scale=seen.loss_scale,
         precision=case.config.precision.name,
         device=str(case.parts.device),
-        cause=cause.kind,
+        cause=cast("CauseKind", cause.kind),
         module=cause.module,
         operator=cause.operator,
-        verdict=cause.sentence,
-        also=tuple(Found(one.kind, one.module, one.operator, one.sentence) for one in others),
+        verdict=cause.what,
+        also=tuple(Found(cast("CauseKind", one.kind), one.module, one.operator, one.what) for one in others),
         notes=(*case.remarks, *notes_of(seen, exact)),
         remarks=remarks,
         modules=rows_of(seen, case.causes),
@@ -167,17 +159,17 @@ def _fault(parts: Parts, step: int) -> str:
     return "; ".join(f"{one.fields['value']} into {one.fields['tensor']}" for one in parts.fault.records(step))
 
 
-def _without_fault(config: Config, place: Place, learner: str) -> DiagnosisCase:
+def _without_fault(config: Config, place: LocatedStep, learner: str) -> DiagnosisCase:
     """The same step of a learner without the fault."""
-    config = reload(config.yaml, _WITHOUT_FAULT, allow=config.extensions.allow, fetch=fetches(config))
+    config = reloaded(config, *_WITHOUT_FAULT)
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
     stand_at(parts, place.moment)
     seen = lost_in_training(of_learner(look(parts, place.moment), learner), config)
     return _case(config, replace(place, parts=parts), seen)
 
 
-def _loss_on_record(place: Place, seen: Observation) -> tuple[str, ...]:
-    """Whether the loss is the one that the run had."""
+def _loss_on_record(place: LocatedStep, seen: Observation) -> tuple[str, ...]:
+    """Compare the loss with the one that the run had."""
     before = place.record.losses.get(seen.learner)
     if before is None:
         return ()
@@ -187,19 +179,14 @@ def _loss_on_record(place: Place, seen: Observation) -> tuple[str, ...]:
 
 
 def _overflow_on_record(record: OnRecord, seen: Observation) -> tuple[str, ...]:
-    """Whether the gradients that are not finite are those that the run had."""
+    """Compare the gradients that are not finite with those that the run had."""
     if seen.learner not in record.losses or seen.refusal is not None:
         return ()
     before, now = dict(record.overflows.get(seen.learner, ())), dict(seen.gradients)
     if before.keys() == now.keys():
-        return (f"its overflow is the one on record, in {_names(now)}",) if now else ()
+        return (f"its overflow is the one on record, in {listed(list(now))}",) if now else ()
     if not now:
-        return (f"on record it overflowed, in {_names(before)}; now it does not",)
+        return (f"on record it overflowed, in {listed(list(before))}; now it does not",)
     if not before:
         return ("on record it did not overflow",)
-    return (f"its overflow was in {_names(before)} on record and is in {_names(now)} now",)
-
-
-def _names(tensors: Mapping[str, str]) -> str:
-    more = f" and {len(tensors) - _NAMED} more" if len(tensors) > _NAMED else ""
-    return ", ".join(list(tensors)[:_NAMED]) + more
+    return (f"its overflow was in {listed(list(before))} on record and is in {listed(list(now))} now",)

@@ -10,17 +10,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from mptrain.inspection.scale_check_ranges import ModuleScaling
+from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
-
-if TYPE_CHECKING:
-    from mptrain.inspection.scale_check_ranges import ModuleScaling
-    from mptrain.inspection.step_accuracy import StepAccuracy
-    from mptrain.probe.observer import Operation
-    from mptrain.probe.step_observation import Faulty, Observation
-    from mptrain.runlog.diagnosis import CauseKind
+from mptrain.probe.observer import Observation, Operation, Refusal
 
 #: Modules that are named in a sentence.
 _NAMED = 3
@@ -30,32 +25,39 @@ Key = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """Where a step goes wrong.
+class Finding:
+    """Something that is wrong with a step, or with training a network in a precision.
 
     Attributes:
-        kind: See `mptrain.runlog.diagnosis.CauseKind`.
-        module: In which module; None where in none.
+        kind: Of a step, see `mptrain.runlog.diagnosis.CauseKind`; else one of `mptrain.inspection.scale_check_findings.findings`.
+        where: Names of all modules, parameters or buffers in which it happens, the first of them first; empty where in none.
+        what: What is wrong with them, in one sentence, with its number.
+        hint: What to do; empty where that is tried out.
+        keep: The modules that fix it where they are kept in FP32; empty where none do.
         operator: In which operator; empty where that is not known.
         phase: In which pass; empty where in none.
-        sentence: The same in one sentence.
-        modules: All modules of that class in which it happens, ``module`` first.
     """
 
-    kind: CauseKind
-    module: str | None
-    operator: str
-    phase: str
-    sentence: str
-    modules: tuple[str, ...] = ()
+    kind: str
+    where: tuple[str, ...]
+    what: str
+    hint: str = ""
+    keep: tuple[str, ...] = ()
+    operator: str = ""
+    phase: str = ""
+
+    @property
+    def module(self) -> str | None:
+        """The first module; None where there is none."""
+        return self.where[0] if self.where else None
 
 
-def cause_of(seen: Observation) -> Cause:
+def cause_of(seen: Observation) -> Finding:
     """Return the first cause of `causes_of`, or one of kind ``none`` where the step is in order."""
     return next(iter(causes_of(seen)), none(seen))
 
 
-def none(seen: Observation, accuracy: StepAccuracy | None = None) -> Cause:
+def none(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding:
     """Return the cause of a step with which nothing is wrong.
 
     Args:
@@ -65,15 +67,14 @@ def none(seen: Observation, accuracy: StepAccuracy | None = None) -> Cause:
     at = f"at loss scale {scale_in_words(seen.loss_scale)}" if seen.loss_scale != 1 else "without a loss scale"
     finite = f"step {seen.step:,} is finite, forward and backward, {at}"
     if accuracy is None:
-        return Cause("none", None, "", "", finite)
+        return Finding("none", (), finite)
     if (module := accuracy.ill_conditioned) is not None:
-        where = place(seen, module)
-        found = f"{finite}; but FP32 itself is far from FP64 in {where}, so this is no matter of half precision"
-        return Cause("none", module, "", "", found, (module,))
-    return Cause("none", None, "", "", f"{finite}, and its outputs and gradients agree with those of FP32")
+        far = f"FP32 itself is far from FP64 in {place(seen, module)}, so this is no matter of half precision"
+        return Finding("none", (module,), f"{finite}; but {far}")
+    return Finding("none", (), f"{finite}, and its outputs and gradients agree with those of FP32")
 
 
-def causes_of(seen: Observation, exact: Observation | None = None) -> tuple[Cause, ...]:
+def causes_of(seen: Observation, exact: Observation | None = None) -> tuple[Finding, ...]:
     """Return everything that is wrong with a step and follows from nothing else that is, in the order of the passes.
 
     What breaks in the backward pass of a module that breaks in the forward pass follows from that.
@@ -82,27 +83,26 @@ def causes_of(seen: Observation, exact: Observation | None = None) -> tuple[Caus
         seen: The step.
         exact: The same step in FP32. What breaks there as well, and does no harm there, is meant so.
     """
-    found: list[Cause] = []
+    found: list[Finding] = []
     if seen.inputs:
-        found.append(Cause("input", None, "", "", _input(seen)))
+        found.append(Finding("input", (), _input(seen)))
     if seen.weights:
-        named = ", ".join(f"{one.name} ({one.kind})" for one in seen.weights[:_NAMED])
-        more = f" and {len(seen.weights) - _NAMED} more" if len(seen.weights) > _NAMED else ""
-        found.append(Cause("weights", None, "", "", f"the weights are not finite: {named}{more}"))
+        weights = listed([f"{one.name} ({one.kind})" for one in seen.weights])
+        found.append(Finding("weights", (), f"the weights are not finite: {weights}"))
     if found:
         return tuple(found)
     found += _forward(seen, exact)
-    broken = {module for one in found for module in one.modules}
+    broken = {module for one in found for module in one.where}
     if seen.refusal is not None:
-        return (_refused(seen), *found)
+        return (_refused(seen, seen.refusal), *found)
     if not math.isfinite(seen.loss):
         return tuple(found) or (_handed_on(seen),)
     return (*found, *(one for one in _backward(seen, exact, found) if one.module not in broken))
 
 
 def compared(
-    seen: Observation, causes: tuple[Cause, ...], accuracy: StepAccuracy, lost: Sequence[Operation]
-) -> tuple[Cause, ...]:
+    seen: Observation, causes: tuple[Finding, ...], accuracy: StepAccuracy, lost: Sequence[Operation]
+) -> tuple[Finding, ...]:
     """Return the causes of a step whose loss is finite, once its values are compared with those of FP64.
 
     Infinities of the forward pass are no cause where all outputs are right and gradients are finite. An output that is wrong is one, unless something
@@ -124,32 +124,30 @@ def compared(
         before = [one for one in forward if order.get(one.module or "", 0) <= last]
         if before:
             at = forward.index(before[0])
-            forward[at] = replace(before[0], sentence=f"{before[0].sentence}: {off}")
+            forward[at] = replace(before[0], what=f"{before[0].what}: {off}")
         else:
-            forward.insert(0, Cause("forward", wrong, "", "forward", f"{off}, though it is finite", (wrong,)))
+            forward.insert(0, Finding("forward", (wrong,), f"{off}, though it is finite", phase="forward"))
         return (*forward, *others)
     if not seen.finite and not others:  # gradients that are not finite follow from the forward pass alone
         return tuple(forward)
     ruined = accuracy.ruined_output([operation.module for operation in lost])
     if ruined is not None:
         worst = lost[0]
-        sentence = f"{named(worst)} in {place(seen, worst.module)} loses its values to FP16's underflow: {_off(seen, ruined, accuracy)}"
-        return (Cause("forward", worst.module, worst.operator, "forward", sentence, (worst.module,)), *others)
+        loses = f"loses its values to FP16's underflow: {_off(seen, ruined, accuracy)}"
+        what = f"{operator_name(worst)} in {place(seen, worst.module)} {loses}"
+        return (Finding("forward", (worst.module,), what, operator=worst.operator, phase="forward"), *others)
     if seen.finite and seen.loss_scale != 1 and (moving := accuracy.disproportionate):
-        others.append(_disproportionate(seen, moving, accuracy.breaks))
+        those = listed([place(seen, one.name) for one in moving])
+        what = f"gradients do not follow the loss scale, in FP32 neither: those of {those}"
+        others.append(_in_backward(seen, what, accuracy.breaks or (moving[0].name,)))
     elif seen.finite and (gradients := accuracy.wrong_gradients):
-        others.append(_in_backward(seen, _inexact(seen, gradients), accuracy.breaks or (gradients[0].name,)))
+        others.append(_inexact(seen, gradients, accuracy))
     return tuple(others)
 
 
-def breaks(seen: Observation, phase: str) -> list[Operation]:
-    """Return the operators of a pass that make something infinite or no number out of finite values."""
-    return [operation for operation in seen.of(phase) if operation.breaks]
-
-
 def first_break(seen: Observation, phase: str) -> Operation | None:
-    """Return the first of `breaks`, if there is one."""
-    return next(iter(breaks(seen, phase)), None)
+    """Return the first operator of a pass that makes something infinite or no number out of finite values."""
+    return next((operation for operation in seen.of(phase) if operation.breaks), None)
 
 
 def numbered(operations: Iterable[Operation]) -> Iterator[tuple[Key, Operation]]:
@@ -161,46 +159,51 @@ def numbered(operations: Iterable[Operation]) -> Iterator[tuple[Key, Operation]]
         met[name] += 1
 
 
+def label(name: str) -> str:
+    """Return the name of a module for people."""
+    return name or "the model itself"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of some names, and how many there are besides."""
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
 def place(seen: Observation, module: str) -> str:
-    """A module for people: its name and class."""
-    if module == LOSS:
-        return "the loss"
-    return f"{module or 'the model itself'} ({seen.types.get(module, '?')})"
+    """Return a module for people: its name and class."""
+    return "the loss" if module == LOSS else f"{label(module)} ({seen.types.get(module, '?')})"
 
 
-def named(operation: Operation) -> str:
-    """An operator for people."""
+def operator_name(operation: Operation) -> str:
+    """Return an operator for people."""
     return "a cast" if operation.operator == "_to_copy" else operation.operator
+
+
+def percent(share: float) -> str:
+    """Return a share as per cent, with three digits."""
+    return f"{100 * share:.3g} %"
 
 
 def _input(seen: Observation) -> str:
     parts = []
     for one in seen.inputs:
-        where = f" in {len(one.samples)} of {seen.samples} samples (place {_places(one)})" if one.samples else ""
+        places = ", ".join(map(str, one.samples[:5])) + (" ..." if one.samples[5:] else "")
+        where = f" in {len(one.samples)} of {seen.samples} samples (place {places})" if one.samples else ""
         parts.append(f"{one.name} hold {one.kind}{where}")
     wide = any(one.widely_finite for one in seen.inputs)
     cast = "; in FP32 they are finite: they are too large for what the model takes" if wide else ""
     return f"the batch itself is not finite: {'; '.join(parts)}{cast}"
 
 
-def _places(one: Faulty) -> str:
-    shown = ", ".join(str(number) for number in one.samples[:5])
-    return f"{shown} ..." if len(one.samples) > 5 else shown
-
-
-def _refused(seen: Observation) -> Cause:
-    refusal = seen.refusal
-    assert refusal is not None
+def _refused(seen: Observation, refusal: Refusal) -> Finding:
     function = f" within {refusal.function}" if refusal.function else ""
     operator = f"{refusal.operator} of {' and '.join(refusal.inputs)}" if refusal.operator else "it"
-    pass_name = f"{refusal.phase} pass"
-    sentence = (
-        f"torch refuses {operator} in the {pass_name} of {place(seen, refusal.module)}{function}: {refusal.message}"
-    )
-    return Cause("refused", refusal.module, refusal.operator, refusal.phase, sentence, (refusal.module,))
+    where = f"in the {refusal.phase} pass of {place(seen, refusal.module)}{function}"
+    what = f"torch refuses {operator} {where}: {refusal.message}"
+    return Finding("refused", (refusal.module,), what, operator=refusal.operator, phase=refusal.phase)
 
 
-def _forward(seen: Observation, exact: Observation | None) -> list[Cause]:
+def _forward(seen: Observation, exact: Observation | None) -> list[Finding]:
     """Return the causes in the forward pass, one for each kind of module and operator."""
     shown = ""
     if math.isfinite(seen.loss):
@@ -209,42 +212,42 @@ def _forward(seen: Observation, exact: Observation | None) -> list[Cause]:
             first = next((operation for operation in seen.of("backward") if not operation.finite), None)
             alone = first is not None and first.breaks
             shown = "; the loss does not show it" + ("" if alone else ", the gradients do")
-    found: list[Cause] = []
+    found: list[Finding] = []
     for group in _groups(seen, "forward", exact):
-        kind: CauseKind = "loss" if group[0].module == LOSS else "forward"
-        before = "what the model gives is finite, the loss is not: " if kind == "loss" and len(found) == 0 else ""
+        kind = "loss" if group[0].module == LOSS else "forward"
+        before = "what the model gives is finite, the loss is not: " if kind == "loss" and not found else ""
         found.append(_broken(seen, kind, group, exact, before, shown))
     return found
 
 
-def _handed_on(seen: Observation) -> Cause:
-    """The loss is not finite, though no operator is known to have made that out of finite values."""
+def _handed_on(seen: Observation) -> Finding:
+    """Return the cause of a loss that no operator is known to have made infinite, or no number, out of finite values."""
     module = next((call.module for call in seen.ended if call.finite_inputs and not call.finite_output), None)
     if module is not None:
-        sentence = f"{place(seen, module)} gives values that are not finite, though all that goes into it is"
-        return Cause("forward", module, "", "forward", sentence, (module,))
-    return Cause("loss", LOSS, "", "forward", f"what the model gives is finite, the loss is {seen.loss}", (LOSS,))
+        what = f"{place(seen, module)} gives values that are not finite, though all that goes into it is"
+        return Finding("forward", (module,), what, phase="forward")
+    return Finding("loss", (LOSS,), f"what the model gives is finite, the loss is {seen.loss}", phase="forward")
 
 
-def _backward(seen: Observation, exact: Observation | None, before: list[Cause]) -> list[Cause]:
+def _backward(seen: Observation, exact: Observation | None, before: list[Finding]) -> list[Finding]:
     """Return the causes in the backward pass of a finite loss, one for each kind of module and operator."""
     if seen.finite:  # what breaks on the way and reaches no parameter does no harm
         return []
-    found: list[Cause] = []
+    found: list[Finding] = []
     for group in _groups(seen, "backward", exact):
-        how = "overflow" if any(counts.inf for counts in group[0].outputs) else "are not finite"
+        how = "overflow" if group[0].kind == "inf" else "are not finite"
         begins = f"gradients {how}" if before or found else f"only gradients {how}"
         found.append(_broken(seen, "backward", group, exact, f"{begins}: "))
     if found or before:
         return found
     first = next((operation for operation in seen.of("backward") if not operation.finite), None)
     if first is not None:
-        sentence = f"only gradients are not finite, first in the backward pass of {place(seen, first.module)}, in {named(first)}"
-        return [Cause("backward", first.module, first.operator, "backward", sentence, (first.module,))]
+        where = f"first in the backward pass of {place(seen, first.module)}, in {operator_name(first)}"
+        what = f"only gradients are not finite, {where}"
+        return [Finding("backward", (first.module,), what, operator=first.operator, phase="backward")]
     name, kind = seen.gradients[0]
-    module = name.rpartition(".")[0]
-    sentence = f"only the gradient of {name} is {kind}: something behind the backward pass made it so"
-    return [Cause("backward", module, "", "backward", sentence, (module,))]
+    what = f"only the gradient of {name} is {kind}: something behind the backward pass made it so"
+    return [Finding("backward", (name.rpartition(".")[0],), what, phase="backward")]
 
 
 def _groups(seen: Observation, phase: str, exact: Observation | None) -> list[list[Operation]]:
@@ -259,86 +262,55 @@ def _groups(seen: Observation, phase: str, exact: Observation | None) -> list[li
 
 
 def _broken(
-    seen: Observation,
-    kind: CauseKind,
-    group: list[Operation],
-    exact: Observation | None,
-    before: str,
-    behind: str = "",
-) -> Cause:
+    seen: Observation, kind: str, group: list[Operation], exact: Observation | None, before: str, behind: str = ""
+) -> Finding:
+    """Return the finding about operators of one name that make something infinite, or no number, out of finite values."""
     first = group[0]
     modules = tuple(dict.fromkeys(operation.module for operation in group))
-    others = modules[1:]
-    more = ""
-    if others:
-        rest = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        more = f"; the same in {', '.join(name or 'the model itself' for name in others[:_NAMED])}{rest}"
+    more = f"; the same in {listed([label(name) for name in modules[1:]])}" if modules[1:] else ""
     again = exact is not None and any(
         one.breaks and one.operator == first.operator and one.module == first.module for one in exact.of(first.phase)
     )
-    sentence = f"{before}{_sentence(seen, first, in_fp32=again)}{more}{behind}"
-    return Cause(kind, first.module, first.operator, first.phase, sentence, modules)
+    dtype = " and ".join(dict.fromkeys(counts.dtype for counts in first.outputs if counts.inf or counts.nan))
+    function = f" within {first.function}" if first.function else ""
+    backward, scale = "in", ""
+    if first.phase == "backward":
+        backward = "in the backward pass of"
+        scale = f" at loss scale {scale_in_words(seen.loss_scale)}" if seen.loss_scale != 1 and not again else ""
+    what = (
+        f"{operator_name(first)} {backward} {place(seen, first.module)}{function} gives {first.kind} in {dtype}"
+        f"{', and in FP32 as well' if again and dtype != 'float32' else ''}{scale}, "
+        f"though all that goes into it is finite, up to {first.largest_input:.3g}"
+    )
+    return Finding(kind, modules, f"{before}{what}{more}{behind}", operator=first.operator, phase=first.phase)
 
 
 def _off(seen: Observation, module: str, accuracy: StepAccuracy) -> str:
     errors, allowed = accuracy.outputs[module], accuracy.allowed(module)
     if not math.isfinite(errors.half):
         return f"the output of {place(seen, module)} is not finite, and that of FP32 is"
-    return f"the output of {place(seen, module)} is {_percent(errors.half)} off that of FP32" + (
-        f", where rounding explains {_percent(allowed)}" if errors.half > allowed else ""
-    )
+    explained = f", where rounding explains {percent(allowed)}" if errors.half > allowed else ""
+    return f"the output of {place(seen, module)} is {percent(errors.half)} off that of FP32{explained}"
 
 
 def inexact(seen: Observation, accuracy: StepAccuracy) -> list[str]:
     """Return a sentence on gradients that are further off than rounding explains, and good enough to train with."""
-    if not seen.finite or accuracy.wrong_gradients or not accuracy.inexact_gradients:
-        return []
     gradients = accuracy.inexact_gradients
-    return [_in_backward(seen, _inexact(seen, gradients), accuracy.breaks or (gradients[0].name,)).sentence]
+    return (
+        [_inexact(seen, gradients, accuracy).what] if seen.finite and gradients and not accuracy.wrong_gradients else []
+    )
 
 
-def _inexact(seen: Observation, wrong: tuple[ModuleScaling, ...]) -> str:
+def _inexact(seen: Observation, wrong: tuple[ModuleScaling, ...], accuracy: StepAccuracy) -> Finding:
     worst = max(wrong, key=lambda one: one.best)
     others = f"; those of {len(wrong) - 1} more are off as well" if len(wrong) > 1 else ""
-    return (
-        f"the gradients of {place(seen, worst.name)} are finite and {_percent(worst.best)} off at loss scale "
-        f"{scale_in_words(seen.loss_scale)}, where rounding explains {_percent(worst.allowed)}{others}"
+    what = (
+        f"the gradients of {place(seen, worst.name)} are finite and {percent(worst.best)} off at loss scale "
+        f"{scale_in_words(seen.loss_scale)}, where rounding explains {percent(worst.allowed)}{others}"
     )
+    return _in_backward(seen, what, accuracy.breaks or (wrong[0].name,))
 
 
-def _disproportionate(seen: Observation, moving: tuple[ModuleScaling, ...], breaks: tuple[str, ...]) -> Cause:
-    names = ", ".join(place(seen, one.name) for one in moving[:_NAMED])
-    more = f" and {len(moving) - _NAMED} more" if len(moving) > _NAMED else ""
-    return _in_backward(
-        seen,
-        f"gradients do not follow the loss scale, in FP32 neither: those of {names}{more}",
-        breaks or (moving[0].name,),
-    )
-
-
-def _in_backward(seen: Observation, sentence: str, modules: tuple[str, ...]) -> Cause:
-    where = ", ".join(place(seen, module) for module in modules[:_NAMED])
-    more = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
-    found = f"{sentence}; they go wrong in the backward pass of {where}{more}"
-    return Cause("backward", modules[0], "", "backward", found, modules)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
-def _sentence(seen: Observation, operation: Operation, *, in_fp32: bool = False) -> str:
-    kinds = [counts for counts in operation.outputs if counts.inf or counts.nan]
-    kind = "inf" if any(counts.inf for counts in kinds) else "NaN"
-    dtype = " and ".join(dict.fromkeys(counts.dtype for counts in kinds))
-    if in_fp32 and dtype != "float32":
-        dtype += ", and in FP32 as well"
-    function = f" within {operation.function}" if operation.function else ""
-    backward = "in the backward pass of" if operation.phase == "backward" else "in"
-    scale = ""
-    if operation.phase == "backward" and seen.loss_scale != 1 and not in_fp32:
-        scale = f" at loss scale {scale_in_words(seen.loss_scale)}"
-    return (
-        f"{named(operation)} {backward} {place(seen, operation.module)}{function} gives {kind} in {dtype}{scale}, "
-        f"though all that goes into it is finite, up to {operation.largest_input:.3g}"
-    )
+def _in_backward(seen: Observation, what: str, modules: tuple[str, ...]) -> Finding:
+    where = listed([place(seen, module) for module in modules])
+    return Finding("backward", modules, f"{what}; they go wrong in the backward pass of {where}", phase="backward")

@@ -1,4 +1,4 @@
-"""What is no failure but worth knowing about a step: values close to the ends of FP16, modules that are not trained.
+"""Notes on a step that are no failure but worth knowing: values close to the ends of FP16, modules that are not trained.
 
 Pure: reads an observation only. Also makes the rows of the table of modules.
 """
@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-from mptrain.inspection.findings import Cause, Key, causes_of, named, numbered, place
+from mptrain.inspection.findings import Finding, causes_of, label, listed, numbered, operator_name, percent, place
 from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
 from mptrain.numerics.formats import FLOAT16, scale_in_words
 from mptrain.precision.policy import NORMS
 from mptrain.probe.module_trail import LOSS
+from mptrain.probe.observer import Observation, Operation
+from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis import ModuleRow, Reach
-
-if TYPE_CHECKING:
-    from mptrain.probe.observer import CustomFunction, Operation
-    from mptrain.probe.step_observation import Observation
-    from mptrain.records import ExponentCounts
 
 #: From this share of FP16's range on, a value is two doublings or fewer from its end.
 CLOSE = 0.25
@@ -35,7 +31,7 @@ _MOST = 3
 
 
 def notes_of(seen: Observation, exact: Observation | None = None) -> tuple[str, ...]:
-    """What is worth knowing, one sentence each.
+    """Return the notes on a step, one sentence each.
 
     Args:
         seen: A step.
@@ -61,7 +57,8 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
         exact: The same step in FP32: what is zero there as well, as behind a mask of -1e4 in a softmax, is not lost. Without
             it only zeros that a cast or a division was given are known not to be.
     """
-    zeros = _zeros(exact) if exact is not None else {}
+    wide = numbered(exact.of("forward")) if exact is not None else ()
+    zeros = {key: sum(counts.zeros for counts in operation.outputs) for key, operation in wide}
     found = []
     for key, operation in numbered(seen.of("forward")):
         counts = merged(one for one in operation.outputs if one.dtype == "float16")
@@ -80,12 +77,8 @@ def underflows(seen: Observation, exact: Observation | None = None) -> list[Oper
     return [operation for _, operation in sorted(found, key=lambda pair: -pair[0])]
 
 
-def _zeros(exact: Observation) -> dict[Key, int]:
-    return {key: sum(counts.zeros for counts in operation.outputs) for key, operation in numbered(exact.of("forward"))}
-
-
 def small_gradients(seen: Observation) -> tuple[float, float] | None:
-    """Whether most FP16 gradients are below 2^-14, and there is room above them.
+    """Measure how many FP16 gradients are below 2^-14, where most are and there is room above them.
 
     Returns:
         Their share of the nonzero ones, and the power of two that the scale can be multiplied by; None where it is not so.
@@ -96,7 +89,7 @@ def small_gradients(seen: Observation) -> tuple[float, float] | None:
     return (share, room) if share > MUCH and seen.finite and room >= 2 else None
 
 
-def rows_of(seen: Observation, causes: Iterable[Cause] | None = None) -> tuple[ModuleRow, ...]:
+def rows_of(seen: Observation, causes: Iterable[Finding] | None = None) -> tuple[ModuleRow, ...]:
     """The modules that have operators of their own, in the order of the forward pass, and the loss.
 
     Args:
@@ -107,7 +100,7 @@ def rows_of(seen: Observation, causes: Iterable[Cause] | None = None) -> tuple[M
         module: cause.phase
         for cause in reversed(tuple(causes_of(seen) if causes is None else causes))
         if cause.phase
-        for module in (cause.modules if cause.operator else cause.modules[:1])
+        for module in (cause.where if cause.operator else cause.where[:1])
     }
     rows = []
     for name in [*seen.calls, LOSS]:
@@ -121,18 +114,19 @@ def rows_of(seen: Observation, causes: Iterable[Cause] | None = None) -> tuple[M
                 type=seen.types.get(name, ""),
                 calls=seen.calls.get(name, 0),
                 dtype=largest.dtype,
-                forward=_reach([operation for operation in own if operation.phase == "forward"]),
-                backward=_reach([operation for operation in own if operation.phase == "backward"]),
+                forward=_reach(own, "forward"),
+                backward=_reach(own, "backward"),
                 breaks=wrong.get(name, ""),
             )
         )
     return tuple(rows)
 
 
-def _reach(operations: list[Operation]) -> Reach | None:
-    if not operations:
+def _reach(operations: list[Operation], phase: str) -> Reach | None:
+    several = [one for operation in operations if operation.phase == phase for one in operation.outputs]
+    if not several:
         return None
-    counts = merged(one for operation in operations for one in operation.outputs)
+    counts = merged(several)
     count = total(counts)
     return Reach(counts.largest, _tiny(counts), counts.zeros / count if count else 0.0, counts.inf, counts.nan)
 
@@ -145,42 +139,32 @@ def _tiny(counts: ExponentCounts) -> float:
 def _silent(rows: tuple[ModuleRow, ...]) -> list[str]:
     """Modules that nothing reaches in the backward pass."""
     names = [row.name for row in rows if row.type and row.backward and row.backward.zero == 1.0]
-    if not names:
-        return []
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return [f"no gradient but zero reaches {', '.join(name or 'the model itself' for name in names[:_MOST])}{more}"]
+    return [f"no gradient but zero reaches {listed([label(name) for name in names])}"] if names else []
 
 
 def _functions(seen: Observation) -> list[str]:
     sentences = []
     for function in seen.functions:
-        where = f"{function.name} in {place(seen, function.module)}"
-        for source, to in dict.fromkeys(function.corrected):
-            sentences.append(
-                f"{where} returns a gradient in {source} for an input in {to}, which autograd casts: it computes in "
-                f"another dtype than the model"
-            )
-        if _differ(function):
-            sentences.append(
-                f"{where} gives {' and '.join(function.gives)} for {' and '.join(function.takes)}: what follows is "
-                f"computed in {function.gives[0]}"
-            )
+        where, gives = f"{function.name} in {place(seen, function.module)}", function.gives
+        sentences += [
+            f"{where} returns a gradient in {source} for an input in {to}, which autograd casts: it computes in another dtype than "
+            "the model"
+            for source, to in dict.fromkeys(function.corrected)
+        ]
+        if function.takes and gives and not set(gives) <= set(function.takes):
+            dtypes = f"{' and '.join(gives)} for {' and '.join(function.takes)}"
+            sentences.append(f"{where} gives {dtypes}: what follows is computed in {gives[0]}")
     return _abridged(sentences, "custom functions")
-
-
-def _differ(function: CustomFunction) -> bool:
-    return bool(function.takes and function.gives) and not set(function.gives) <= set(function.takes)
 
 
 def _underflow(seen: Observation, exact: Observation | None) -> list[str]:
     sentences = []
     for operation in underflows(seen, exact):
         counts = merged(operation.outputs)
-        operator = named(operation)
+        small, zero = percent(_tiny(counts)), percent(counts.zeros / total(counts))
         sentences.append(
-            f"{operator} in {place(seen, operation.module)} loses its values to FP16's underflow: "
-            f"{_percent(_tiny(counts))} of its nonzero results are below 2^-14, {_percent(counts.zeros / total(counts))} of "
-            "all are zero"
+            f"{operator_name(operation)} in {place(seen, operation.module)} loses its values to FP16's underflow: {small} of its "
+            f"nonzero results are below 2^-14, {zero} of all are zero"
         )
     return _abridged(sentences, "operators that lose values to underflow")
 
@@ -191,7 +175,7 @@ def _gradients(seen: Observation) -> list[str]:
         return []
     share, room = small
     return [
-        f"{_percent(share)} of the nonzero FP16 gradients are below 2^-14 at loss scale {scale_in_words(seen.loss_scale)}, "
+        f"{percent(share)} of the nonzero FP16 gradients are below 2^-14 at loss scale {scale_in_words(seen.loss_scale)}, "
         f"and the scale may grow by {scale_in_words(room)} before the largest overflows: a higher one loses fewer"
     ]
 
@@ -209,7 +193,7 @@ def _close(seen: Observation) -> list[str]:
     close = sorted(((size, name) for name, size in reached.items() if size >= CLOSE * FLOAT16.max and name != LOSS))
     close.sort(key=lambda pair: (seen.types.get(pair[1]) not in NORMS, -pair[0]))
     sentences = [
-        f"{place(seen, name)} handles FP16 values up to {size:,.0f}, {_percent(size / FLOAT16.max)} of 65,504"
+        f"{place(seen, name)} handles FP16 values up to {size:,.0f}, {percent(size / FLOAT16.max)} of 65,504"
         for size, name in close
     ]
     return _abridged(sentences, "modules close to the end of FP16's range")
@@ -223,21 +207,13 @@ _WHY = {
 
 
 def _untrained(seen: Observation) -> list[str]:
-    sentences = []
-    for kind, why in _WHY.items():
-        names = seen.untrained.get(kind, [])
-        if names:
-            more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-            sentences.append(
-                f"{len(names)} of the parameters {'is' if len(names) == 1 else 'are'} {why}: {', '.join(names[:_MOST])}{more}"
-            )
-    return sentences
+    return [
+        f"{len(names)} of the parameters {'is' if len(names) == 1 else 'are'} {why}: {listed(names)}"
+        for kind, why in _WHY.items()
+        if (names := seen.untrained.get(kind, []))
+    ]
 
 
 def _abridged(sentences: list[str], what: str) -> list[str]:
     more = len(sentences) - _MOST
     return sentences[:_MOST] + ([f"{more} more {what}; see the table"] if more > 0 else [])
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"

@@ -3,6 +3,10 @@
 The gradients are those of the run. Had other updates been refused, the weights would have gone another way, and with
 them the gradients that came later: so what is said here holds for rules that refuse few updates, and near the run's own
 scales. Under its own rule a run gives exactly the scales on its record.
+
+A rule computes with tensors, some twenty operators for a step. Its state after a step follows from the state before and from the
+verdict alone, and the states of most rules come back: a scale and a count of clean steps below its window. So a state is kept with those
+that followed it (`States`), and the rule itself is asked only about what did not happen before.
 """
 
 from __future__ import annotations
@@ -11,29 +15,29 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from mptrain.config.compose import reload
+from mptrain.config.schema import Config
 from mptrain.config.trust import is_trust, retyped
 from mptrain.errors import DataError, UsageError
-from mptrain.inspection.rule_states import States
 from mptrain.inspection.trace import Basis, Trace, read_traces
+from mptrain.numerics.measures import Measure
+from mptrain.numerics.verdict import Verdict
+from mptrain.records import StepRecord
 from mptrain.report.formatting import ONE_BECOMES_ALL, counted
 from mptrain.report.replay_page import Course, Replay, ReplayedLearner
 from mptrain.report.run_parts import unfinished
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.reader import Run, read_run
-from mptrain.scaler.base import Scaler, measure_of
+from mptrain.scaler.base import Scaler, ScalerState, measure_of
 from mptrain.scaler.static import StaticScaler
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.numerics.measures import Measure
-    from mptrain.records import StepRecord
 
 #: The words that a replay takes.
 _SCALER_WORD = re.compile(r"\+?(learners\.[^.=]+\.)?scaler(\.[^=]+)?=")
@@ -114,13 +118,106 @@ def _notes(own: Config, run: Run, dead: bool) -> list[str]:
             "estimated from its gradients"
         )
     for attempt in run.state.attempts:
-        changes = [change for change in attempt.changes if re.match(r"(learners\.[^.]+\.)?scaler", change)]
-        if changes:
+        if changes := [change for change in attempt.changes if re.match(r"(learners\.[^.]+\.)?scaler", change)]:
             notes.append(
                 f"the run's rule was changed after step {attempt.from_step:,} ({'; '.join(changes)}): one rule is replayed "
                 "from the first step on"
             )
     return notes
+
+
+_CPU = torch.device("cpu")
+
+#: States that are kept at most, and ways from one to the next; fairseq's rule has a window of 16,384 steps, at each of a few scales.
+_MOST: Final = 2**16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A rule's state.
+
+    Attributes:
+        tensors: As the rule has it.
+        scale: Its loss scale.
+    """
+
+    tensors: ScalerState
+    scale: float
+
+
+class States:
+    """The states of one rule.
+
+    Args:
+        scaler: The rule; it sees tensors of the CPU.
+    """
+
+    def __init__(self, scaler: Scaler) -> None:
+        self._scaler = scaler
+        self._known: dict[str, State] = {}
+        self._following: dict[tuple[State, bool, float], State] = {}
+        self.first = self._state(scaler.initial(_CPU))
+
+    def after(self, state: State, overflow: bool, grad_norm: float, measured: float) -> State:
+        """Return the state after a step, exactly as the rule computes it.
+
+        Args:
+            state: Before the step.
+            overflow: Whether the step overflowed.
+            grad_norm: Norm of its unscaled gradients, if it did not.
+            measured: What the rule measured of its gradients; `math.nan` where it measured nothing.
+        """
+        found = self._following.get((state, overflow, measured))
+        if found is None:
+            verdict = _verdict(overflow, math.inf if overflow else grad_norm, state.scale, measured)
+            if _MOST in (len(self._known), len(self._following)):  # let go of all but the one in use
+                self._known.clear()
+                self._following.clear()
+            found = self._state(self._scaler.after(state.tensors, verdict))
+            if not verdict.norm_was_read:  # else what follows depends on more than what it is kept by
+                self._following[state, overflow, measured] = found
+        return found
+
+    def _state(self, tensors: ScalerState) -> State:
+        name = repr([(key, value.dtype, value.tolist()) for key, value in tensors.items()])
+        return self._known.setdefault(name, State(tensors, float(tensors["scale"])))
+
+
+class _Verdict(Verdict):
+    """A verdict that notes whether the norms, which are others at every step, were read."""
+
+    norm_was_read = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("grad_norm", "norms"):
+            self.norm_was_read = True
+        return super().__getattribute__(name)
+
+    def __getitem__(self, place: Any) -> Any:
+        self.norm_was_read = True
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.norm_was_read = True
+        return super().__iter__()
+
+
+def _verdict(overflow: bool, grad_norm: float, scale: float, measured: float) -> _Verdict:
+    """As the step would have judged it; of the gradients' norms only the one of all is on record."""
+    return _Verdict(
+        *_JUDGED[overflow], grad_norm=_one(grad_norm), norms=_one(grad_norm * scale), measured=_one(measured)
+    )
+
+
+def _one(value: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.tensor([value], dtype=dtype, device=_CPU)
+
+
+#: Overflow, applied and skip of a clean step and of one that overflowed.
+_JUDGED: Final = {
+    overflow: (_one(overflow, torch.bool), _one(not overflow, torch.bool), _one(overflow, torch.float32))
+    for overflow in (False, True)
+}
 
 
 class _Walk:
@@ -162,7 +259,7 @@ class _Walk:
         self._state = self._states.after(self._state, overflow, record.grad_norm, measured)
 
     def done(self) -> ReplayedLearner:
-        """What came of it."""
+        """Return the result."""
         counts = self._counts
         return ReplayedLearner(
             name=self._name,

@@ -6,33 +6,23 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from mptrain.config.build import build
+from mptrain.config.schema import Config
+from mptrain.engine.job import Parts
 from mptrain.errors import ConfigError, DataError
+from mptrain.inspection import scale_check_gradients as passes
+from mptrain.inspection.findings import Finding
+from mptrain.inspection.module_tensors import Outputs
 from mptrain.inspection.observations import CLOSE
 from mptrain.inspection.scale_check_findings import findings, wrong_gradients, wrong_outputs
-from mptrain.inspection.scale_check_gradients import (
-    Reference,
-    breaking_operators,
-    compare_scales,
-    compute_reference,
-    find_backward_faults,
-    find_breaks,
-    is_finite,
-)
-from mptrain.inspection.scale_check_observation import Inspection, inspect_step
-from mptrain.inspection.scale_check_ranges import Break, Finding, ModuleScaling, ScalingEvidence, by_module
+from mptrain.inspection.scale_check_observation import half_weights, inspect_step
+from mptrain.inspection.scale_check_ranges import ModuleScaling, ScalingEvidence, by_module
 from mptrain.numerics.formats import FORMATS, Format
+from mptrain.precision.census import dtype_name
 from mptrain.precision.policy import Policy
 from mptrain.precision.support import require_support, resolve_device
-
-if TYPE_CHECKING:
-    from mptrain.config.schema import Config
-    from mptrain.engine.job import Parts
-    from mptrain.inspection.module_outputs import Outputs
-    from mptrain.probe.observer import Operation
-    from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.batch import Batch
 
 #: The scales that are tried: 2^0 to this power of two; every second one where a pass takes longer than so many seconds.
 HIGHEST, SLOW = 24, 5.0
@@ -42,7 +32,7 @@ _FP32 = Policy(name="fp32", parameters="float32", compute="float32", autocast=Fa
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """What was found.
+    """Result of a scale check.
 
     Attributes:
         evidence: What the findings are made of.
@@ -91,38 +81,47 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     started = time.perf_counter()
     inspection = inspect_step(parts, parts.prepare(batch), form)
     step = 2 if time.perf_counter() - started > SLOW else 1
-    evidence = _inspected(policy, inspection)
-    if inspection.refused:
+    evidence = inspection.evidence
+    if evidence.refused:
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, ())
     del parts  # one model at a time
     tell("its gradients in FP32 and FP64")
     wide, _ = build(replace(config, precision=_FP32))
-    if not is_finite(wide, wide.prepare(batch)):
-        evidence = replace(
-            evidence, fp32_finite=False, breaks_fp32=_breaks(breaking_operators(wide, wide.prepare(batch)))
-        )
+    if not passes.is_finite(wide, wide.prepare(batch)):
+        breaking = passes.breaking_operators(wide, wide.prepare(batch))
+        evidence = replace(evidence, fp32_finite=False, breaks_fp32=breaking)
         return ScalingReport(evidence, findings(evidence), (), "", batch.samples, ())
-    reference = compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights)
+    reference = passes.compute_reference(wide, wide.prepare(batch), form, inspection.outputs, inspection.weights)
     del wide
     tell("its gradients at loss scales from 2^0 to 2^24")
     parts, _ = build(config)
     prepared = parts.prepare(batch)
-    measured = compare_scales(parts, prepared, reference, range(0, HIGHEST + 1, step))
+    measured = passes.compare_scales(parts, prepared, reference, range(0, HIGHEST + 1, step))
     modules = by_module(measured, form, inspection.order)
     breaks = reference.breaks or _breaks_in_half(parts, prepared, modules)
     evidence = replace(evidence, modules=modules, outputs=reference.outputs)
     if wrong_outputs(evidence):
-        operators = [one for one in breaking_operators(parts, prepared) if one.phase == "forward"]
-        evidence = replace(evidence, breaks_half=_breaks(operators))
-    lost = {
-        name: reference.values[name]
+        breaking = passes.breaking_operators(parts, prepared)
+        evidence = replace(evidence, breaks_half=[one for one in breaking if one.phase == "forward"])
+    lost = {  # what FP32 has and the format cannot hold, where it is kept in that: clamped, or infinite
+        name: exact
         for name, value in inspection.values.items()
-        if _is_lost(name, value, reference, form)
+        if form.max < (exact := reference.values.get(name, math.inf)) < math.inf and value != exact
     }
     evidence = replace(evidence, lost_values=lost, breaks=breaks)
     if not breaks and (suspects := wrong_gradients(modules)):
         wide, _ = build(replace(config, precision=_FP32))
-        breaks, keep = find_backward_faults(parts, batch, wide, inspection.outputs, *suspects, form)
+        scale, weights = 2.0 ** suspects[0], half_weights(parts.model)
+        breaks, right = passes.compare_backward(
+            (parts, prepared),
+            lambda: (wide, wide.prepare(batch)),
+            inspection.outputs,
+            scale,
+            suspects[1],
+            form,
+            weights,
+        )
+        keep = tuple(dict.fromkeys(passes.holding_gradients(right, name, scale, form) for name in breaks))
         evidence = replace(evidence, breaks=breaks, keep_backward=keep)
     notes = (
         reference.notes if step == 1 else (*reference.notes, "every second scale was tried, since a step takes long")
@@ -131,23 +130,18 @@ def check_scaling(config: Config, tell: Callable[[str], None]) -> ScalingReport:
     return ScalingReport(evidence, findings(evidence), modules, reference.dtype, batch.samples, notes)
 
 
-def _near_the_top(reference: Reference, said: Outputs, form: Format) -> tuple[str, ...]:
+def _near_the_top(reference: passes.Reference, said: Outputs, form: Format) -> tuple[str, ...]:
     """Return a sentence about the output that is closest to the largest number of the format, where later steps may leave it."""
-    half = {
-        name for name, tensors in said.items() if any(str(tensor.dtype) == f"torch.{form.name}" for tensor in tensors)
-    }
     inside = [
         (errors.largest, name)
         for name, errors in reference.outputs.items()
-        if name in half and errors.largest <= form.max
+        if any(dtype_name(one) == form.name for one in said.get(name, ())) and errors.largest <= form.max
     ]
     largest, name = max(inside, default=(0.0, ""))
     if largest < CLOSE * form.max:
         return ()
-    share = 100 * largest / form.max
-    return (
-        f"what {name or 'the model'} says reaches {largest:.3g}, {share:.0f} % of the largest number of {form.name}: later steps may leave the range",
-    )
+    share = f"{100 * largest / form.max:.0f} % of the largest number of {form.name}: later steps may leave the range"
+    return (f"what {name or 'the model'} says reaches {largest:.3g}, {share}",)
 
 
 def _first_batch(config: Config) -> tuple[Parts, Batch]:
@@ -161,52 +155,10 @@ def _first_batch(config: Config) -> tuple[Parts, Batch]:
 
 
 def _breaks_in_half(parts: Parts, batch: Batch, modules: Sequence[ModuleScaling]) -> tuple[str, ...]:
-    """Where gradients stop being in proportion in half precision alone, if any do."""
+    """Return the modules in which gradients stop being in proportion in half precision alone, if any do."""
     drifting = [module for module in modules if module.drifts]
     if not drifting:
         return ()
     first = drifting[-1]
     scales = 2.0 ** min(first.errors, key=lambda one: first.errors[one]), 2.0 ** max(first.finite)
-    return find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)
-
-
-def _breaks(operators: Sequence[Operation]) -> tuple[Break, ...]:
-    return tuple(
-        Break(
-            one.module,
-            "a cast" if one.operator == "_to_copy" else one.operator,
-            one.phase,
-            "inf" if any(counts.inf for counts in one.outputs) else "NaN",
-            one.largest_input,
-        )
-        for one in operators
-    )
-
-
-def _inspected(policy: Policy, inspection: Inspection) -> ScalingEvidence:
-    return ScalingEvidence(
-        compute=policy.compute,
-        keep_fp32=policy.keep_fp32,
-        autocast=policy.autocast,
-        constants=inspection.constants,
-        narrow=inspection.narrow,
-        casts=inspection.casts,
-        half_norms=inspection.half_norms,
-        no_gradient=inspection.no_gradient,
-        scales=inspection.scales,
-        epsilons=inspection.epsilons,
-        refused=inspection.refused,
-    )
-
-
-def _is_lost(name: str, value: float, reference: Reference, form: Format) -> bool:
-    """Return whether a tensor has finite values in FP32 that the half-precision format cannot hold, and is held in it.
-
-    Args:
-        name: The tensor's.
-        value: Its largest magnitude in the precision mode: that of the format, where values were clamped to it.
-        reference: Of FP32.
-        form: The format.
-    """
-    wide = reference.values.get(name, math.inf)
-    return form.max < wide < math.inf and value != wide
+    return passes.find_breaks(parts, batch, scales, [module.name for module in drifting], first.tolerance)

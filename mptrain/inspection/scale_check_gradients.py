@@ -11,53 +11,56 @@ is left is the backward pass alone. What the forward pass says is compared by it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from mptrain.device import beside_fp64, capabilities
 from mptrain.engine.guard import BufferGuard
-from mptrain.engine.step import accumulate_gradients
+from mptrain.engine.job import Parts
+from mptrain.engine.step import Learner, accumulate_gradients
 from mptrain.errors import out_of_memory
-from mptrain.inspection.gradient_path import GradientPath, breaks_proportion
-from mptrain.inspection.module_outputs import Outputs, Replacement, distance, each_output, keep_in, norm, relative_error
-from mptrain.inspection.scale_check_observation import half_weights, largest_values, without_dropout
+from mptrain.inspection.module_tensors import (
+    Change,
+    GradientPath,
+    Outputs,
+    Replacement,
+    breaks_proportion,
+    distance,
+    each_output,
+    keep_in,
+    norm,
+    relative_error,
+)
+from mptrain.inspection.scale_check_observation import largest_values, without_dropout
 from mptrain.inspection.scale_check_ranges import EPSILONS, LOST, Distances, OutputErrors
+from mptrain.numerics.formats import Format
 from mptrain.numerics.rounding import saturated
 from mptrain.precision.apply import DTYPES
 from mptrain.probe.module_trail import Trail
 from mptrain.probe.observer import Observer, Operation
 from mptrain.random_state import other_random_numbers
 from mptrain.scaler.static import StaticScaler
-
-if TYPE_CHECKING:
-    from mptrain.engine.job import Parts
-    from mptrain.engine.step import Learner
-    from mptrain.numerics.formats import Format
-    from mptrain.workloads.base.batch import Batch
-    from mptrain.workloads.base.task import Objective
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.task import Objective
 
 #: Exponents of the scales at which FP32 gradients are compared with those at scale 1.
 FP32_EXPONENTS = (12, 24)
 
 #: float64, by parameter.
-Gradients = dict[str, "Tensor"]
+Gradients = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What is compared with: the gradients of one step without half precision, at the FP32 weights.
+    """Reference of the comparison: the gradients of one step without half precision, at the FP32 weights.
 
     Attributes:
         dtype: ``float64``; ``float32`` where the model or its task does not run in FP64.
-        norms: Of the gradients, L2, by parameter.
         exact: Gradients of the half-precision forward pass, float64: of what its modules said.
-        expected: Distance of those from the gradients without half precision, L2.
-        fp32: Distance of the FP32 gradients from those that are exact for the FP32 forward pass.
-        fp32_shift: See `mptrain.inspection.scale_check_ranges.Distances`.
+        distances: What was measured of each parameter's gradient, without errors and shifts in half precision.
         breaks: Modules in which gradients stop being in proportion to the loss in FP32.
         outputs: How wrong what each module said is.
         values: The largest magnitude of each parameter and buffer.
@@ -65,11 +68,8 @@ class Reference:
     """
 
     dtype: str
-    norms: dict[str, float]
     exact: Gradients
-    expected: dict[str, float]
-    fp32: dict[str, float]
-    fp32_shift: dict[str, float]
+    distances: dict[str, Distances]
     breaks: tuple[str, ...]
     outputs: dict[str, OutputErrors]
     values: dict[str, float]
@@ -95,8 +95,7 @@ def compute_reference(
     values = largest_values(parts.model)
     notes = without_dropout(parts.model)
     said32: Outputs = {}
-    with each_output(parts.model, keep_in(said32)):
-        fp32 = gradients(parts, batch, 1.0)
+    fp32 = _gradients_under(keep_in(said32), parts, batch)
     scaled = {exponent: gradients(parts, batch, 2.0**exponent) for exponent in FP32_EXPONENTS}
     shifts = {name: max(distance(one[name], grad) for one in scaled.values()) for name, grad in fp32.items()}
     tolerance = EPSILONS * form.epsilon
@@ -107,21 +106,28 @@ def compute_reference(
         notes = (*notes, "the model does not run in FP64, so FP32 is what gradients are compared with")
     batch = batch.cast(dtype)
     right: Outputs = {}
-    with each_output(parts.model, keep_in(right)):
-        wide = gradients(parts, batch, 1.0)
+    wide = _gradients_under(keep_in(right), parts, batch)
     replacement = Replacement(said)
-    with _weights(parts.model, weights or {}), each_output(parts.model, replacement):
-        exact = gradients(parts, batch, 1.0)
-    with each_output(parts.model, Replacement(said32)):
-        exact32 = gradients(parts, batch, 1.0)
+    with _weights(parts.model, weights or {}):
+        exact = _gradients_under(replacement, parts, batch)
+    exact32 = _gradients_under(Replacement(said32), parts, batch)
     rounded = _rounded_outputs(parts, batch, form)
     return Reference(
         dtype=str(dtype).removeprefix("torch."),
-        norms={name: norm(grad) for name, grad in wide.items()},
         exact=exact,
-        expected={name: distance(exact[name], grad) for name, grad in wide.items()},
-        fp32={name: distance(fp32[name], grad) for name, grad in exact32.items()},
-        fp32_shift=shifts,
+        distances={
+            name: Distances(
+                name,
+                exact[name].numel(),
+                norm(grad),
+                fp32=distance(fp32[name], exact32[name]),
+                expected=distance(exact[name], grad),
+                fp32_shift=shifts[name],
+                errors={},
+                shifts={},
+            )
+            for name, grad in wide.items()
+        },
         breaks=breaks,
         outputs={
             name: OutputErrors(
@@ -129,7 +135,9 @@ def compute_reference(
                 explained=relative_error(rounded.get(name, []), tensors),
                 fp32=relative_error(said32.get(name, []), tensors),
                 own=replacement.own_error(name),
-                largest=max((_largest_finite(tensor) for tensor in tensors), default=0.0),
+                largest=max(
+                    (float(one.nan_to_num(0.0, 0.0, 0.0).abs().max()) for one in tensors if one.numel()), default=0.0
+                ),
             )
             for name, tensors in right.items()
         },
@@ -164,17 +172,8 @@ def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: 
                 anchors.setdefault(name, grad)
             shifts[name][exponent] = distance(grad, anchors.get(name, grad))
     return [
-        Distances(
-            name,
-            grad.numel(),
-            reference.norms[name],
-            fp32=reference.fp32[name],
-            expected=reference.expected[name],
-            fp32_shift=reference.fp32_shift[name],
-            errors=dict(sorted(errors[name].items())),
-            shifts=dict(sorted(shifts[name].items())),
-        )
-        for name, grad in reference.exact.items()
+        replace(one, errors=dict(sorted(errors[name].items())), shifts=dict(sorted(shifts[name].items())))
+        for name, one in reference.distances.items()
         if errors[name]
     ]
 
@@ -208,9 +207,10 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
     return found
 
 
-def _largest_finite(tensor: Tensor) -> float:
-    finite = tensor[tensor.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
+def _gradients_under(change: Change, parts: Parts, batch: Batch) -> Gradients:
+    """The gradients at scale 1 where every output of a module is what a function makes of it."""
+    with each_output(parts.model, change):
+        return gradients(parts, batch, 1.0)
 
 
 def is_finite(parts: Parts, batch: Batch) -> bool:
@@ -242,7 +242,7 @@ def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
 def find_breaks(
     parts: Parts, batch: Batch, scales: tuple[float, float], wrong: Collection[str], tolerance: float
 ) -> tuple[str, ...]:
-    """Where gradients stop being in proportion to the loss: see `breaks_proportion`.
+    """Return the modules in which gradients stop being in proportion to the loss: see `breaks_proportion`.
 
     Args:
         parts: The run; the model in training mode.
@@ -258,39 +258,43 @@ def find_breaks(
     return breaks_proportion(one, other, wrong, tolerance)
 
 
-def find_backward_faults(
-    half: Parts, batch: Batch, wide: Parts, said: Outputs, exponent: int, wrong: Collection[str], form: Format
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def compare_backward(
+    half: tuple[Parts, Batch],
+    wide: Callable[[], tuple[Parts, Batch]],
+    said: Outputs,
+    scale: float,
+    wrong: Collection[str],
+    form: Format,
+    weights: Mapping[str, Tensor] | None = None,
+) -> tuple[tuple[str, ...], GradientPath]:
     """Find the modules that are handed right gradients in half precision and hand on wrong ones.
 
     Args:
-        half: The run in its own precision; the model in training mode, without dropout.
-        batch: As the data set gives it.
-        wide: The run in ``precision=fp32``, as it was built.
+        half: The run in its own precision and the batch as prepared for it; the model in training mode, without dropout.
+        wide: Gives the same in ``precision=fp32``, as it was built, once half precision is done.
         said: What the modules said in half precision.
-        exponent: Of the loss scale.
+        scale: The loss scale.
         wrong: Names of the modules whose own parameters' gradients are wrong.
         form: The half-precision format.
+        weights: See `compute_reference`.
 
     Returns:
-        Those modules; and for each the module to keep in FP32: it, or the one around it whose inputs' gradients the format holds.
+        Those modules; and the right gradients, unscaled.
     """
-    tolerance = EPSILONS * form.epsilon
-    found, right = GradientPath(2.0**exponent), GradientPath(1.0)
-    with found.followed(half.model):
-        gradients(half, half.prepare(batch), found.scale)
-    wide.model.train()
-    without_dropout(wide.model)
-    weights = half_weights(half.model)
-    with _weights(wide.model, weights), each_output(wide.model, Replacement(said)), right.followed(wide.model):
-        gradients(wide, wide.prepare(batch), 1.0)
-    faults = breaks_proportion(right, found, wrong, tolerance)
-    half_dtype = DTYPES[form.name]  # type: ignore[index]
-    return faults, tuple(dict.fromkeys(_holds(right, name, found.scale, half_dtype) for name in faults))
+    found, right = GradientPath(scale), GradientPath(1.0)
+    with found.followed(half[0].model):
+        gradients(*half, scale)
+    parts, batch = wide()
+    parts.model.train()
+    without_dropout(parts.model)
+    with _weights(parts.model, weights or {}), right.followed(parts.model):
+        _gradients_under(Replacement(said), parts, batch)
+    return breaks_proportion(right, found, wrong, EPSILONS * form.epsilon), right
 
 
-def _holds(right: GradientPath, module: str, scale: float, half: torch.dtype) -> str:
-    """The module, or the one around it, whose inputs' gradients a half-precision format holds at a loss scale."""
+def holding_gradients(right: GradientPath, module: str, scale: float, form: Format) -> str:
+    """Return the module, or the one around it, whose inputs' gradients a half-precision format holds at a loss scale."""
+    half = DTYPES[form.name]  # type: ignore[index]
     while module and not all(
         distance((gradient * scale).to(half).double() / scale, gradient) <= LOST * norm(gradient)
         for place, gradient in ((place, beside_fp64(kept).double()) for place, kept in right.kept.items())
@@ -302,37 +306,36 @@ def _holds(right: GradientPath, module: str, scale: float, half: torch.dtype) ->
 
 @contextlib.contextmanager
 def _weights(model: nn.Module, others: Mapping[str, Tensor]) -> Iterator[None]:
-    """While this lasts, a model has other values of some of its parameters."""
-    before = {name: value.detach().clone() for name, value in model.named_parameters() if name in others}
-    with torch.no_grad():
-        for name, value in model.named_parameters():
-            if name in others:
-                value.copy_(others[name])
+    """Give some of a model's parameters other values, while this lasts."""
+    changed = {name: value for name, value in model.named_parameters() if name in others}
+    before = {name: value.detach().clone() for name, value in changed.items()}
     try:
+        _copy(others, changed)
         yield
     finally:
-        with torch.no_grad():
-            for name, value in model.named_parameters():
-                if name in before:
-                    value.copy_(before[name])
+        _copy(before, changed)
+
+
+@torch.no_grad()
+def _copy(values: Mapping[str, Tensor], to: Mapping[str, Tensor]) -> None:
+    for name, tensor in to.items():
+        tensor.copy_(values[name])
 
 
 def _runs_in_float64(parts: Parts, batch: Batch) -> bool:
-    """Whether the model and its task do; the model is left in FP64 where they do, else in FP32."""
+    """Return whether the model and its task run in FP64; the model is left in FP64 where they do, else in FP32."""
     for learner in parts.learners:
         learner.objective = _with_float32_loss(learner)
-    if not capabilities(parts.device).fp64:
-        parts.model.float()
-        return False
-    parts.model.double()
     try:
-        gradients(parts, batch.cast(torch.float64), 1.0)
+        if capabilities(parts.device).fp64:
+            parts.model.double()
+            gradients(parts, batch.cast(torch.float64), 1.0)
+            return True
     except (RuntimeError, TypeError) as error:  # it casts to FP32 by itself
         if out_of_memory(error):
             raise
-        parts.model.float()
-        return False
-    return True
+    parts.model.float()
+    return False
 
 
 def _with_float32_loss(learner: Learner) -> Objective:
@@ -342,7 +345,7 @@ def _with_float32_loss(learner: Learner) -> Objective:
 
 
 def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
-    """What modules say where weights, inputs and everything that they say is rounded to a half-precision format.
+    """Return the outputs of modules where weights, inputs and all outputs are rounded to a half-precision format.
 
     The weights stay rounded.
     """
@@ -356,6 +359,5 @@ def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
     with torch.no_grad():
         for parameter in parts.model.parameters():
             parameter.copy_(saturated(parameter, half))
-    with each_output(parts.model, rounded):
-        gradients(parts, batch.cast(half).cast(batch.inputs.dtype), 1.0)
+    _gradients_under(rounded, parts, batch.cast(half).cast(batch.inputs.dtype))
     return found

@@ -24,14 +24,12 @@ matter yet.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mptrain.numerics.formats import Format
+from mptrain.numerics.formats import FORMATS, Format
+from mptrain.probe.observer import Operation
 
 #: A relative error is right up to so many times the format's epsilon: 2^-7 for FP16.
 EPSILONS = 8.0
@@ -63,7 +61,7 @@ NOTHING = 2.0**-30
 
 @dataclass(frozen=True)
 class Distances:
-    """What was measured of the gradient of one parameter, or of all of a module's: L2 norms.
+    """Measurements of the gradient of one parameter, or of all of a module's: L2 norms.
 
     Attributes:
         name: The parameter's, or the module's.
@@ -87,50 +85,20 @@ class Distances:
     errors: Mapping[int, float]
     shifts: Mapping[int, float]
 
-    @classmethod
-    def merged(cls, name: str, parts: Sequence[Distances]) -> Distances:
-        """Those of several gradients as of one."""
-        exponents = parts[0].errors
-        return cls(
-            name=name,
-            elements=sum(part.elements for part in parts),
-            reference=math.hypot(*(part.reference for part in parts)),
-            fp32=math.hypot(*(part.fp32 for part in parts)),
-            expected=math.hypot(*(part.expected for part in parts)),
-            fp32_shift=math.hypot(*(part.fp32_shift for part in parts)),
-            errors={one: math.hypot(*(part.errors[one] for part in parts)) for one in exponents},
-            shifts={one: math.hypot(*(part.shifts[one] for part in parts)) for one in exponents},
-        )
-
 
 @dataclass(frozen=True)
-class ModuleScaling:
-    """A module's gradients over all scales, relative to their norm in FP64.
+class ModuleScaling(Distances):
+    """A module's gradients over all scales: those of all its own parameters together, relative to their norm in FP64.
+
+    Its name is qualified; empty for the model itself. All but ``reference`` is relative to that.
 
     Attributes:
-        distances: Of all its own parameters together.
         tolerance: The relative error that is always right.
         typical: The largest root mean square of a gradient of the network, for telling what is zero but for rounding.
     """
 
-    distances: Distances
     tolerance: float
     typical: float
-
-    @property
-    def name(self) -> str:
-        """The qualified name; empty for the model itself."""
-        return self.distances.name
-
-    @property
-    def fp32(self) -> float:
-        """Relative error of the backward pass in FP32."""
-        return self._relative(self.distances.fp32)
-
-    @property
-    def expected(self) -> float:
-        """What the half-precision forward pass makes of it, relative."""
-        return self._relative(self.distances.expected)
 
     @property
     def allowed(self) -> float:
@@ -145,16 +113,6 @@ class ModuleScaling:
         A gradient that is off by 8 % of its norm points within five degrees of where it should.
         """
         return max(LOST, self.allowed)
-
-    @functools.cached_property
-    def errors(self) -> dict[int, float]:
-        """Relative error by exponent of the scale."""
-        return {exponent: self._relative(value) for exponent, value in self.distances.errors.items()}
-
-    @functools.cached_property
-    def shifts(self) -> dict[int, float]:
-        """Relative shift by exponent of the scale."""
-        return {exponent: self._relative(value) for exponent, value in self.distances.shifts.items()}
 
     @property
     def best(self) -> float:
@@ -182,23 +140,23 @@ class ModuleScaling:
 
     @property
     def nothing(self) -> bool:
-        """Whether the gradient is zero but for rounding, as that of a bias before a norm: nothing to judge."""
-        rms = self.distances.reference / math.sqrt(self.distances.elements)
+        """True where the gradient is zero but for rounding, as that of a bias before a norm: nothing to judge."""
+        rms = self.reference / math.sqrt(self.elements)
         return rms == 0 or (rms <= NOTHING * self.typical and self.fp32 > ILL_CONDITIONED)
 
     @property
     def ill_conditioned(self) -> bool:
-        """Whether FP32 already gets it wrong."""
+        """True where FP32 already gets it wrong."""
         return not self.nothing and self.fp32 > ILL_CONDITIONED
 
     @property
     def in_proportion(self) -> bool:
-        """Whether the FP32 gradient follows the scale of the loss."""
-        return self.nothing or self._relative(self.distances.fp32_shift) <= self.tolerance
+        """True where the FP32 gradient follows the scale of the loss."""
+        return self.nothing or self.fp32_shift <= self.tolerance
 
     @property
     def judged(self) -> bool:
-        """Whether what half precision does to it means anything."""
+        """True where an error in half precision means anything."""
         return not self.nothing and not self.ill_conditioned and self.in_proportion
 
     @property
@@ -208,19 +166,14 @@ class ModuleScaling:
 
     @property
     def drifts(self) -> bool:
-        """Whether it is right at some scale and, still finite, wrong at the highest ones: it does not follow the scale."""
+        """True where it is right at some scale and, still finite, wrong at the highest ones: it does not follow the scale."""
         top = self.errors[max(self.finite)] if self.finite else math.inf
         return self.judged and math.isfinite(top) and self.best <= self.tolerance and top > 2 * self.tolerance
-
-    def _relative(self, distance: float) -> float:
-        if not distance:
-            return 0.0
-        return distance / self.distances.reference if self.distances.reference else math.inf
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Which loss scales suit a network.
+    """Loss scales that suit a network.
 
     Attributes:
         tried: Exponents of the scales that were tried, ascending.
@@ -262,15 +215,35 @@ def by_module(parameters: Sequence[Distances], form: Format, order: Sequence[str
     groups: dict[str, list[Distances]] = {}
     for one in parameters:
         groups.setdefault(one.name.rpartition(".")[0], []).append(one)
-    merged = [Distances.merged(name, parts) for name, parts in groups.items()]
-    typical = max((one.reference / math.sqrt(one.elements) for one in merged), default=0.0)
+    norms = {name: math.hypot(*(part.reference for part in parts)) for name, parts in groups.items()}
+    elements = {name: sum(part.elements for part in parts) for name, parts in groups.items()}
+    typical = max((norms[name] / math.sqrt(elements[name]) for name in groups), default=0.0)
+
+    def relative(name: str, distances: Iterable[float]) -> float:
+        found = math.hypot(*distances)
+        return found / norms[name] if found and norms[name] else math.inf if found else 0.0
+
+    modules = [
+        ModuleScaling(
+            name=name,
+            elements=elements[name],
+            reference=norms[name],
+            fp32=relative(name, (part.fp32 for part in parts)),
+            expected=relative(name, (part.expected for part in parts)),
+            fp32_shift=relative(name, (part.fp32_shift for part in parts)),
+            errors={at: relative(name, (part.errors[at] for part in parts)) for at in parts[0].errors},
+            shifts={at: relative(name, (part.shifts[at] for part in parts)) for at in parts[0].shifts},
+            tolerance=EPSILONS * form.epsilon,
+            typical=typical,
+        )
+        for name, parts in groups.items()
+    ]
     places = {name: place for place, name in enumerate(order)}
-    merged.sort(key=lambda one: places.get(one.name, len(places)))
-    return [ModuleScaling(one, EPSILONS * form.epsilon, typical) for one in merged]
+    return sorted(modules, key=lambda one: places.get(one.name, len(places)))
 
 
 def scales_of(modules: Sequence[ModuleScaling]) -> Scales:
-    """Which scales suit all modules together."""
+    """Return the scales that suit all modules together."""
     tried = tuple(sorted(modules[0].errors))
     judged = [module for module in modules if module.judged]
     good = tuple(one for one in tried if all(one in module.good for module in judged)) if judged else ()
@@ -281,7 +254,7 @@ def scales_of(modules: Sequence[ModuleScaling]) -> Scales:
 
 @dataclass(frozen=True)
 class OutputErrors:
-    """How wrong what a module says is: relative L2 errors against FP64, all calls together.
+    """Errors of the output of a module: relative L2 errors against FP64, all calls together.
 
     Attributes:
         half: In half precision.
@@ -308,44 +281,6 @@ class OutputErrors:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something that is wrong with training this network in this precision.
-
-    Attributes:
-        kind: One of the kinds of `mptrain.inspection.scale_check_findings`.
-        where: Names of the modules or parameters.
-        what: What is wrong with them, with its number.
-        hint: What to do.
-        keep: The modules that fix it where they are kept in FP32; empty where none do.
-    """
-
-    kind: str
-    where: tuple[str, ...]
-    what: str
-    hint: str
-    keep: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Break:
-    """An operator that makes something infinite, or no number, out of finite values.
-
-    Attributes:
-        module: Where: a qualified name, empty for the model itself, or `mptrain.probe.module_trail.LOSS`.
-        operator: Its name in torch.
-        phase: ``forward`` or ``backward``.
-        kind: ``inf`` or ``NaN``.
-        largest: The largest magnitude that went in.
-    """
-
-    module: str
-    operator: str
-    phase: str
-    kind: str
-    largest: float
-
-
-@dataclass(frozen=True)
 class ScalingEvidence:
     """Everything that findings are made of.
 
@@ -362,7 +297,7 @@ class ScalingEvidence:
         breaks: Modules in which gradients stop being in proportion to the loss, or that hand on wrong ones.
         keep_backward: What to keep in FP32 so that those hand on right ones.
         scales: The configured scale of each learner, and whether it is constant.
-        epsilons: The attributes that are called an epsilon, by module: name and value.
+        epsilons: The attribute that is called an epsilon and vanishes in the format, by module.
         refused: What torch said where the passes could not be done; empty where they could.
         fp32_finite: The step is finite in FP32.
         breaks_fp32: Where it is not: the operators that make it so, in their order.
@@ -383,10 +318,15 @@ class ScalingEvidence:
     breaks: Sequence[str] = ()
     keep_backward: Sequence[str] = ()
     scales: Mapping[str, tuple[float, bool]] = field(default_factory=dict)
-    epsilons: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    epsilons: Mapping[str, str] = field(default_factory=dict)
     refused: str = ""
     fp32_finite: bool = True
-    breaks_fp32: Sequence[Break] = ()
-    breaks_half: Sequence[Break] = ()
+    breaks_fp32: Sequence[Operation] = ()
+    breaks_half: Sequence[Operation] = ()
     keep_fp32: Sequence[str] = ()
     autocast: bool = False
+
+    @property
+    def form(self) -> Format:
+        """The half-precision format."""
+        return FORMATS[self.compute]

@@ -6,26 +6,21 @@ Words are given only after the configuration was read with them and its scaler b
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
 
 from mptrain.config.build import build
-from mptrain.config.compose import reload
-from mptrain.config.trust import fetches
 from mptrain.device import widest
 from mptrain.errors import ConfigError, EnvironmentRefused
+from mptrain.inspection.diagnosis_case import DiagnosisCase, reloaded
 from mptrain.inspection.observations import small_gradients
 from mptrain.numerics.exponents import lost_share
 from mptrain.numerics.forecast import MARGIN
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
 from mptrain.numerics.verdict import Verdict
+from mptrain.records import ExponentCounts
 from mptrain.runlog.diagnosis import Remedy
-
-if TYPE_CHECKING:
-    from mptrain.inspection.diagnosis_case import DiagnosisCase
-    from mptrain.records import ExponentCounts
-    from mptrain.scaler.base import Scaler
 
 #: A scale at which more of the gradients than this are rounded to zero is no remedy.
 LOSES = 0.1
@@ -47,15 +42,12 @@ def lower_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None
     edge = _highest_finite(case, gradients)
     if not FLOAT32.smallest_normal <= 2.0**edge < case.seen.loss_scale:
         return None
-    landing = _by_itself(case, 2.0**edge)
-    if landing is not None:
-        shown = scale_in_words(landing)
-        remedy = _lowered(
-            case, (), f"nothing is needed: the scaler comes down to {shown} by itself", landing, gradients
-        )
-        if remedy.helped:
+    if (landing := _by_itself(case, 2.0**edge)) is not None:
+        text = f"nothing is needed: the scaler comes down to {scale_in_words(landing)} by itself"
+        if (remedy := _lowered(case, (), text, landing, gradients)).helped:
             return remedy
-    room = next((room for room in range(MARGIN, 0, -1) if _keeps(gradients, edge - room)), 0)
+    rooms = (room for room in range(MARGIN, 0, -1) if edge >= room and lost_share(gradients, edge - room) <= LOSES)
+    room = next(rooms, 0)
     scale = 2.0 ** (edge - room)
     words = scale_words(case, scale)
     if case.learner.scaler.on_overflow == "apply":
@@ -90,15 +82,10 @@ def _highest_finite(case: DiagnosisCase, gradients: ExponentCounts) -> int:
     return finite
 
 
-def _keeps(gradients: ExponentCounts, exponent: int) -> bool:
-    """Whether a scale of 2^exponent is one to choose with room above it."""
-    return exponent >= 0 and lost_share(gradients, exponent) <= LOSES
-
-
 def _lowered(
     case: DiagnosisCase, words: tuple[str, ...], text: str, scale: float, gradients: ExponentCounts, room: int = 0
 ) -> Remedy:
-    """What a lower scale does.
+    """Try a lower scale.
 
     Args:
         case: The step.
@@ -110,20 +97,26 @@ def _lowered(
     """
     tried, shown = case.at_scale(scale), scale_in_words(scale)
     lost = lost_share(gradients, math.floor(math.log2(scale)))
+    cost, finite = f"{100 * lost:.2g} % of the nonzero gradients are rounded to zero", "finite on this batch"
+    refusal, helped = None, False
     if not tried.seen.finite:
-        return Remedy(words, text, False, f"at loss scale {shown} the step still overflows")
-    cost = f"{100 * lost:.2g} % of the nonzero gradients are rounded to zero"
-    if scale < 1:
-        small = "gradients that need a scale below 1 are too large for FP16"
-        return Remedy(words, text, False, f"finite on this batch, but {small}")
-    if lost > LOSES:
-        return Remedy(words, text, False, f"finite on this batch, but {cost} there")
-    if not tried.right:
-        return Remedy(words, text, False, f"finite on this batch at {shown}, but wrong: {tried.cause.sentence}")
-    refusal = _refusal(case, words, scale) if words else None
-    if refusal is not None:
-        return Remedy(words, text, None, f"finite on this batch, but it cannot be written like that: {refusal}")
-    return Remedy(words, text, True, f"finite on this batch at {shown}{_below(room)}; {cost}")
+        outcome = f"at loss scale {shown} the step still overflows"
+    elif scale < 1:
+        outcome = f"{finite}, but gradients that need a scale below 1 are too large for FP16"
+    elif lost > LOSES:
+        outcome = f"{finite}, but {cost} there"
+    elif not tried.right:
+        outcome = f"{finite} at {shown}, but wrong: {tried.cause.what}"
+    else:
+        outcome, helped = f"{finite} at {shown}{_below(room)}; {cost}", True
+        refusal = _refusal(case, words, scale) if words else None
+    return _unless_refused(Remedy(words, text, helped, outcome), refusal)
+
+
+def _unless_refused(remedy: Remedy, refusal: str | None) -> Remedy:
+    """Return a remedy, or what is left of it where no run begins at its scale under its words."""
+    outcome = f"finite on this batch, but it cannot be written like that: {refusal}"
+    return remedy if refusal is None else replace(remedy, helped=None, outcome=outcome)
 
 
 def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | None:
@@ -168,13 +161,11 @@ def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
             break
     words, text = scale_words(case, scale), f"a loss scale of {scale_in_words(scale)}"
     if not helped:
-        what = tried.cause.sentence if not tried.right else "as many gradients are below 2^-14"
+        what = tried.cause.what if not tried.right else "as many gradients are below 2^-14"
         return Remedy(words, text, False, what)
-    refusal = _refusal(case, words, scale)
-    if refusal is not None:
-        return Remedy(words, text, None, f"finite on this batch, but it cannot be written like that: {refusal}")
     few = ", and few gradients are below 2^-14" if small is None else ""
-    return Remedy(words, text, True, f"finite on this batch{_below(margin)}{few}; {_MORE_STEPS}")
+    outcome = f"finite on this batch{_below(margin)}{few}; {_MORE_STEPS}"
+    return _unless_refused(Remedy(words, text, True, outcome), _refusal(case, words, scale))
 
 
 def _limit(case: DiagnosisCase, scale: float) -> str | None:
@@ -188,12 +179,12 @@ def _limit(case: DiagnosisCase, scale: float) -> str | None:
 
 
 def _below(room: int) -> str:
-    """How far a scale is from where a step overflows, as part of a sentence."""
+    """Return the distance of a scale from where a step overflows, as part of a sentence."""
     return f", {room} doubling{'s' if room > 1 else ''} below the highest that is" if room else ""
 
 
 def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
-    """How to write that a run begins at a scale, for the scaler in force: its limits are moved along."""
+    """Return the words with which a run begins at a scale, for the scaler in force: its limits are moved along."""
     rule, prefix, value = case.learner.scaler, _prefix(case), _written(scale)
     if hasattr(rule, "scale"):
         return (f"{prefix}.scale={value}",)
@@ -201,23 +192,19 @@ def scale_words(case: DiagnosisCase, scale: float) -> tuple[str, ...]:
         if prefix == "scaler":
             return ("scaler=static", f"scaler.scale={value}")
         return (f"{prefix}={{_target_:mptrain.scaler.StaticScaler,scale:{value}}}",)
-    return (f"{prefix}.init_scale={value}", *_limits(rule, prefix, scale))
-
-
-def _limits(rule: Scaler, prefix: str, scale: float) -> tuple[str, ...]:
-    words = []
+    words = [f"{prefix}.init_scale={value}"]
     lowest, highest = getattr(rule, "min_scale", None), getattr(rule, "max_scale", None)
     if lowest is not None and lowest > scale:
-        words.append(f"{prefix}.min_scale={_written(scale)}")
+        words.append(f"{prefix}.min_scale={value}")
     if highest is not None and highest < scale:
-        words.append(f"{prefix}.max_scale={_written(scale)}")
+        words.append(f"{prefix}.max_scale={value}")
     if getattr(rule, "min_loss_scale", 0.0) >= scale:  # which the scale stays above
         words.append(f"{prefix}.min_loss_scale={_written(scale / 2)}")
     return tuple(words)
 
 
 def _prefix(case: DiagnosisCase) -> str:
-    """Where the keys of the learner's scaler are: where there are others, those of this one alone are to move."""
+    """Return the prefix of the keys of the learner's scaler: where there are others, those of this one alone are to move."""
     name = case.seen.learner
     own = name in case.config.learners or len(case.parts.learners) > 1
     return f"learners.{name}.scaler" if own else "scaler"
@@ -230,10 +217,7 @@ def _written(scale: float) -> str:
 def _refusal(case: DiagnosisCase, words: tuple[str, ...], scale: float) -> str | None:
     """Why a run cannot begin at a scale under some words; None where it does."""
     try:
-        parts, _ = build(
-            reload(case.config.yaml, words, allow=case.config.extensions.allow, fetch=fetches(case.config)),
-            weights=False,
-        )
+        parts, _ = build(reloaded(case.config, *words), weights=False)
     except (ConfigError, EnvironmentRefused) as error:
         return str(error)
     learner = next(learner for learner in parts.learners if learner.name == case.seen.learner)

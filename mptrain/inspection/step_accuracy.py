@@ -9,15 +9,25 @@ those outputs make of it; up to `ModuleScaling.may_lose` that is worth knowing a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from mptrain.inspection.scale_check_ranges import EPSILONS, ILL_CONDITIONED_OUTPUT, ModuleScaling, OutputErrors
+import torch
 
-if TYPE_CHECKING:
-    from mptrain.numerics.formats import Format
-
+from mptrain.engine.job import Parts
+from mptrain.inspection.module_tensors import Outputs, distance, each_output, keep_in
+from mptrain.inspection.scale_check_gradients import compare_backward, compute_reference, gradients
+from mptrain.inspection.scale_check_observation import without_dropout
+from mptrain.inspection.scale_check_ranges import (
+    EPSILONS,
+    ILL_CONDITIONED_OUTPUT,
+    ModuleScaling,
+    OutputErrors,
+    by_module,
+)
+from mptrain.inspection.step_replay import SavedStep
+from mptrain.numerics.formats import FORMATS, Format
+from mptrain.precision.apply import input_dtype, set_products
 
 #: An output that is further off than this has lost most of itself.
 MUCH = 0.5
@@ -96,3 +106,46 @@ class StepAccuracy:
     def inexact_gradients(self) -> tuple[ModuleScaling, ...]:
         """The modules whose gradients are further off than rounding explains, in that order."""
         return tuple(one for one in self.modules[::-1] if one.judged and not one.best <= one.allowed)
+
+
+def measure_accuracy(
+    half: Callable[[], Parts], wide: Callable[[], Parts], moment: SavedStep, learner: str, scale: float
+) -> StepAccuracy:
+    """Measure one learner's step.
+
+    Args:
+        half: Builds the run in half precision, brought to the moment.
+        wide: Builds it in ``precision=fp32``, likewise.
+        moment: The step.
+        learner: Whose passes.
+        scale: Its loss scale.
+    """
+    parts, batch32 = _alone(half(), learner), moment.batch.cast(torch.float32)
+    form, batch = FORMATS[parts.policy.compute], moment.batch.cast(input_dtype(parts.policy))
+    said: Outputs = {}
+    with each_output(parts.model, keep_in(said)):
+        found = gradients(parts, batch, scale)
+    reference = compute_reference(_alone(wide(), learner), batch32, form, said)
+    exponent = round(math.log2(scale))
+    distances = [
+        replace(one, errors={exponent: distance(found[name], reference.exact[name])}, shifts={exponent: 0.0})
+        for name, one in reference.distances.items()
+        if name in found
+    ]
+    modules = by_module(distances, form, list(reference.outputs))
+    accuracy = StepAccuracy(form, reference.outputs, modules, reference.breaks)
+    if not accuracy.inexact_gradients or accuracy.breaks:
+        return accuracy
+    set_products(parts.policy)
+    wrong = [module.name for module in accuracy.inexact_gradients]
+    breaks, _ = compare_backward((parts, batch), lambda: (_alone(wide(), learner), batch32), said, scale, wrong, form)
+    return replace(accuracy, breaks=breaks)
+
+
+def _alone(parts: Parts, learner: str) -> Parts:
+    """The same parts with one learner, ready for passes whose numbers are compared."""
+    parts = replace(parts, learners=tuple(one for one in parts.learners if one.name == learner))
+    set_products(parts.policy)
+    parts.model.train()
+    without_dropout(parts.model)
+    return parts

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,21 +22,17 @@ from mptrain.engine.job import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import untrained
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot
-from mptrain.engine.step import accumulate_gradients, train_step
+from mptrain.engine.step import Learner, accumulate_gradients, train_step
 from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.errors import out_of_memory
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
 from mptrain.probe.module_trail import LOSS, Trail
-from mptrain.probe.observer import Observer, Refusal, in_one_line
+from mptrain.probe.observer import Faulty, Observation, Observer, Refusal, in_one_line
 from mptrain.probe.overflow_attribution import offenders
-from mptrain.probe.step_observation import Faulty, Observation
 from mptrain.random_state import random_state, set_random_state
 from mptrain.runlog.sink import Fanout
-
-if TYPE_CHECKING:
-    from mptrain.engine.step import Learner
-    from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.batch import Batch
 
 
 @dataclass(frozen=True)
@@ -75,8 +71,8 @@ def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, s
         None where the training data end before that step.
     """
     rings = [Ring(options.log.ring, len(one.weights.names), parts.device) for one in parts.learners]
-    accounts = [LearnerLog(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
-    step_log = StepLog(accounts, Fanout(()), options.log)
+    logs = [LearnerLog(one, ring, parts.plan.guard.count) for one, ring in zip(parts.learners, rings, strict=True)]
+    step_log = StepLog(logs, Fanout(()), options.log)
     progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
     if state is not None:
         progress, _ = restore_snapshot(parts, step_log, state)
@@ -109,13 +105,12 @@ def stand_at(parts: Parts, moment: SavedStep) -> None:
         buffer.copy_(moment.state["carried"][name])
 
 
-def look(parts: Parts, moment: SavedStep, scales: Mapping[str, float] | None = None) -> tuple[Observation, ...]:
+def look(parts: Parts, moment: SavedStep) -> tuple[Observation, ...]:
     """Do the passes of a step, and see everything.
 
     Args:
         parts: Brought to that moment; they are left as they were.
         moment: Which step.
-        scales: Loss scales by learner, in place of the moment's.
 
     Returns:
         What was seen of each learner's passes, in their order.
@@ -126,8 +121,8 @@ def look(parts: Parts, moment: SavedStep, scales: Mapping[str, float] | None = N
     prepared = moment.batch.cast(input_dtype(parts.policy))
     with _put_back(parts, moment), parts.fault.at(moment.step, prepared) as batch:
         for learner in parts.learners:
-            chosen = (scales or moment.scales)[learner.name]
-            learner.scale_state = _scaled(learner, chosen)
+            chosen = moment.scales[learner.name]
+            learner.scale_state = {**learner.scale_state, "scale": torch.full_like(learner.scale, chosen)}
             random = random_state(parts.device)
             seen.append(_look(parts, learner, moment, batch, chosen))
             if learner is not parts.learners[-1] and seen[-1].refusal is None and not moment.done:
@@ -170,9 +165,8 @@ def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
         if out_of_memory(error):
             raise
-        refusal = observer.refusal or Refusal(
-            "forward", trail.raised_in[0] if trail.raised_in else LOSS, "", "", (), in_one_line(error)
-        )
+        module = trail.raised_in[0] if trail.raised_in else LOSS
+        refusal = observer.refusal or Refusal("forward", module, "", "", (), in_one_line(error))
     norms = learner.judge().norms.tolist()
     types = {name: type(module).__name__ for name, module in parts.model.named_modules()}
     missing = learner.weights.gradients.missing() if refusal is None else []
@@ -218,18 +212,12 @@ def _copied(values: Any) -> Any:
     return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
-def _scaled(learner: Learner, scale: float) -> dict[str, Tensor]:
-    return {**learner.scale_state, "scale": torch.full_like(learner.scale, scale)}
-
-
 def _faulty_inputs(parts: Parts, batch: Batch, moment: SavedStep) -> tuple[Faulty, ...]:
     before = moment.batch.tensors()
     known = moment.wide and not parts.fault.records(moment.step)  # a fault is not in the batch before the cast
     found = []
     for name, tensor in batch.tensors().items():
-        if not tensor.is_floating_point():
-            continue
-        wrong = tensor.isfinite().logical_not()
+        wrong = tensor.isfinite().logical_not()  # nothing of whole numbers
         if wrong.any():
             samples = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
             wide = known and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype

@@ -1,9 +1,9 @@
-"""What the records of a run tell about gradients at loss scales that it did not use.
+"""Records of a run as evidence of gradients at loss scales that it did not use.
 
 A step of FP16 that was clean at one scale is clean at every lower one; one that overflowed does so at every higher one, and
 at all of them where its loss was not finite. For everything else the run has to have looked: histograms know the largest
 gradient of a step, and so the scale at which it leaves FP16. That of a step between two looks follows from them and from
-the norm of its gradients, as a forecast takes it (`mptrain.numerics.histogram_sample`). A run without histograms leaves the verdicts
+the norm of its gradients, as a forecast takes it (`mptrain.numerics.exponents`). A run without histograms leaves the verdicts
 of neighbouring steps at other scales. What a run in a wider format says of FP16 is never known, only estimated.
 """
 
@@ -13,16 +13,22 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from mptrain.machine import dropping_nothing
-from mptrain.numerics.exponents import INFINITE_FROM, total
-from mptrain.numerics.histogram_sample import HistogramSample, Largest, anchor, between, gradients_of, largest_of
+from mptrain.numerics.exponents import (
+    INFINITE_FROM,
+    HistogramSample,
+    Largest,
+    anchor,
+    at_step,
+    gradients_of,
+    largest_of,
+    total,
+)
 from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
-
-if TYPE_CHECKING:
-    from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
-    from mptrain.runlog.reader import Run
+from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
+from mptrain.runlog.reader import Run
 
 #: Where an answer comes from: the step's own records; those of steps nearby, or of another format; neither, so that it is the recorded
 #: verdict, which says nothing of the other scale.
@@ -46,7 +52,7 @@ class CleanStep:
     weights: tuple[ExponentCounts, ...]
 
     def overflows(self, scale: float) -> tuple[bool, Basis]:
-        """Whether a gradient would leave FP16 at that scale; known where it does not depend on what came through FP16."""
+        """Return whether a gradient would leave FP16 at that scale; known where it does not depend on what came through FP16."""
         certain, all_in_all = (
             largest * scale >= INFINITE_FROM for largest in (self.extreme.certain, self.extreme.value)
         )
@@ -78,7 +84,7 @@ class CleanStep:
 
 
 class Trace:
-    """What is on record of one learner's steps; they are added in order, and what was looked at before all steps.
+    """Records of one learner's steps; they are added in order, and what was looked at before all steps.
 
     Args:
         half: Whether the run computed in FP16, so that its own verdicts are those of FP16.
@@ -89,7 +95,6 @@ class Trace:
         self._half = half
         self._looks = _Nearest()
         self._anchors: list[HistogramSample] = []
-        self._anchored: list[int] = []
         self._clean = _Nearest()
         self._overflowed = _Nearest()
 
@@ -99,7 +104,6 @@ class Trace:
             look: CleanStep | None = self._looks.at(record.step)
             if look and (found := anchor(record.step, look.extreme.value, record.grad_norm)):
                 self._anchors.append(found)
-                self._anchored.append(record.step)
             self._clean.add(record.step, record.loss_scale)
         elif math.isfinite(record.loss) and record.loss_scale > 0:
             self._overflowed.add(record.step, record.loss_scale)
@@ -112,7 +116,7 @@ class Trace:
             self._looks.add(record.step, look)
 
     def would_overflow(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
-        """Whether a step would have overflowed at some scale, and how that is known."""
+        """Return whether a step would have overflowed at some scale, and how that is known."""
         if scale == 0 or (record.overflow and not math.isfinite(record.loss)):
             return True, "known"
         if not self._half:
@@ -134,7 +138,7 @@ class Trace:
         return record.overflow, "unknown"
 
     def _in_half(self, record: StepRecord, scale: float) -> tuple[bool, Basis]:
-        """What FP16 would have made of a step in a wider format, whose own verdict says little of that."""
+        """Estimate the verdict of FP16 on a step in a wider format, whose own verdict says little of that."""
         if record.overflow and 0 < record.loss_scale <= scale:
             return True, "estimated"
         look: CleanStep | None = self._looks.at(record.step)
@@ -145,14 +149,10 @@ class Trace:
         """The largest gradient of a step that was not looked at, without its scale; None where no step was."""
         if not record.grad_norm:
             return 0.0
-        if not self._anchors:
-            return None
-        at = bisect_left(self._anchored, record.step)
-        before, after = (self._anchors[min(max(place, 0), len(self._anchors) - 1)] for place in (at - 1, at))
-        return between(before, after, record.step, record.grad_norm)
+        return at_step(self._anchors, record.step, record.grad_norm) if self._anchors else None
 
     def measured(self, measure: Measure, step: int, scale: float) -> tuple[float, Basis] | None:
-        """What a rule would have measured at a clean step, by the nearest look; None where the records cannot tell."""
+        """Return the measurement of a rule at a clean step, by the nearest look; None where the records cannot tell."""
         look: CleanStep | None = self._looks.to(step)
         if look is None:
             return None
@@ -164,7 +164,7 @@ class Trace:
         return None
 
     def tells_gradients(self) -> bool:
-        """Whether it has histograms of any step that did not overflow."""
+        """Return whether it has histograms of any step that did not overflow."""
         return self._looks.to(1) is not None
 
 
@@ -224,7 +224,7 @@ def _clean_step(record: HistogramRecord) -> CleanStep | None:
 
 
 def _count_above(counts: ExponentCounts, edge: float) -> float:
-    """How many values are above an edge: of the power of two that it lies in a part, at least 1 where the largest is."""
+    """Count the values above an edge: of the power of two that it lies in a part, at least 1 where the largest is."""
     if counts.largest <= edge:
         return float(counts.inf + counts.nan)
     if edge <= 0:

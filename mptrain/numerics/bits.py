@@ -21,7 +21,7 @@ _MANTISSA = 23
 
 
 def count_exponents(tensor: Tensor) -> Tensor:
-    """What `read_counts` makes a histogram of; nothing is waited for.
+    """Count exponents, for `read_counts` to make a histogram of; nothing is waited for.
 
     Args:
         tensor: Of any shape, float16, bfloat16, float32 or float64 (which is rounded to FP32).
@@ -46,7 +46,7 @@ def count_exponents(tensor: Tensor) -> Tensor:
 
 
 def add_counts(one: Tensor, other: Tensor) -> Tensor:
-    """What `count_exponents` would have said of two tensors together."""
+    """Return the counts of two tensors together."""
     return torch.cat([one[:_LARGEST] + other[:_LARGEST], torch.maximum(one[_LARGEST:], other[_LARGEST:])])
 
 

@@ -1,4 +1,4 @@
-"""What a histogram of exponents says about FP16, at any loss scale. Nothing here imports torch.
+"""Shares of a histogram of exponents that FP16 loses, at any loss scale. Nothing here imports torch.
 
 Multiplying by a power of two moves every value to another exponent and changes nothing else. So the counts of one step
 tell how much of a tensor FP16 would lose at every scale, as long as the values themselves were not lost already: take
@@ -6,17 +6,21 @@ counts of FP32 or bfloat16 values, or of FP16 values at a scale that is high eno
 
 FP16 (IEEE 754 binary16): the smallest number above zero is 2^-24, and 2^-25 or less is rounded to zero; numbers below
 2^-14 are subnormal and have fewer bits; the largest is 65504, and 65520 or more is rounded to infinity.
+
+The largest gradient of a step in FP16 follows from its histograms, and that of the steps between two such looks from both
+(`HistogramSample`). Both who foretells static scales and who replays a scaling rule ask here, so that they cannot disagree on one run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import replace
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from mptrain.numerics.formats import FLOAT16
-from mptrain.records import ExponentCounts
+from mptrain.records import ExponentCounts, HistogramRecord
 
 #: Exponents of FP16's numbers: of the smallest above zero, of the smallest normal one, of the largest.
 TINIEST, NORMAL, HIGHEST = -24, -14, 15
@@ -26,12 +30,12 @@ INFINITE_FROM = 65520.0
 
 
 def nonzero(counts: ExponentCounts) -> int:
-    """How many values were neither zero nor infinite nor NaN."""
+    """Count the values that were neither zero nor infinite nor NaN."""
     return sum(counts.counts)
 
 
 def total(counts: ExponentCounts) -> int:
-    """How many values there were."""
+    """Count all values."""
     return nonzero(counts) + counts.zeros + counts.inf + counts.nan
 
 
@@ -85,7 +89,7 @@ def ties_below(counts: ExponentCounts) -> ExponentCounts:
 
 
 def _powers(exponent: int, count: int) -> int:
-    """How many of the FP16 numbers with an exponent are expected to be the power of two itself."""
+    """Return how many of the FP16 numbers with an exponent are expected to be the power of two itself."""
     return round(count / 2.0 ** min(max(exponent - TINIEST, 0), NORMAL - TINIEST))
 
 
@@ -118,32 +122,16 @@ def subnormal_share(counts: ExponentCounts, exponent: float = 0) -> float:
     return _share(counts, TINIEST - exponent, NORMAL - exponent)
 
 
-def overflow_share(counts: ExponentCounts, exponent: float = 0) -> float:
-    """The share of the nonzero values that are 2^16 or more after that, which FP16 makes infinite.
-
-    Those between 65520 and 65536 become infinite too; `overflows` knows about the largest.
-    """
-    return _share(counts, HIGHEST + 1 - exponent, None)
-
-
-def overflows(counts: ExponentCounts, exponent: float = 0) -> bool:
-    """Whether the largest finite value becomes infinite in FP16 after a multiplication by 2^exponent."""
-    return bool(counts.largest * 2.0**exponent >= INFINITE_FROM)
-
-
 def headroom(largest: float) -> float:
-    """How many times a magnitude can be doubled before it leaves FP16: log2(65504 / largest); inf for 0."""
+    """Return how many times a magnitude can be doubled before it leaves FP16: log2(65504 / largest); inf for 0."""
     return math.log2(FLOAT16.max / largest) if largest > 0 else math.inf
 
 
-def _share(counts: ExponentCounts, first: float | None, end: float | None) -> float:
+def _share(counts: ExponentCounts, first: float | None, end: float) -> float:
     """The share of the nonzero values whose exponent lies in [first, end)."""
     count = nonzero(counts)
-    if not count:
-        return 0.0
-    start = 0 if first is None else min(max(round(first) - counts.lowest, 0), len(counts.counts))
-    stop = len(counts.counts) if end is None else min(max(round(end) - counts.lowest, 0), len(counts.counts))
-    return sum(counts.counts[start:stop]) / count
+    start = 0 if first is None else max(round(first) - counts.lowest, 0)
+    return sum(counts.counts[start : max(round(end) - counts.lowest, 0)]) / count if count else 0.0
 
 
 class Tails:
@@ -172,8 +160,137 @@ class Tails:
         return (self._zeros + self._counts[self._place(exponent)]) / self._total if self._total else 0.0
 
     def magnitude_below(self, exponent: int) -> float:
-        """What the values below 2^exponent have of the sum of all magnitudes, as a share."""
+        """Return the share that the values below 2^exponent have of the sum of all magnitudes."""
         return self._magnitudes[self._place(exponent)] / self._magnitudes[-1] if self._magnitudes[-1] else 0.0
 
     def _place(self, exponent: int) -> int:
         return min(max(exponent - self._lowest, 0), len(self._counts) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """The gradients of a look that went through FP16, as the device saw them; all of them where none did.
+
+    Attributes:
+        modules: At the outputs of modules, by name.
+        parameters: By name.
+        half: Whether the step computed in FP16 at all. Where it did not, all that is said of FP16 is foretold.
+    """
+
+    modules: dict[str, ExponentCounts]
+    parameters: dict[str, ExponentCounts]
+    half: bool
+
+    @property
+    def named(self) -> dict[str, ExponentCounts]:
+        """Both; a name that a module and a parameter share is the parameter's."""
+        return {**self.modules, **self.parameters}
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest gradient of a step that did not overflow, without the loss scale.
+
+    Attributes:
+        value: The magnitude; 0 where no gradient was.
+        where: Which module's or parameter's it is.
+        certain: The largest of those that were kept in FP16. A larger ``value`` is that of an FP32 tensor that seems to have
+            come through FP16.
+    """
+
+    value: float
+    where: str
+    certain: float
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSample:
+    """A look from which the steps around it are told.
+
+    Attributes:
+        step: The attempt.
+        largest: log2 of its largest gradient, without the loss scale.
+        ratio: log2 of that over the norm of all gradients.
+    """
+
+    step: int
+    largest: float
+    ratio: float
+
+
+def gradients_of(record: HistogramRecord) -> Gradients:
+    """The gradients of a look that FP16 judges.
+
+    In a step that computes in FP16 those are the tensors kept in FP16, and the FP32 ones that were FP16 numbers on their way:
+    gradients of FP32 parameters under autocast, copies for master weights, and sums over micro-batches. Such a tensor has
+    nothing below FP16's smallest number. One that has was FP32 all along, and no loss scale makes it overflow.
+    """
+    kinds = [record.tensors.get(kind, {}) for kind in ("activation_gradients", "weight_gradients")]
+    half = any(counts.dtype == "float16" for named in kinds for counts in named.values())
+    modules, parameters = (
+        {name: counts for name, counts in named.items() if not half or _is_half(counts)} for named in kinds
+    )
+    return Gradients(modules, parameters, half)
+
+
+def largest_of(gradients: Gradients, loss_scale: float) -> Largest:
+    """The largest of them.
+
+    FP32 sums over micro-batches may exceed what each of them held. Where the step was clean at its scale none of those did
+    overflow there, so nothing is taken for more than FP16's largest number.
+
+    Args:
+        gradients: Of a step that did not overflow.
+        loss_scale: What they carry; above 0.
+    """
+    both = (*gradients.modules.items(), *gradients.parameters.items())
+    found = [(counts.largest, name, counts.dtype) for name, counts in both]
+    value, where, _ = max(found, key=lambda each: each[0], default=(0.0, "", ""))
+    if gradients.half:
+        value = min(value, FLOAT16.max)
+    certain = max((largest for largest, _, dtype in found if dtype == "float16"), default=0.0)
+    return Largest(value / loss_scale, where, certain / loss_scale)
+
+
+def anchor(step: int, largest: float, norm: float) -> HistogramSample | None:
+    """Return the evidence of a look for the steps around it; None where it or the norm of its gradients is zero or not finite."""
+    if not (0 < largest < math.inf and 0 < norm < math.inf):
+        return None
+    return HistogramSample(step, math.log2(largest), math.log2(largest / norm))
+
+
+def between(before: HistogramSample, after: HistogramSample, step: int, norm: float) -> float:
+    """The largest gradient of a step between two looks, both of which may be the same.
+
+    Args:
+        before: The look before the step, or the nearest.
+        after: The look after it, or the nearest.
+        step: The step.
+        norm: Of its unscaled gradients, which is on record of every clean step. Where it is none, as after an overflow, the
+            largest gradient itself is interpolated.
+
+    Returns:
+        The norm times the ratio of the two at the looks, interpolated in logarithms.
+    """
+    span = after.step - before.step
+    share = (step - before.step) / span if span else 0.0
+    if 0 < norm < math.inf:
+        return float(norm * 2.0 ** (before.ratio + share * (after.ratio - before.ratio)))
+    return float(2.0 ** (before.largest + share * (after.largest - before.largest)))
+
+
+def at_step(samples: Sequence[HistogramSample], step: int, norm: float) -> float:
+    """Return the largest gradient of a step by the looks around it.
+
+    Args:
+        samples: At least one, in the order of their steps.
+        step: The step.
+        norm: See `between`.
+    """
+    at = bisect_left(samples, step, key=lambda one: one.step)
+    before, after = (samples[min(max(place, 0), len(samples) - 1)] for place in (at - 1, at))
+    return between(before, after, step, norm)
+
+
+def _is_half(counts: ExponentCounts) -> bool:
+    return counts.dtype == "float16" or (counts.dtype == "float32" and (not counts.counts or counts.lowest >= TINIEST))

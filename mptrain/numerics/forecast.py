@@ -5,10 +5,10 @@ section 3.2: scales from 8 to 32 K worked, and any is right as long as nothing o
 
 - *The upper edge.* A scale overflows a step where the largest gradient times the scale is 65520 or more. That is known of
   the steps that were looked at. For each step between them the largest gradient follows from the norm of all gradients,
-  which is on record of every step, and from the looks before and after (`mptrain.numerics.histogram_sample`).
+  which is on record of every step, and from the looks before and after (`mptrain.numerics.exponents`).
   The upper edge is the largest power of two at which no step overflows.
 - *What is sure.* An edge that one look shows says nothing of the next step. So a scale counts as usable only where less
-  than 1 % of the steps overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.confidence`). The
+  than 1 % of the steps overflow with 95 % confidence, by one of two kinds of evidence (`mptrain.numerics.overflow_limits`). The
   looks: log2 of the largest gradient is taken for normal, as LogMax does (`mptrain.scaler.logmax`), and the one-sided tolerance
   limit of the looks must lie below the end of FP16; few looks, or such as differ much, leave wide headroom or nothing.
   The record: a step that FP16 computed without overflow holds at every lower scale; where at most so many steps are not
@@ -36,16 +36,27 @@ steps overflow than foretold. Gradients of FP16 lack what they lost already (`Fo
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mptrain.numerics.confidence import FEWEST
-from mptrain.numerics.exponents import NORMAL, TINIEST, Tails, merged, nonzero, ties_below, total, unscaled
-from mptrain.numerics.histogram_sample import gradients_of, largest_of
+from mptrain.numerics.exponents import (
+    NORMAL,
+    TINIEST,
+    Tails,
+    gradients_of,
+    largest_of,
+    merged,
+    nonzero,
+    ties_below,
+    total,
+    unscaled,
+)
 from mptrain.numerics.overflow_limits import (
     EXPONENTS,
+    FEWEST,
     Evidence,
     Look,
     RecordedSteps,
@@ -63,10 +74,12 @@ MOST_TAKEN: Final = 1 / 24
 #: Doublings between the recommended scale and the largest that overflows at no step.
 MARGIN: Final = 2
 
+_share = operator.attrgetter("share")
+
 
 @dataclass(frozen=True, slots=True)
 class AtScale:
-    """What one scale would do.
+    """Consequences of one scale.
 
     Attributes:
         exponent: The scale is 2 to this power.
@@ -97,7 +110,7 @@ class AtScale:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the histograms of one learner say.
+    """Forecast from the histograms of one learner.
 
     Attributes:
         looks: The steps that were looked at.
@@ -171,11 +184,15 @@ class GradientHistory:
         if not usable or not any(total(counts) for counts in gradients.named.values()):
             self._unusable += 1
             return
-        if record.overflow or any(counts.inf or counts.nan for counts in gradients.named.values()):
-            self.looks.append(Look(record.step, loss_scale, math.inf, _first_lost(gradients.named), ()))
+        lost = [name for name, counts in gradients.named.items() if counts.inf or counts.nan]
+        if record.overflow or lost:
+            self.looks.append(Look(record.step, loss_scale, math.inf, lost[0] if lost else "", ()))
             return
         self._half = self._half or gradients.half
-        self._look_for_an_edge(gradients.modules, loss_scale)
+        if halves := [counts for counts in gradients.modules.values() if counts.dtype == "float16"]:
+            # FP16 has cut gradients off where many of them are its smallest number.
+            self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
+            self._at_smallest = max(self._at_smallest, *(Tails(one).share_below(TINIEST + 1) for one in halves))
         modules, parameters = (
             {name: _plain(counts, loss_scale, gradients.half) for name, counts in named.items()}
             for named in (gradients.modules, gradients.parameters)
@@ -188,7 +205,7 @@ class GradientHistory:
         self.looks.append(Look(record.step, loss_scale, largest.value, largest.where, _taken(modules, record.step)))
 
     def forecast(self, steps: Iterable[StepRecord] = ()) -> Forecast:
-        """What follows.
+        """Return the forecast.
 
         Args:
             steps: All steps of this learner on record; without them only those that were looked at count.
@@ -247,14 +264,6 @@ class GradientHistory:
             )
         return tuple(found)
 
-    def _look_for_an_edge(self, modules: Mapping[str, ExponentCounts], loss_scale: float) -> None:
-        """Notes where FP16 has cut gradients off: many of them are its smallest number."""
-        halves = [counts for counts in modules.values() if counts.dtype == "float16"]
-        if halves:
-            self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
-            shares = [Tails(counts).share_below(TINIEST + 1) for counts in halves]
-            self._at_smallest = max(self._at_smallest, *shares)
-
 
 def _is_settled(found: Forecast) -> bool:
     """True where more looks that vary as these do would move what is sure by one doubling at most."""
@@ -267,10 +276,6 @@ def _is_settled(found: Forecast) -> bool:
 def _plain(counts: ExponentCounts, loss_scale: float, half: bool) -> ExponentCounts:
     """Without the scale; FP16 numbers so that those which become 2^-25 count as lost."""
     return unscaled(ties_below(counts) if half else counts, loss_scale)
-
-
-def _first_lost(gradients: Mapping[str, ExponentCounts]) -> str:
-    return next((name for name, counts in gradients.items() if counts.inf or counts.nan), "")
 
 
 def _merge_into(known: dict[str, ExponentCounts], found: Mapping[str, ExponentCounts]) -> None:
@@ -293,7 +298,3 @@ def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[Worst, ...
 
 def _worst_lost(named: Mapping[str, Tails], below: int) -> Worst:
     return max((Worst(tails.share_below(below), name) for name, tails in named.items()), key=_share, default=Worst())
-
-
-def _share(worst: Worst) -> float:
-    return worst.share

@@ -1,4 +1,4 @@
-"""What a loss scaler can ask to know of a step's gradients besides whether they are finite, measured on their device.
+"""Measurements of a step's gradients that a loss scaler can ask for besides whether they are finite, taken on their device.
 
 A measure is a value that is called with the gradients. It adds its own operators to the step of a scaler that names one
 (`mptrain.scaler.base.measure_of`), and none to any other's. The host waits for nothing here.

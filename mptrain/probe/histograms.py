@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from mptrain.fields import PositiveInt
 from mptrain.numerics.bits import add_counts, count_exponents, read_counts
+from mptrain.numerics.verdict import Verdict
+from mptrain.optimizer.weights import Weights
 from mptrain.probe.probe import Watch
 from mptrain.records import HistogramRecord, TensorKind
-
-if TYPE_CHECKING:
-    from mptrain.numerics.verdict import Verdict
-    from mptrain.optimizer.weights import Weights
 
 #: Modules whose output holds the very values of their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -115,16 +113,7 @@ class HistogramWatch:
             tensors.setdefault(kind, {})[name] = read_counts(row, self._counts[kind, name][1])
         pairs = torch.stack(list(self._unchanged.values())).tolist() if self._unchanged and not refused else []
         unchanged = {name: (moving, same) for name, (moving, same) in zip(self._unchanged, pairs, strict=False)}
-        return (
-            HistogramRecord(
-                learner=self._learner,
-                step=self._step,
-                loss_scale=float(self._scale),
-                overflow=overflow,
-                tensors=tensors,
-                unchanged=unchanged,
-            ),
-        )
+        return (HistogramRecord(self._learner, self._step, float(self._scale), overflow, tensors, unchanged),)
 
     def _hook(self, name: str, hooks: contextlib.ExitStack) -> Any:
         def look_back(gradient: Tensor) -> None:
@@ -148,7 +137,7 @@ class HistogramWatch:
 
 
 def _is_looked_at(module: nn.Module) -> bool:
-    """Whether a module's output is counted: one without parts, or with parameters of its own."""
+    """Return whether a module's output is counted: one without parts, or with parameters of its own."""
     if isinstance(module, (*_SAME_VALUES, torch.jit.ScriptModule)):
         return False
     return not any(True for _ in module.children()) or any(True for _ in module.parameters(recurse=False))

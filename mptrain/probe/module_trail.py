@@ -1,4 +1,4 @@
-"""Which module is at work: in the forward pass by hooks, in the backward pass by the numbers that autograd gives its nodes.
+"""The module at work: in the forward pass by hooks, in the backward pass by the numbers that autograd gives its nodes.
 
 Hooks are on the model while the trail is followed, and off it afterwards. They read and change nothing.
 
@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,27 @@ LOSS = "(loss)"
 
 #: The number of the nodes that add gradients up; they belong to no operator.
 _ACCUMULATES = 2**64 - 1
+
+
+def is_inside(name: str, outer: str) -> bool:
+    """Return whether a module is within another, by their qualified names."""
+    return name != outer and (not outer or name.startswith(f"{outer}."))
+
+
+@contextlib.contextmanager
+def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable[Any]]) -> Iterator[None]:
+    """Hook all modules while this lasts, but for those of TorchScript.
+
+    Args:
+        model: Of the modules.
+        register: Hooks a module of a name; gives the handles of its hooks.
+    """
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                for handle in register(name, module):
+                    hooks.callback(handle.remove)
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +79,17 @@ class Trail:
         self._latest = LOSS
         self._thread = threading.get_ident()
 
-    @contextlib.contextmanager
-    def followed(self, model: nn.Module) -> Iterator[None]:
-        """While this lasts, calls of the model's modules are noticed."""
-        handles = []
-        for name, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                handles.append(module.register_forward_pre_hook(self._entering(name), prepend=True))
-                handles.append(module.register_forward_hook(self._leaving, with_kwargs=True, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+    def followed(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Notice the calls of the model's modules, while this lasts."""
+
+        def hooked(name: str, module: nn.Module) -> Iterator[Any]:
+            yield module.register_forward_pre_hook(self._entering(name), prepend=True)
+            yield module.register_forward_hook(self._leaving, with_kwargs=True, always_call=True)
+
+        return module_hooks(model, hooked)
 
     def module(self) -> str:
-        """Where the operator that is dispatched now belongs."""
+        """Return the module of the operator that is dispatched now."""
         node: Any = torch._C._current_autograd_node()
         if self._stack:  # also where a backward pass computes a piece of the forward pass again
             return self._stack[-1][0]
@@ -116,6 +133,6 @@ class Trail:
 
 
 def _are_finite(values: Any) -> bool:
-    """Whether all floating-point tensors among some values are; the observer does not see that it is asked."""
+    """Return whether all floating-point tensors among some values are finite; the observer does not see that it is asked."""
     with torch.no_grad(), _disable_current_modes():
         return all(bool(tensor.isfinite().all()) for tensor in floating_in(values))  # waits for the device

@@ -1,4 +1,4 @@
-"""Sees every operator of a forward and a backward pass: in which module, in which dtypes, how large its results were.
+"""Observer of every operator of a forward and a backward pass: in which module, in which dtypes, how large its results were.
 
 It looks and never touches: what is computed has the same bits with it and without. It reads every result on the host,
 so it is for one step that somebody asked about, not for training.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
@@ -19,10 +19,8 @@ from torch.autograd.function import BackwardCFunction
 from mptrain.numerics.bits import count_exponents, read_counts
 from mptrain.precision.census import Observed, Pass, cast_of, computes, current_pass, dtype_names, floating_in
 from mptrain.precision.upcast import EagerMode, Products
-from mptrain.probe.module_trail import Trail
-
-if TYPE_CHECKING:
-    from mptrain.records import ExponentCounts
+from mptrain.probe.module_trail import Call, Trail
+from mptrain.records import ExponentCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +56,13 @@ class Operation:
 
     @property
     def breaks(self) -> bool:
-        """What went in is finite and what came out is not."""
+        """True where all inputs are finite and an output is not."""
         return self.finite_inputs and not self.finite
+
+    @property
+    def kind(self) -> str:
+        """``inf`` where something that came out is infinite, else ``NaN``."""
+        return "inf" if any(counts.inf for counts in self.outputs) else "NaN"
 
 
 @dataclass
@@ -102,7 +105,92 @@ class Refusal:
     message: str
 
 
-class Observer(EagerMode):
+@dataclass(frozen=True, slots=True)
+class Faulty:
+    """A tensor that holds something else than finite numbers.
+
+    Attributes:
+        name: Of the tensor of a batch, of a parameter or a buffer.
+        kind: ``inf`` or ``nan``.
+        samples: In which samples of a batch, by place; empty for weights.
+        widely_finite: The same values were finite in FP32, before they were cast to what the model takes.
+    """
+
+    name: str
+    kind: str
+    samples: tuple[int, ...] = ()
+    widely_finite: bool = False
+
+
+@dataclass(frozen=True)
+class Observation:
+    """A forward and a backward pass of one learner, without an update.
+
+    Attributes:
+        learner: Its name.
+        step: Which attempt it is, or would be.
+        loss_scale: What the loss was multiplied by.
+        loss: Unscaled; NaN where torch refused an operator before there was one.
+        samples: Of the batch.
+        operations: Every operator, in order.
+        calls: How often each module was called, in the order of their first calls.
+        ended: Every call of a module, in the order in which they ended.
+        types: The class of each module.
+        functions: Custom autograd functions.
+        refusal: What torch refused; None if the passes came to their end.
+        inputs: What of the batch is not finite.
+        weights: What of parameters and buffers is not finite.
+        largest_weight: The largest finite magnitude among the parameters, and its name.
+        gradients: Parameters whose gradients are not finite: name and kind.
+        untrained: `mptrain.engine.rehearsal.Rehearsal.untrained`.
+        census: `mptrain.precision.census.OperatorCensus.table`.
+    """
+
+    learner: str
+    step: int
+    loss_scale: float
+    loss: float
+    samples: int
+    operations: tuple[Operation, ...]
+    calls: Mapping[str, int]
+    ended: tuple[Call, ...]
+    types: Mapping[str, str]
+    functions: tuple[CustomFunction, ...]
+    refusal: Refusal | None
+    inputs: tuple[Faulty, ...]
+    weights: tuple[Faulty, ...]
+    largest_weight: tuple[float, str]
+    gradients: tuple[tuple[str, str], ...]
+    untrained: Mapping[str, list[str]]
+    census: Mapping[str, list[dict[str, Any]]]
+
+    @property
+    def finite(self) -> bool:
+        """The step could be applied: its loss and all gradients are finite."""
+        return self.refusal is None and math.isfinite(self.loss) and not self.gradients
+
+    def of(self, phase: str) -> list[Operation]:
+        """The operators of one pass."""
+        return [operation for operation in self.operations if operation.phase == phase]
+
+
+class ModuleObserver(EagerMode):
+    """A dispatch mode that knows the module at work.
+
+    Args:
+        trail: Knows it; follow it on the model that is observed.
+    """
+
+    def __init__(self, trail: Trail) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trail = trail
+
+    def inside(self, products: Products) -> Products:
+        """A choice of kernels with this observer in front of it, so that it sees what is asked of them."""
+        return Observed(self, products)
+
+
+class Observer(ModuleObserver):
     """Keeps what it sees of one pass forward and backward.
 
     Args:
@@ -115,31 +203,24 @@ class Observer(EagerMode):
     """
 
     def __init__(self, trail: Trail) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.trail = trail
+        super().__init__(trail)
         self.operations: list[Operation] = []
         self.functions: dict[tuple[str, str], CustomFunction] = {}
         self.refusal: Refusal | None = None
         self._explored = False
-
-    def inside(self, products: Products) -> Products:
-        """A choice of kernels with this observer in front of it, so that it sees what is asked of them."""
-        return Observed(self, products)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         phase, function = current_pass(), self._function()
         given = list(floating_in((args, kwargs)))
-        wanted = (computes(func) or func.overloadpacket.__name__ == "_to_copy") and bool(given)
-        finite, largest, zeros = (
-            _operands(given, args, kwargs) if wanted else (True, 0.0, 0)
-        )  # before it is changed in place
-        inputs = dtype_names(given)
+        wanted = bool(given) and (computes(func) or func.overloadpacket.__name__ == "_to_copy")
+        # Before it is changed in place.
+        finite, largest, zeros = _operands(given, args, kwargs) if wanted else (True, 0.0, 0)
+        inputs, name = dtype_names(given), func.overloadpacket.__name__
         try:
             result = func(*args, **(kwargs or {}))
         except Exception as error:
-            name = func.overloadpacket.__name__
             self.refusal = Refusal(phase, self.trail.module(), function, name, inputs, in_one_line(error))
             raise
         module = self.trail.module()
@@ -148,10 +229,8 @@ class Observer(EagerMode):
         if wanted:
             outputs = tuple(read_counts(count_exponents(t).tolist(), t.dtype) for t in floating_in(result))
             if outputs:
-                name = func.overloadpacket.__name__
-                self.operations.append(
-                    Operation(phase, module, function, name, inputs, outputs, finite, largest, zeros)
-                )
+                seen = Operation(phase, module, function, name, inputs, outputs, finite, largest, zeros)
+                self.operations.append(seen)
         return result
 
     def _function(self) -> str:
@@ -187,7 +266,7 @@ def _names(dtypes: list[torch.dtype]) -> tuple[str, ...]:
 
 
 def _operands(tensors: list[torch.Tensor], *arguments: Any) -> tuple[bool, float, int]:
-    """Whether all that goes into an operator is finite, plain numbers included; its largest magnitude; how much is zero.
+    """Return whether all that goes into an operator is finite, plain numbers included; its largest magnitude; how much is zero.
 
     So filling with -inf, as a mask of attention does, does not count as making it.
     """
@@ -234,17 +313,13 @@ def _custom_nodes(root: Any) -> Iterator[Any]:
 
 #: Modules of torch's and ours that stand between an operator and who asked for it.
 _BETWEEN = (
-    "torch._dynamo",
-    "torch._compile",
-    "torch.utils._python_dispatch",
-    "torch._ops",
-    "mptrain.precision",
+    *("torch._dynamo", "torch._compile", "torch.utils._python_dispatch", "torch._ops", "mptrain.precision"),
     __name__,
 )
 
 
 def _asked_by_autograd() -> bool:
-    """Whether autograd itself asked for the operator, rather than the Python code of a custom function."""
+    """Return whether autograd itself asked for the operator, rather than the Python code of a custom function."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

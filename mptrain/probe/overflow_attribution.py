@@ -95,7 +95,7 @@ class OverflowHistory:
 
 
 def offenders(names: Sequence[str], norms: Sequence[float]) -> tuple[int, tuple[tuple[str, str], ...]]:
-    """Which parameters had non-finite gradients.
+    """Return the parameters with non-finite gradients.
 
     Args:
         names: P parameter names.

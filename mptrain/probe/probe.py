@@ -1,4 +1,4 @@
-"""What looks at a training step: it reads tensors on their way and changes none of them.
+"""Protocols of a probe that looks at a training step: it reads tensors on their way and changes none of them.
 
 A probe is asked before each step of each learner for a watch. Most steps are not watched, and cost nothing.
 """
@@ -41,7 +41,7 @@ class Watch(Protocol):
         """Once the weights have moved, or were left alone where the verdict refused the update."""
 
     def records(self) -> Sequence[Record]:
-        """What was seen; may wait for the device."""
+        """Return the records of what was seen; may wait for the device."""
 
 
 class Probe(Protocol):
@@ -49,7 +49,7 @@ class Probe(Protocol):
 
     @property
     def sees_modules(self) -> bool:
-        """Whether its watches hook modules, so that these may not be compiled into one piece."""
+        """True where its watches hook modules, so that these may not be compiled into one piece."""
 
     def watch(self, learner: str, step: int) -> Watch | None:
         """The watch for one step of one learner; None for those that are left alone.

@@ -15,9 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
-from mptrain.numerics.confidence import CONFIDENCE, FEWEST, MOST
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
-from mptrain.numerics.overflow_limits import EXPONENTS
+from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
 from mptrain.report import canvas
 from mptrain.report.formatting import ONE_BECOMES_ALL, counted, elided, number, share
 from mptrain.report.page import Cell, Plot, Table, table

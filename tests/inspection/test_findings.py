@@ -10,8 +10,7 @@ import pytest
 from mptrain.inspection.findings import cause_of
 from mptrain.inspection.observations import notes_of, rows_of, underflows
 from mptrain.probe.module_trail import LOSS, Call
-from mptrain.probe.observer import CustomFunction, Operation, Refusal
-from mptrain.probe.step_observation import Faulty, Observation
+from mptrain.probe.observer import CustomFunction, Faulty, Observation, Operation, Refusal
 from mptrain.records import ExponentCounts
 
 TYPES = {"": "Net", "conv": "Conv2d", "bn": "BatchNorm2d", "soft": "Softmax"}
@@ -42,12 +41,12 @@ GONE = (("conv.weight", "inf"),)
 def test_a_batch_that_is_not_finite_is_named_with_its_samples():
     cause = cause_of(observation(operation("conv", inf=1), inputs=(Faulty("targets", "nan", (2,)),), loss=math.nan))
     assert (cause.kind, cause.module) == ("input", None)
-    assert cause.sentence == "the batch itself is not finite: targets hold nan in 1 of 4 samples (place 2)"
+    assert cause.what == "the batch itself is not finite: targets hold nan in 1 of 4 samples (place 2)"
 
 
 def test_weights_that_are_not_finite_come_before_what_they_do():
     cause = cause_of(observation(operation("conv", inf=1), weights=(Faulty("bn.running_var", "nan"),), loss=math.nan))
-    assert (cause.kind, cause.sentence) == ("weights", "the weights are not finite: bn.running_var (nan)")
+    assert (cause.kind, cause.what) == ("weights", "the weights are not finite: bn.running_var (nan)")
 
 
 def test_a_forward_overflow_is_found_where_it_begins():
@@ -59,7 +58,7 @@ def test_a_forward_overflow_is_found_where_it_begins():
         )
     )  # fmt: skip
     assert (cause.kind, cause.module, cause.operator, cause.phase) == ("forward", "conv", "convolution", "forward")
-    assert cause.sentence == (
+    assert cause.what == (
         "convolution in conv (Conv2d) gives inf in float16, though all that goes into it is finite, up to 700"
     )
 
@@ -67,7 +66,7 @@ def test_a_forward_overflow_is_found_where_it_begins():
 def test_a_loss_that_is_not_finite_by_itself_is_told_from_a_forward_overflow():
     cause = cause_of(observation(operation("conv"), operation(LOSS, "log", dtype="float32", nan=1), loss=math.nan))
     assert (cause.kind, cause.module, cause.operator) == ("loss", LOSS, "log")
-    assert "what the model gives is finite, the loss is not: log in the loss gives NaN" in cause.sentence
+    assert "what the model gives is finite, the loss is not: log in the loss gives NaN" in cause.what
 
 
 def test_an_overflow_of_gradients_alone_is_found_where_it_begins():
@@ -80,7 +79,7 @@ def test_an_overflow_of_gradients_alone_is_found_where_it_begins():
     )
     cause = cause_of(seen)
     assert (cause.kind, cause.module, cause.phase) == ("backward", "conv", "backward")
-    assert "within LoudBackward gives inf in float16 at loss scale 2^10" in cause.sentence
+    assert "within LoudBackward gives inf in float16 at loss scale 2^10" in cause.what
     assert [row.name for row in rows_of(seen) if row.breaks] == ["conv"]
 
 
@@ -97,7 +96,7 @@ def test_gradients_that_meet_an_infinity_of_the_forward_pass_are_blamed_on_that(
 def test_an_infinity_that_neither_loss_nor_gradients_show_is_said_all_the_same():
     cause = cause_of(observation(operation("soft", "sum", inf=1)))
     assert (cause.kind, cause.module, cause.operator) == ("forward", "soft", "sum")
-    assert cause.sentence.endswith("; neither the loss nor the gradients show it")
+    assert cause.what.endswith("; neither the loss nor the gradients show it")
 
 
 def test_a_module_is_named_where_no_operator_can_be():
@@ -112,7 +111,7 @@ def test_what_torch_refuses_is_named_with_module_and_function():
     refusal = Refusal("backward", "conv", "MixesBackward", "mm", ("float32", "float16"), "RuntimeError: no")
     cause = cause_of(observation(refusal=refusal, loss=math.nan))
     assert cause.kind == "refused"
-    assert cause.sentence == (
+    assert cause.what == (
         "torch refuses mm of float32 and float16 in the backward pass of conv (Conv2d) within MixesBackward: RuntimeError: no"
     )
 
@@ -169,11 +168,11 @@ def test_rows_stand_in_the_order_of_the_forward_pass_with_the_loss_last():
 
 def test_gradients_that_are_no_numbers_are_not_said_to_overflow():
     alone = observation(operation("conv", "_to_copy", "backward", nan=1, finite_inputs=False), gradients=GONE)
-    assert cause_of(alone).sentence == (
+    assert cause_of(alone).what == (
         "only gradients are not finite, first in the backward pass of conv (Conv2d), in a cast"
     )
     by_itself = observation(operation("conv", "div", "backward", nan=1), gradients=GONE)
-    assert cause_of(by_itself).sentence.startswith("only gradients are not finite: div in the backward pass of conv")
+    assert cause_of(by_itself).what.startswith("only gradients are not finite: div in the backward pass of conv")
 
 
 def test_zeros_that_went_in_or_that_fp32_has_too_are_not_lost():

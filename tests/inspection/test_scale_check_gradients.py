@@ -55,10 +55,10 @@ def test_in_fp32_every_error_is_that_of_fp32_alone():
     batch = first(parts)
     said = inspect_step(parts, batch, FLOAT16).outputs
     reference = compute_reference(parts, batch, FLOAT16, said)
-    for name, norm in reference.norms.items():
-        assert reference.fp32[name] < 1e-6 * norm
-        assert reference.expected[name] < 1e-5 * norm
-        assert reference.fp32_shift[name] == 0
+    for one in reference.distances.values():
+        assert one.fp32 < 1e-6 * one.reference
+        assert one.expected < 1e-5 * one.reference
+        assert one.fp32_shift == 0
     assert not reference.breaks
     assert all(errors.half < 1e-6 and errors.explained > 1e-5 for errors in reference.outputs.values())
 
@@ -90,7 +90,7 @@ def test_a_model_that_does_not_run_in_fp64_is_compared_with_fp32():
     reference = compute_reference(parts, first(parts), FLOAT16, {})
     assert reference.dtype == "float32"
     assert "does not run in FP64" in reference.notes[0]
-    assert all(distance == 0 for distance in reference.fp32.values())
+    assert all(one.fp32 == 0 for one in reference.distances.values())
 
 
 def test_dropout_of_every_kind_is_turned_off():
@@ -117,4 +117,4 @@ def test_norms_are_half_only_where_parameters_are_and_none_are_kept():
         (("precision=fp16_static", "precision.keep_fp32=['8']"), ("1", "4", "12")),
     ):
         parts, _ = parts_of("model=cnn", "dataset.train_samples=32", *words)
-        assert inspect_step(parts, first(parts), FLOAT16).half_norms == norms
+        assert inspect_step(parts, first(parts), FLOAT16).evidence.half_norms == norms

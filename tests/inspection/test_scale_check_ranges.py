@@ -9,7 +9,6 @@ import pytest
 
 from mptrain.inspection.scale_check_findings import findings, why_no_range
 from mptrain.inspection.scale_check_ranges import (
-    Break,
     Distances,
     OutputErrors,
     Scales,
@@ -18,6 +17,8 @@ from mptrain.inspection.scale_check_ranges import (
     scales_of,
 )
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
+from mptrain.probe.observer import Operation
+from mptrain.records import ExponentCounts
 
 HEALTHY = Distances(
     "layer.weight",
@@ -39,6 +40,12 @@ def evidence(*parameters, **more):
     return ScalingEvidence("float16", modules(*parameters), **more)
 
 
+def broken(module, operator, phase, kind, largest):
+    """Return an operator that makes something infinite, or no number, out of finite values up to a magnitude."""
+    out = ExponentCounts("float16", 0, int(kind == "inf"), int(kind == "NaN"), 0.0, 0, ())
+    return Operation(phase, module, "", operator, ("float16",), (out,), True, largest)
+
+
 def kinds(found):
     return [(finding.kind, finding.where) for finding in found]
 
@@ -46,7 +53,7 @@ def kinds(found):
 def test_the_parameters_of_a_module_are_one_gradient():
     other = replace(HEALTHY, name="layer.bias", reference=1.5, elements=5, errors=dict.fromkeys(range(4), 0.0))
     [module] = modules(HEALTHY, other)
-    assert (module.name, module.distances.elements, module.distances.reference) == ("layer", 9, 2.5)
+    assert (module.name, module.elements, module.reference) == ("layer", 9, 2.5)
     assert module.errors == {0: 0.2, 1: 8e-4, 2: 8e-4, 3: math.inf}
     assert module.fp32 == pytest.approx(math.sqrt(2) * 1e-6 / 2.5)
 
@@ -202,7 +209,7 @@ def test_what_is_known_of_one_module_hides_nothing_of_another():
         replace(HEALTHY, errors=dict.fromkeys(range(4), math.inf)),
         narrow=[("block.soft", "softmax")],
         outputs={"block.soft": replace(FED, half=1e-4), "block.wide": BEYOND, "block.norm": FED, "head": FED},
-        breaks_half=[Break("block.wide", "addmm", "forward", "inf", 4e4)],
+        breaks_half=[broken("block.wide", "addmm", "forward", "inf", 4e4)],
     )
     assert kinds(findings(found)) == [("narrow", ("block.soft",)), ("output", ("block.wide",))]
     assert (
@@ -224,7 +231,7 @@ def test_a_softmax_in_half_explains_its_own_infinities_alone(operator, said):
         HEALTHY,
         narrow=[("attention", "softmax")],
         outputs={"attention": replace(BEYOND, largest=1.0)},
-        breaks_half=[Break("attention", operator, "forward", "inf", 800.0)],
+        breaks_half=[broken("attention", operator, "forward", "inf", 800.0)],
     )
     assert [finding.kind for finding in findings(found)] == said
 
@@ -235,13 +242,13 @@ def test_a_mask_explains_its_own_infinities_alone(operator, said):
         HEALTHY,
         constants=[("attention", "masked_fill", -1e9, "infinite")],
         outputs={"attention": replace(BEYOND, largest=1.0)},
-        breaks_half=[Break("attention", operator, "forward", "inf", 800.0)],
+        breaks_half=[broken("attention", operator, "forward", "inf", 800.0)],
     )
     assert [finding.kind for finding in findings(found)] == said
 
 
 def test_where_fp32_is_not_finite_nothing_is_said_of_scales():
-    found = ScalingEvidence("float16", fp32_finite=False, breaks_fp32=[Break("odd", "div", "backward", "NaN", 3.0)])
+    found = ScalingEvidence("float16", fp32_finite=False, breaks_fp32=[broken("odd", "div", "backward", "NaN", 3.0)])
     assert kinds(findings(found)) == [("fp32", ("odd",))]
     assert "NaN in FP32 as well, first in div of its backward pass" in findings(found)[0].what
     assert "no loss scale is judged" in why_no_range(found, findings(found))
@@ -256,7 +263,7 @@ def test_causes_are_said_and_what_follows_from_them_is_not():
     never = replace(HEALTHY, errors=dict.fromkeys(range(4), math.inf))
     outputs = {"norm": OutputErrors(half=math.inf, explained=0.01, fp32=1e-6)}
     constants = [("norm", "add", 1e-8, "zero")]
-    found = findings(evidence(never, constants=constants, epsilons={"norm": ("eps", 1e-8)}, outputs=outputs))
+    found = findings(evidence(never, constants=constants, epsilons={"norm": "eps"}, outputs=outputs))
     assert kinds(found) == [("constant", ("norm",))]
     assert found[0].what == "eps=1e-08 vanishes in FP16, whose smallest number is 6e-08 (add)"
 

@@ -380,7 +380,7 @@ FAULTS = (
     ),
     Fault(
         48,
-        "numerics/confidence.py",
+        "numerics/overflow_limits.py",
         "special.betaincinv(found + 1, samples - found, CONFIDENCE)",
         "special.betaincinv(found + 1, samples - found, 1 - CONFIDENCE)",
         "the largest compatible share is a lower bound",
@@ -560,7 +560,7 @@ FAULTS = (
     ),
     Fault(
         72,
-        "inspection/half_arithmetic.py",
+        "inspection/scale_check_observation.py",
         "0 < magnitude < form.smallest_subnormal",
         "0 < magnitude < form.smallest_normal",
         "subnormal constants are reported as lost",
@@ -590,7 +590,7 @@ FAULTS = (
     Fault(
         76,
         "inspection/remedies.py",
-        "if complaint.about(under) is None:",
+        "if offender is None:",
         "if under.seen.finite:",
         "a remedy is accepted although values disagree with FP32",
     ),

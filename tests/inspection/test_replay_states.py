@@ -8,8 +8,8 @@ import pytest
 import torch
 from scaler.walking import ALL, CPU, preset, with_window
 
-from mptrain.inspection import rule_states
-from mptrain.inspection.rule_states import States
+from mptrain.inspection import replay
+from mptrain.inspection.replay import States
 from mptrain.numerics.verdict import Verdict
 
 
@@ -55,7 +55,7 @@ def test_states_are_those_of_the_rule_at_every_step(name):
 
 
 def test_states_are_those_of_the_rule_where_few_can_be_kept(monkeypatch):
-    monkeypatch.setattr(rule_states, "_MOST", 3)
+    monkeypatch.setattr(replay, "_MOST", 3)
     require_equal_walks(with_window("torch", 5), drawn(0))
 
 
@@ -69,14 +69,14 @@ def test_no_more_states_are_held_than_can_be_kept(monkeypatch):
         def after(self, state, verdict):
             return {"scale": state["scale"] + verdict.measured}
 
-    monkeypatch.setattr(rule_states, "_MOST", 10)
+    monkeypatch.setattr(replay, "_MOST", 10)
     gc.collect()
-    before = sum(type(one) is rule_states.State for one in gc.get_objects())
+    before = sum(type(one) is replay.State for one in gc.get_objects())
     states = States(Summing())
     state = states.first
     for step in range(100):
         state = states.after(state, False, 1.0, 1.0 + step)
-    assert sum(type(one) is rule_states.State for one in gc.get_objects()) - before <= 12
+    assert sum(type(one) is replay.State for one in gc.get_objects()) - before <= 12
 
 
 class Counted:
