@@ -12,14 +12,17 @@ from torch._utils import _flatten_dense_tensors as flatten_dense_tensors
 from torch._utils import _unflatten_dense_tensors as unflatten_dense_tensors
 from torch.autograd.graph import _engine_run_backward as run_backward
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "BatchNorm",
     "Convolution",
+    "Dropout",
     "TorchDispatchMode",
     "amp_update_scale_",
     "current_autograd_node",
+    "disable_current_modes",
     "flatten_dense_tensors",
     "foreach_add_",
     "foreach_clamp_max_",
@@ -35,6 +38,7 @@ __all__ = [
     "has_kernel",
     "has_native_half",
     "run_backward",
+    "sequence_number",
     "tree_leaves",
     "tree_map",
     "unflatten_dense_tensors",
@@ -61,9 +65,13 @@ amp_update_scale_ = torch._amp_update_scale_
 #: The node of autograd's graph that this thread is evaluating; None outside a backward pass.
 current_autograd_node = torch._C._current_autograd_node
 
-#: Base classes of all batch normalisation and convolution layers.
+#: The number that autograd gives the next node of this thread's graph.
+sequence_number = torch._C._autograd._get_sequence_nr
+
+#: Base classes of all batch normalisation, convolution and dropout layers.
 BatchNorm = nn.modules.batchnorm._BatchNorm
 Convolution = nn.modules.conv._ConvNd
+Dropout = nn.modules.dropout._DropoutNd
 
 
 def has_kernel(operator: str, dispatch_key: str) -> bool:

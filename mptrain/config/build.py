@@ -46,6 +46,7 @@ from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.schedule.table import rate_table
+from mptrain.torch_private import BatchNorm
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.source import Dataset
 from mptrain.workloads.base.task import Objective
@@ -322,7 +323,7 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
         for rest in {min(size, len(loader.split)), len(loader.split) % size} - {0}
         if rest // min(rest, accumulate if name == "train" else world_size) == 1
     ]
-    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in parts.model.modules()):
+    if not any(isinstance(module, BatchNorm) for module in parts.model.modules()):
         return
     for name, split in single:
         trial = cast("Any", copy.deepcopy(complete(parts))).train(name == "train")

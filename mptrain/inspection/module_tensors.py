@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from mptrain.device import beside_fp64
 from mptrain.probe.module_trail import LOSS, is_inside, module_hooks
+from mptrain.torch_private import tree_leaves, tree_map
 
 #: The floating-point tensors that each module said, by its name, in the order in which it said them.
 Outputs = dict[str, list[Tensor]]

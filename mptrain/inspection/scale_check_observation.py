@@ -26,6 +26,7 @@ from mptrain.precision.policy import NORMS
 from mptrain.probe.module_trail import Trail
 from mptrain.probe.observer import ModuleObserver
 from mptrain.scaler.static import NoScaler, StaticScaler
+from mptrain.torch_private import Dropout
 from mptrain.workloads.base.batch import Batch
 
 #: Operators of which a number is an operand that the tensor's format has to hold.
@@ -220,7 +221,7 @@ def without_dropout(model: nn.Module) -> tuple[str, ...]:
     Returns:
         A sentence about it where there was any.
     """
-    dropouts, found = nn.modules.dropout._DropoutNd, 0
+    dropouts, found = Dropout, 0
     for module in model.modules():
         name = "p" if isinstance(module, dropouts) else "dropout"
         if isinstance(module, (dropouts, nn.RNNBase, nn.MultiheadAttention)) and getattr(module, name):

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from mptrain.engine.job import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import untrained
@@ -32,6 +31,7 @@ from mptrain.probe.observer import Faulty, Observation, Observer, Refusal, in_on
 from mptrain.probe.overflow_attribution import offenders
 from mptrain.random_state import random_state, set_random_state
 from mptrain.runlog.sink import Fanout
+from mptrain.torch_private import tree_map
 from mptrain.workloads.base.batch import Batch
 
 

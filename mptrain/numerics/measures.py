@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mptrain.device import in_widest, widest
+from mptrain.torch_private import foreach_norm
 
 
 class Measure(Protocol):
@@ -53,7 +54,7 @@ class LargestMagnitude:
         filled = [grad for grad in grads if grad.numel()]  # an empty tensor has no maximum
         if not filled:
             return _nothing(grads)
-        return torch.stack(torch._foreach_norm(filled, math.inf, dtype=widest(filled[0].device))).amax().view(1)
+        return torch.stack(foreach_norm(filled, math.inf, dtype=widest(filled[0].device))).amax().view(1)
 
     def of_parts(self, measured: Tensor, elements: Tensor) -> Tensor:
         """See `Measure`."""

@@ -30,7 +30,7 @@ from mptrain.parallel.communicator import (
 from mptrain.parallel.torchrun import begun_by_torchrun, meet, restarts, store_of_torchrun
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store, TCPStore
+    from torch.distributed import Store, TCPStore
 
     from mptrain.parallel.options import DistributedOptions
 
@@ -63,7 +63,7 @@ def gathered(options: DistributedOptions) -> Iterator[Communicator]:
     """
     begun = begun_by_torchrun()
     if begun is not None:
-        from torch._C._distributed_c10d import PrefixStore
+        from torch.distributed import PrefixStore
 
         if options.procs not in (None, begun.count):
             raise ConfigError(
@@ -196,7 +196,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
 
 def _store(port: int | None) -> TCPStore:
     """Return the store at which forked ranks meet: made by the first, on a free port; by the others, found."""
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore
 
     try:
         if port is not None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from mptrain.errors import EXIT_PREEMPTED
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
 #: Seconds between looks at forked ranks, and looks between those at the store.
 LOOK, BEAT = 0.25, 4

@@ -94,7 +94,7 @@ def data_parallel(
 
     # It compares the annotations with these, and does not take them as text.
     summed.__annotations__ = {
-        "bucket": torch._C._distributed_c10d.GradBucket,
+        "bucket": torch.distributed.GradBucket,
         "return": torch.futures.Future[torch.Tensor],
     }
     wrapped.register_comm_hook(None, summed)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mptrain.torch_private import BatchNorm
+
 if TYPE_CHECKING:
     from mptrain.parallel.communicator import Communicator
 
@@ -34,7 +36,7 @@ def synchronised(model: nn.Module, comm: Communicator) -> nn.Module:
     return model
 
 
-class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """BatchNorm over the samples of all ranks; the answer in the dtype of the input."""
 
     comm: Any

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mptrain.errors import EnvironmentRefused
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+    from torch.distributed import Store
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
     import socket
     from datetime import timedelta
 
-    from torch._C._distributed_c10d import TCPStore
+    from torch.distributed import TCPStore
 
     from mptrain.parallel.communicator import RankLost
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from mptrain.fields import PositiveInt
 from mptrain.numerics.bits import add_counts, count_exponents, read_counts
@@ -23,6 +22,7 @@ from mptrain.numerics.verdict import Verdict
 from mptrain.optimizer.weights import Weights
 from mptrain.probe.probe import Watch
 from mptrain.records import HistogramRecord, TensorKind
+from mptrain.torch_private import tree_leaves
 
 #: Modules whose output holds the very values of their input.
 _SAME_VALUES = (nn.Flatten, nn.Unflatten, nn.Identity)

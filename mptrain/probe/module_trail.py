@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from mptrain.precision.census import floating_in
+from mptrain.torch_private import current_autograd_node, disable_current_modes, sequence_number
 
 #: Where no module is at work: the task's own arithmetic on what the model said, and the loss.
 LOSS = "(loss)"
@@ -90,7 +90,7 @@ class Trail:
 
     def module(self) -> str:
         """Return the module of the operator that is dispatched now."""
-        node: Any = torch._C._current_autograd_node()
+        node: Any = current_autograd_node()
         if self._stack:  # also where a backward pass computes a piece of the forward pass again
             return self._stack[-1][0]
         if node is None:
@@ -113,9 +113,9 @@ class Trail:
 
     def _entering(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
-            again = torch._C._current_autograd_node() is not None
+            again = current_autograd_node() is not None
             self.calls[name] = self.calls.get(name, 0) + (not again)
-            self._stack.append((name, torch._C._autograd._get_sequence_nr()))
+            self._stack.append((name, sequence_number()))
 
         return hook
 
@@ -124,7 +124,7 @@ class Trail:
             return
         name, first = self._stack.pop()
         if threading.get_ident() == self._thread:
-            self._spans.append((first, torch._C._autograd._get_sequence_nr(), name))
+            self._spans.append((first, sequence_number(), name))
         error = sys.exc_info()[1]
         if error is None:
             self.ended.append(Call(name, _are_finite((args, kwargs)), _are_finite(output)))
@@ -134,5 +134,5 @@ class Trail:
 
 def _are_finite(values: Any) -> bool:
     """Return whether all floating-point tensors among some values are finite; the observer does not see that it is asked."""
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), disable_current_modes():
         return all(bool(tensor.isfinite().all()) for tensor in floating_in(values))  # waits for the device

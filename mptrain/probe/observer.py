@@ -21,6 +21,7 @@ from mptrain.precision.census import Observed, Pass, cast_of, computes, current_
 from mptrain.precision.upcast import EagerMode, Products
 from mptrain.probe.module_trail import Call, Trail
 from mptrain.records import ExponentCounts
+from mptrain.torch_private import current_autograd_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,7 @@ class Observer(ModuleObserver):
 
     def _function(self) -> str:
         """The custom autograd function whose backward is running; looks for all of them once the first node runs."""
-        node: Any = torch._C._current_autograd_node()
+        node: Any = current_autograd_node()
         if node is None:
             self._explored = False  # the next backward pass has another graph
             return ""

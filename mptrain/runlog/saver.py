@@ -16,6 +16,7 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.shards import Collectives, without_parts, write_parts
 from mptrain.runlog.state_files import check_plain
 from mptrain.runlog.writer import RecordWriter
+from mptrain.torch_private import foreach_copy_
 
 
 class Saver:
@@ -188,7 +189,7 @@ class HostCopy:
             for storage, buffer in zip(copied.values(), buffers, strict=True)
         ]
         if buffers:
-            torch._foreach_copy_(
+            foreach_copy_(
                 buffers, sources, non_blocking=all(capabilities(storage.device).pinned for storage in copied.values())
             )
         self._arrivals = [

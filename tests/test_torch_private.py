@@ -1,0 +1,145 @@
+"""The names of torch that it does not promise stand in `mptrain.torch_private`, and mean there what they are taken for."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from mptrain import torch_private as private
+
+PACKAGE = Path(private.__file__).parent
+
+#: Modules that are all about what only CUDA has, or about the compiler, which a start is not to import.
+BESIDES = {
+    "engine/cuda_graphs.py": {"torch._C._cuda_endAllocateToPool", "torch._C._cuda_releasePool"},
+    "engine/job.py": {
+        "torch._dynamo",
+        "torch._dynamo.config.accumulated_recompile_limit",
+        "torch._dynamo.config.fail_on_recompile_limit_hit",
+        "torch._dynamo.config.recompile_limit",
+    },
+}
+
+
+def private_names(source: str) -> set[str]:
+    """Return the dotted names of torch in a source of which a part begins with one underscore."""
+    found, tree = set(), ast.parse(source)
+    within = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "torch"}
+        elif isinstance(node, ast.Attribute) and id(node) not in within:
+            name = ast.unparse(node)
+            if name.split(".")[0] in ("torch", "nn", "F") and "(" not in name:
+                found.add(name)
+    return {name for name in found if any(part[:1] == "_" != part[1:2] for part in name.split("."))}
+
+
+def test_foreach_kernels_are_those_of_single_tensors():
+    some, others = [torch.tensor([1.0, -8.0])], [torch.tensor([2.0, 3.0])]
+    assert torch.equal(private.foreach_norm(some, 2, dtype=torch.float64)[0], torch.tensor(65.0).double().sqrt())
+    assert private.foreach_sub(some, others)[0].tolist() == [-1.0, -11.0]
+    private.foreach_add_(some, others)
+    private.foreach_mul_(some, torch.tensor(2.0))
+    assert some[0].tolist() == [6.0, -10.0]
+    private.foreach_clamp_max_(some, 5.0)
+    private.foreach_clamp_min_(some, -5.0)
+    assert some[0].tolist() == [5.0, -5.0]
+    private.foreach_copy_(some, others)
+    assert torch.equal(some[0], others[0])
+
+
+@pytest.mark.parametrize("skip", [0.0, 1.0])
+def test_fused_kernels_divide_by_the_scale_and_leave_everything_where_an_overflow_was_found(skip):
+    one, two = torch.ones(1), torch.tensor([2.0])
+    shared = {"weight_decay": 0.0, "maximize": False, "lr": one, "grad_scale": two, "found_inf": torch.tensor([skip])}
+    adam = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False}
+
+    def moved(kernel, *state, **constants):
+        weight = torch.zeros(1)
+        kernel([weight], [two.clone()], *state, **constants, **shared)
+        return -weight.item()
+
+    sgd = {"momentum": 0.0, "dampening": 0.0, "nesterov": False, "is_first_step": False}
+    moments = [[torch.zeros(1)], [torch.zeros(1)], [], [one]]
+    steps = {
+        "sgd": moved(private.fused_sgd_, [], **sgd),
+        "adam": moved(private.fused_adam_, *moments, **adam),
+        "adamw": moved(
+            private.fused_adamw_,
+            [[torch.zeros(1)], [torch.zeros(1)], [], [one]][0],
+            *[[torch.zeros(1)], [], [one]],
+            **adam,
+        ),
+        "adagrad": moved(private.fused_adagrad_, [torch.zeros(1)], [one], eps=1e-10, lr_decay=0.0),
+    }
+    assert steps == pytest.approx(dict.fromkeys(steps, 1.0 - skip))
+
+
+def test_the_scale_of_gradscaler_moves_as_it_does_there():
+    for found, expected in ((0.0, 4.0), (1.0, 1.0)):
+        scale, tracker = torch.tensor([2.0]), torch.zeros(1, dtype=torch.int32)
+        private.amp_update_scale_(scale, tracker, torch.tensor([found]), 2.0, 0.5, 1)
+        assert scale.item() == expected
+
+
+def test_a_backward_pass_begins_with_the_gradient_given_and_knows_its_nodes():
+    seen = []
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(lambda grad: seen.append(private.current_autograd_node()))
+    private.run_backward(
+        ((2 * leaf).sum(),), (torch.tensor(3.0),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+    assert leaf.grad.item() == 6.0
+    assert seen[0] is not None
+    assert private.current_autograd_node() is None
+    before = private.sequence_number()
+    _ = 2 * leaf
+    assert private.sequence_number() == before + 1
+
+
+def test_operators_within_a_region_without_modes_are_seen_by_none():
+    seen = []
+
+    class Mode(private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        torch.ones(1).neg()
+        with private.disable_current_modes():
+            torch.ones(1).abs()
+    assert "neg" in seen
+    assert "abs" not in seen
+
+
+def test_classes_trees_and_questions():
+    assert issubclass(nn.SyncBatchNorm, private.BatchNorm)
+    assert issubclass(nn.ConvTranspose3d, private.Convolution)
+    assert issubclass(nn.Dropout2d, private.Dropout)
+    assert private.tree_leaves(private.tree_map(lambda leaf: leaf + 1, {"a": [1, (2,)]})) == [2, 3]
+    flat = private.flatten_dense_tensors([torch.ones(2, 2), torch.zeros(1)])
+    assert [one.shape for one in private.unflatten_dense_tensors(flat, [torch.ones(2, 2), torch.zeros(1)])] == [
+        (2, 2),
+        (1,),
+    ]
+    assert private.has_kernel("aten::_fused_sgd_", "CPU")
+    assert not private.has_kernel("aten::_fused_sgd_", "Meta")
+    assert all(isinstance(private.has_native_half(dtype), bool) for dtype in ("float16", "bfloat16"))
+
+
+def test_private_names_stand_nowhere_else():
+    """Put a name that is missing here into `mptrain/torch_private.py`, with a test of what it is taken for."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if path.name != "torch_private.py" and (names := private_names(path.read_text(encoding="utf-8"))):
+            found[name] = names - BESIDES.get(name, set())
+    assert {name: names for name, names in found.items() if names} == {}
