@@ -100,7 +100,8 @@ def state_of(run):
     def visit(value, place):
         if isinstance(value, dict):
             for key, one in value.items():
-                visit(one, f"{place}.{key}")
+                if not (key == "shape" and "__part__" in value):  # which the tensor itself has
+                    visit(one, f"{place}.{key}")
         elif isinstance(value, (list, tuple)):
             for index, one in enumerate(value):
                 visit(one, f"{place}.{index}")
@@ -112,8 +113,11 @@ def state_of(run):
 
     visit(state, "")
     if manifest.get("parts"):
-        for path in sorted(newest.with_name(manifest["parts"]).iterdir()):
-            visit(torch.load(path, weights_only=True), path.name)
+        folder = newest.with_name(manifest["parts"])
+        ranks = [
+            torch.load(folder / f"rank-{rank}.pt", weights_only=True) for rank in range(len(manifest["part_files"]))
+        ]
+        visit({name: torch.cat([parts[name] for parts in ranks]) for name in ranks[0]}, "parts")
     clocks = ("seconds", "waited", "joules", "energy", "steady")
     return {
         place: digest
