@@ -11,9 +11,10 @@ found there. ``PYTHONPATH`` can name it. Imports only modules that every interpr
 
 import os
 import sys
-from typing import Any
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 #: The entry script of every helper process.
 _ENTRY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "interpreter_entry.py")  # noqa: PTH100, PTH118, PTH120

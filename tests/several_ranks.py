@@ -53,7 +53,8 @@ def trained_alone(*overrides: str) -> dict:
 def _train(overrides: list[str], ranks) -> dict:
     parts, options = build(compose(overrides), **({"comm": ranks} if ranks else {}))
     kept = Kept()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as own:
+        folder = ranks.broadcast_object(own) if ranks else own  # parts of tensors meet in one
         loop = Loop(parts, options, NoStorage(RunPaths(Path(folder))), [kept])
         loop.run()
     averages = {name: digest(value) for name, value in parts.averages().items()}

@@ -6,7 +6,7 @@ A file may be a stranger's, or come from a broken disk.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -115,9 +115,7 @@ def _builder(annotation: Any, lenient: bool) -> Callable[[Any], Any]:
         items = [_builder(one, lenient) for one in arguments if one is not Ellipsis]
         endless = origin is list or arguments[-1] is Ellipsis
         return lambda value: origin(
-            map(items[0], _listed(value))
-            if endless
-            else [make(one) for make, one in zip(items, _listed(value), strict=True)]
+            _each(items[0], value) if endless else [make(one) for make, one in zip(items, _listed(value), strict=True)]
         )
     if origin is dict:
         key, item = int if arguments[0] is int else str, _builder(arguments[1], lenient)
@@ -160,6 +158,15 @@ def _checking(holds: Kind) -> Callable[[Any], Any]:
         return value
 
     return check
+
+
+def _each(make: Callable[[Any], Any], values: Any) -> Iterator[Any]:
+    """Yield what is made of each item; which one is at fault is said by its number, from 0."""
+    for index, value in enumerate(_listed(values)):
+        try:
+            yield make(value)
+        except Misfit as error:
+            raise Misfit(f"entry {index}: {error}") from None
 
 
 def _listed(value: Any) -> list[Any]:

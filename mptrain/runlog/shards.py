@@ -114,7 +114,10 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
         raise CheckpointError(f"{folder / missing[0]} is missing")
     ranks = [read_verified(folder / name, files[name], "the manifest") for name in names]
     try:
-        wholes = {name: _joined([parts.pop(name) for parts in ranks]) for name in [*ranks[0]]}  # each part is let go
+        joiner = _Wholes()
+        wholes = {
+            name: joiner.join([parts.pop(name) for parts in ranks]) for name in [*ranks[0]]
+        }  # each part is let go
         return _put_back(state, wholes, {})
     except Exception as error:  # what a stranger's files hold can fail in any way
         if refused := out_of_memory(error, f"reading {folder}"):
@@ -122,13 +125,40 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
         raise CheckpointError(f"{folder} cannot be loaded safely: {f'{error}'[:200]}") from error
 
 
-def _joined(parts: list[Any]) -> Tensor:
-    """Return the whole of one tensor. Its parts have memory of their own, so that a small file makes no large tensor."""
-    if not all(type(one) is Tensor and one.device.type == "cpu" and one.is_contiguous() for one in parts):
-        raise TypeError("a part is no plain tensor")
-    if len({one.dtype for one in parts}) > 1:
-        raise TypeError("the parts of a tensor have several dtypes")
-    return torch.cat(parts)
+class _Wholes:
+    """Whole tensors out of the parts of all ranks.
+
+    Parts have memory of their own, and tensors that share it are joined once: so a small file makes no large memory.
+    """
+
+    def __init__(self) -> None:
+        self._joined: dict[tuple[int, ...], Tensor] = {}
+
+    def join(self, parts: list[Any]) -> Tensor:
+        """Return the whole of one tensor, from its part on each rank.
+
+        Raises:
+            TypeError: A part is not what `write_parts` writes.
+        """
+        if not all(type(one) is Tensor and _is_plain(one) for one in parts):
+            raise TypeError("a part is no plain tensor")
+        if len({(one.dtype, one.shape[1:]) for one in parts}) > 1:
+            raise TypeError("the parts of a tensor do not fit together")
+        places = tuple(one.data_ptr() for one in parts)
+        if places not in self._joined or self._joined[places].dtype != parts[0].dtype:
+            self._joined[places] = torch.cat([one.reshape(-1) for one in parts])
+        return self._joined[places].view(sum(map(len, parts)), *parts[0].shape[1:])
+
+
+#: The dtypes of what is trained and of what an optimizer keeps.
+_DTYPES: Final = frozenset(
+    {torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
+)
+
+
+def _is_plain(part: Tensor) -> bool:
+    dense = part.layout is torch.strided and part.device.type == "cpu" and part.dtype in _DTYPES
+    return dense and not part.requires_grad and part.is_contiguous() and part.untyped_storage().nbytes() == part.nbytes
 
 
 def _put_back(value: Any, wholes: Mapping[str, Tensor], done: dict[int, Any]) -> Any:
