@@ -8,6 +8,7 @@ written against, and what is said of ROCm (which torch calls ``cuda``), XPU and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -49,15 +50,10 @@ class Capabilities:
     triton: bool = False
 
 
-_known: dict[torch.device, Capabilities] = {}
-
-
+@functools.cache
 def capabilities(device: torch.device) -> Capabilities:
     """Return the capabilities of a device; they are asked for once in a process."""
-    found = _known.get(device)
-    if found is None:
-        found = _known[device] = _ask(device)
-    return found
+    return _ask(device)
 
 
 def _ask(device: torch.device) -> Capabilities:

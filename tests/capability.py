@@ -19,9 +19,13 @@ CPU = torch.device("cpu")
 @contextlib.contextmanager
 def without(**others):
     """Give the CPU other capabilities than it has."""
-    changed = replace(devices.capabilities(CPU), **others)
-    with mock.patch.dict(devices._known, {CPU: changed}):
-        yield
+    changed, ask = replace(devices.capabilities(CPU), **others), devices._ask
+    with mock.patch.object(devices, "_ask", lambda device: changed if device == CPU else ask(device)):
+        devices.capabilities.cache_clear()
+        try:
+            yield
+        finally:
+            devices.capabilities.cache_clear()
 
 
 class NoFP64(TorchDispatchMode):

@@ -59,10 +59,13 @@ def counting() -> Iterator[ReadCounter]:
 @contextlib.contextmanager
 def as_on_a_device() -> Iterator[None]:
     """A region in which loops of ours are made that take a CPU for a device, whose memory the host does not read for nothing."""
-    cpu = torch.device("cpu")
-    has = capabilities(cpu)
-    with mock.patch.dict(device._known, {cpu: replace(has, host=False)}):
-        yield
+    as_device = replace(capabilities(torch.device("cpu")), host=False)
+    with mock.patch.object(device, "_ask", return_value=as_device):
+        capabilities.cache_clear()
+        try:
+            yield
+        finally:
+            capabilities.cache_clear()
 
 
 def host_reads(loop: Loop, steps: int = 10) -> float:

@@ -94,12 +94,14 @@ class Target:
         arguments: Keyword arguments, converted to what the callable annotates.
         allow: Patterns of all packages that it may come from: `PACKAGES` of its group, and what the user allows.
         fetch: Arguments that may make it download something.
+        made: The frozen dataclass that `check` has made of them; None where it makes none.
     """
 
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     allow: tuple[str, ...] = ()
     fetch: tuple[str, ...] = ()
+    made: Any = field(default=None, compare=False, repr=False)
 
     def resolve(self) -> Callable[..., Any]:
         """The class or function.
@@ -112,6 +114,8 @@ class Target:
     def build(self, **facts: Any) -> Any:
         """Call the target with its arguments and with those facts that it has parameters for and they do not give.
 
+        What `check` has made is returned as it is: it is a value that never changes, and needs no facts.
+
         One that takes any keywords (``**kwargs``) hands them on to something that may not, so it is given those of `FACTS_FOR_ANY` alone.
 
         Nothing is downloaded but by arguments in ``fetch``: a data set is told ``download=False``, and torchvision's networks have
@@ -120,6 +124,8 @@ class Target:
         Raises:
             ConfigError: The target cannot be had, or refuses the values together.
         """
+        if self.made is not None:
+            return self.made
         target = self.resolve()
         accepted, open_ended = parameters(target)
         extra = {
@@ -181,7 +187,7 @@ class Target:
             WeightsEnum.get_state_dict = kept
 
     def check(self, group: str, *, other_facts: bool = False) -> Target:
-        """The same target, arguments converted; a dataclass is made once, so that it can object as a whole.
+        """The same target, arguments converted; a dataclass is made here, so that it can object as a whole.
 
         Args:
             group: The key of the configuration it stands under.
@@ -215,13 +221,16 @@ class Target:
             raise ConfigError(problems)
         complete = all(name in converted for name, known in accepted.items() if known.required)
         complete = complete and UNRESOLVED not in converted.values()
+        made = None
         # Making a model or a data set may take seconds and read files.
         if complete and dataclasses.is_dataclass(target) and group not in ("model", "dataset"):
             try:
-                target(**converted)
+                made = target(**converted)
             except ValueError as error:
                 raise ConfigError(f"{group}: {error}") from error
-        return dataclasses.replace(self, arguments=converted)
+        given = {*accepted} & {*facts} - {*converted}  # by whoever builds it
+        frozen = made is not None and typing.cast("Any", target).__dataclass_params__.frozen
+        return dataclasses.replace(self, arguments=converted, made=made if frozen and not given else None)
 
 
 def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ rate and the record are device values; the host issues the same operations whate
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -120,8 +121,7 @@ class Learner:
         self.strategy: ParallelStrategy = strategy or SingleProcessStrategy()
         self._followers = (average,) if average else ()
         self._others = tuple(others)
-        self._measure = measure_of(scaler)
-        self._refuses = scaler.on_overflow == "skip"
+        self._judge = functools.partial(weights.judge, refuses=scaler.on_overflow == "skip", measure=measure_of(scaler))
         self.scales = type(scaler) is not NoScaler  # a subclass may begin elsewhere
         self._reads_norms = reads_norms(scaler)
 
@@ -174,13 +174,8 @@ class Learner:
             loss: This rank's share of it, float32 scalar; becomes the whole, in place.
             offenders_only: See `Weights.judge`.
         """
-        return self.weights.judge(
-            self.scale,
-            refuses=self._refuses,
-            measure=self._measure,
-            across=self.strategy.reductions(loss),
-            offenders_only=offenders_only and not self._reads_norms,
-        )
+        across, offenders_only = self.strategy.reductions(loss), offenders_only and not self._reads_norms
+        return self._judge(self.scale, across=across, offenders_only=offenders_only)
 
     def advance(self, verdict: Verdict) -> None:
         """Count the update if it was applied, let the average follow, then move the scale; after `Weights.update`."""
@@ -289,11 +284,9 @@ def accumulate_gradients(learner: Learner, model: nn.Module, batch: Batch, plan:
         for micro, share in strategy.micro_batches(batch, plan.accumulate, plan.guard.unchanged):
             with plan.autocast:
                 loss = loss_of(micro)
-            part, factor = loss.detach(), scale
-            if share != 1:
-                part, factor = part * share, scale * share
-            backward(loss, factor)  # outside autocast, inside the choice of kernels
+            backward(loss, scale * share if share != 1 else scale)  # outside autocast, inside the choice of kernels
             learner.weights.gradients.accumulate(single_microbatch=single)
+            part = loss.detach() * share if share != 1 else loss.detach()
             total = part if total is None else total + part
         strategy.finish_gradient_sync(learner.weights, single_microbatch=single)
     assert total is not None

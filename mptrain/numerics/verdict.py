@@ -122,9 +122,7 @@ class HostJudge:
             sure = _SURE**2 <= math.fsum([*squares, *rows]) < math.inf
             squares += rows if sure else self._squares(large)
         divisor = scale.item()
-        grad_norm = (
-            math.sqrt(math.fsum(squares)) / divisor if divisor and all(map(math.isfinite, squares)) else math.nan
-        )
+        grad_norm = math.sqrt(math.fsum(squares)) / divisor if divisor else math.nan
         if not math.isfinite(grad_norm):
             return None
         total = torch.tensor([grad_norm], dtype=torch.float64)

@@ -98,6 +98,10 @@ class Rule(Protocol):
         """Update a group in place unless ``skip`` refuses it; gradients have the weights' dtype."""
 
 
+#: What torch's kernel for SGD is never asked for.
+_PLAIN = {"dampening": 0.0, "is_first_step": False}
+
+
 @dataclass(frozen=True)
 class SGD:
     """Stochastic gradient descent (`torch.optim.SGD`).
@@ -127,17 +131,8 @@ class SGD:
     def apply(self, group: Group, grads: list[Tensor], inputs: UpdateInputs) -> None:
         """One fused call where torch has the kernel."""
         if group.fused:
-            _fused(
-                fused_sgd_,
-                group,
-                grads,
-                inputs,
-                group.state.get("momentum_buffer", []),
-                momentum=self.momentum,
-                nesterov=self.nesterov,
-                dampening=0.0,
-                is_first_step=False,
-            )
+            buffers = group.state.get("momentum_buffer", [])
+            _fused(fused_sgd_, group, grads, inputs, buffers, momentum=self.momentum, nesterov=self.nesterov, **_PLAIN)
         else:
             _tensor_by_tensor(self._moved, group, grads, inputs)
 

@@ -6,6 +6,7 @@ full-precision weights and optimizer state, are parts that know of what. Nothing
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -111,14 +112,10 @@ class Weights:
         grads = self.gradients.tensors()
         present = [grad for grad in grads if grad is not None]
         complete = len(present) == len(grads)
-        measured = None
-        if measure is not None:
-            found = [g.to(work.dtype) for g, work in zip(grads, self.masters.work, strict=True) if g is not None]
-            measured = measure(found) if across is None else across[1](measure, found)
-        if offenders_only and complete and across is None and self._host_judge is not None:
-            verdict = self._host_judge(present, scale)
-            if verdict is not None:
-                return verdict._replace(measured=measured)
+        measured = None if measure is None else self._measured(measure, grads, across)
+        host_judge = self._host_judge if offenders_only and complete and across is None else None
+        if host_judge and (verdict := host_judge(present, scale)):
+            return verdict._replace(measured=measured)
         if self.one_pass and present:
             norms = self.updater.norms(grads)
         else:
@@ -129,6 +126,13 @@ class Weights:
         if across is not None:
             norms = across[0](norms)
         return judge(norms, scale, refuses=refuses, complete=complete, measured=measured)
+
+    def _measured(
+        self, measure: Measure, grads: Sequence[Tensor | None], across: tuple[AcrossNorms, AcrossMeasure] | None
+    ) -> Tensor:
+        """Return a measure of the gradients in the dtype of what the rule moves."""
+        found = [g.to(work.dtype) for g, work in zip(grads, self.masters.work, strict=True) if g is not None]
+        return measure(found) if across is None else across[1](measure, found)
 
     def update(self, verdict: Verdict, lr: Tensor, scale: Tensor | None) -> None:
         """Unscale, clip, update, and round to half precision, in this order; a refused update changes nothing.
@@ -185,7 +189,6 @@ class Gradients:
         self._sharded = is_sharded(self._params[0])  # all are, or none
         halves = masters.rounded_into()
         self._summed = [index for index, half in enumerate(halves) if half is not None]
-        self._buffers: dict[int, Tensor] = {}  # for sums, made when they are needed
         self._sums: dict[int, Tensor] = {}  # those of this step
 
     def zero_grad(self) -> None:
@@ -210,7 +213,7 @@ class Gradients:
         if later:
             foreach_add_([self._sums[i] for i in later], [grads[i] for i in later])
         if first:
-            self._sums.update({index: self._buffer_of(index) for index in first})
+            self._sums.update({index: self._buffers[index] for index in first})
             foreach_copy_([self._sums[i] for i in first], [grads[i] for i in first])
         for index in grads:
             self._params[index].grad = None
@@ -238,7 +241,7 @@ class Gradients:
         for name in names:
             index = self._names.index(name)
             if index in self._summed:
-                self._sums[index] = self._buffer_of(index).zero_()
+                self._sums[index] = self._buffers[index].zero_()
             else:
                 self._params[index].grad = torch.zeros_like(self._params[index])
 
@@ -266,11 +269,10 @@ class Gradients:
             parameter.grad = grad
         self._sums = dict(state.sums)
 
-    def _buffer_of(self, index: int) -> Tensor:
-        """Return the memory for the FP32 sum of one parameter's half gradients, made when it is first asked for."""
-        if index not in self._buffers:
-            self._buffers[index] = torch.empty_like(self._work[index])
-        return self._buffers[index]
+    @functools.cached_property
+    def _buffers(self) -> dict[int, Tensor]:
+        """Memory for the FP32 sums of half gradients, made when the first is needed."""
+        return {index: torch.empty_like(self._work[index]) for index in self._summed}
 
 
 class MasterWeights:
@@ -330,14 +332,14 @@ class MasterWeights:
         if self._half and not self._keep:
             foreach_copy_(self._wide, [parameter.detach() for parameter in self._half])
 
+    @torch.no_grad()
     def copy_to_params(self) -> None:
         """Round the working copies to half precision; FP16 saturates at 65504 instead of becoming inf."""
-        with torch.no_grad():
-            if self._half:
-                foreach_copy_(self._half, self._wide)
-            if self._fp16:
-                foreach_clamp_max_(self._fp16, FLOAT16_MAX)
-                foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
+        if self._half:
+            foreach_copy_(self._half, self._wide)
+        if self._fp16:
+            foreach_clamp_max_(self._fp16, FLOAT16_MAX)
+            foreach_clamp_min_(self._fp16, -FLOAT16_MAX)
 
     def full_precision(self) -> dict[str, Tensor]:
         """Return the best copy of each parameter by name: the master where there is one, else the parameter."""

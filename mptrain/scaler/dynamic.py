@@ -155,15 +155,12 @@ class DynamicScaler:
         scale, growth_tracker = state["scale"].clone(), state["growth_tracker"].clone()
         found = verdict.skip if self.on_overflow == "skip" else verdict.overflow.to(scale.dtype)
         amp_update_scale_(scale, growth_tracker, found, self.growth_factor, self.backoff_factor, self.growth_interval)
-        return {
-            "scale": scale.clamp_(self.min_scale, self.max_scale) if self._is_bounded else scale,
-            "growth_tracker": growth_tracker,
-            "hysteresis_tracker": state["hysteresis_tracker"],
-        }
+        scale.clamp_(*self._bounds)
+        return {**state, "scale": scale, "growth_tracker": growth_tracker}
 
-    @property
-    def _is_bounded(self) -> bool:
-        return self.min_scale is not None or self.max_scale is not None
+    @functools.cached_property
+    def _bounds(self) -> tuple[float, float]:
+        return self.floor, FLOAT32.max if self.max_scale is None else self.max_scale
 
     def _lower(self, scale: Tensor) -> Tensor:
         exact = in_widest(scale) * self.backoff_factor  # FP64: an FP32 product would round the factor as well

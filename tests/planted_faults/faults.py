@@ -35,8 +35,8 @@ FAULTS = (
     Fault(
         1,
         "engine/step.py",
-        "part * share, scale * share",
-        "part * share, scale",
+        "backward(loss, scale * share if share != 1 else scale)",
+        "backward(loss, scale)",
         "gradients of micro-batches are summed without their shares of the loss",
     ),
     Fault(
@@ -281,8 +281,8 @@ FAULTS = (
     Fault(
         34,
         "optimizer/weights.py",
-        "self._buffers[index] = torch.empty_like(self._work[index])",
-        "self._buffers[index] = torch.empty_like(self._params[index])",
+        "torch.empty_like(self._work[index]) for",
+        "torch.empty_like(self._params[index]) for",
         "gradients of micro-batches are summed in half precision",
     ),
     Fault(
