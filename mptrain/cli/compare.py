@@ -118,7 +118,9 @@ def _compare_arms(flags: Flags, question: Question) -> int:
             near = did_you_mean(wanted, arms)
             hint = f"did you mean {near}?" if near else f"arms are {', '.join(arms)}"
             raise UsageError(f"--reference {wanted}: no arm is called so", hint)
-        folder = sweep_folder(composer.compose(points[0].overrides).run, "comparisons")
+        first = points[0].config
+        assert first is not None
+        folder = sweep_folder(first.run, "comparisons")
         planned = recorded(points, folder, flags, kind="comparison", plan=question.as_plan())
         code = finish(planned, composer, launcher)
     if code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):

@@ -38,7 +38,9 @@ def sweep(flags: Flags) -> int:
         launcher = launcher_of(flags.launcher, flags.jobs)
         points = checked(points, composer, launcher)
         warn(sentence for point in points for sentence in point.warnings)
-        planned = recorded(points, sweep_folder(composer.compose(points[0].overrides).run), flags)
+        first = points[0].config
+        assert first is not None
+        planned = recorded(points, sweep_folder(first.run), flags)
         return finish(planned, composer, launcher)
 
 

@@ -188,3 +188,7 @@ class Config:
         """The parts of a learner: its own where ``learners.NAME`` says so, else those that all share."""
         shared = LearnerChoices(self.optimizer, self.schedule, self.scaler, self.train.clip_norm)
         return self.learners.get(name, shared)
+
+    def for_dataset(self) -> dict[str, Any]:
+        """Return what a data set is told about the run, where it has parameters for it."""
+        return {"seed": self.seed, "batch_size": self.train.batch_size}

@@ -68,7 +68,7 @@ FACTS: dict[str, tuple[str, ...]] = {
     "model": DATA_FACTS,
     "optimizer": ("params",),
     "schedule": ("optimizer",),
-    "dataset": ("image_size", "channels", "seed", "batch_size"),
+    "dataset": ("seed", "batch_size"),
     "task": DATA_FACTS,
 }
 
@@ -114,7 +114,7 @@ class Target:
     def build(self, **facts: Any) -> Any:
         """Call the target with its arguments and with those facts that it has parameters for and they do not give.
 
-        What `check` has made is returned as it is: it is a value that never changes, and needs no facts.
+        What `check` has made is returned as it is, if no fact is added: it is a value that never changes.
 
         One that takes any keywords (``**kwargs``) hands them on to something that may not, so it is given those of `FACTS_FOR_ANY` alone.
 
@@ -124,8 +124,6 @@ class Target:
         Raises:
             ConfigError: The target cannot be had, or refuses the values together.
         """
-        if self.made is not None:
-            return self.made
         target = self.resolve()
         accepted, open_ended = parameters(target)
         extra = {
@@ -134,6 +132,8 @@ class Target:
             if name not in self.arguments
             and (name in accepted or (open_ended and name in FACTS_FOR_ANY and not dataclasses.is_dataclass(target)))
         }
+        if self.made is not None and not extra:
+            return self.made
         try:
             with self._without_pretrained(accepted) as fresh:
                 withheld = {"download": False} if "download" in accepted and "download" not in self.fetch else {}
@@ -228,9 +228,8 @@ class Target:
                 made = target(**converted)
             except ValueError as error:
                 raise ConfigError(f"{group}: {error}") from error
-        given = {*accepted} & {*facts} - {*converted}  # by whoever builds it
         frozen = made is not None and typing.cast("Any", target).__dataclass_params__.frozen
-        return dataclasses.replace(self, arguments=converted, made=made if frozen and not given else None)
+        return dataclasses.replace(self, arguments=converted, made=made if frozen else None)
 
 
 def resolve(path: str, allow: Sequence[str]) -> Callable[..., Any]:

@@ -45,7 +45,7 @@ def build_dataset(config: Config) -> Dataset:
         ConfigError: It lacks a part of the protocol.
         DataError: The data are missing or unusable.
     """
-    dataset: Dataset = config.dataset.build(seed=config.seed, batch_size=config.train.batch_size)
+    dataset: Dataset = config.dataset.build(**config.for_dataset())
     missing = [name for name in _DATASET if not hasattr(dataset, name)]
     _require("dataset", config.dataset, dataset, missing, "mptrain/workloads/base/source.py")
     return dataset

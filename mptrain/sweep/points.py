@@ -293,8 +293,7 @@ def _data_of(config: Config) -> str:
     """What decides which data set it is: its arguments, and what it wants to know about the run."""
     target = config.dataset
     accepted, _ = parameters(target.resolve())
-    facts = {"seed": config.seed, "batch_size": config.train.batch_size}
-    wanted = {name: value for name, value in facts.items() if name in accepted}
+    wanted = {name: value for name, value in config.for_dataset().items() if name in accepted}
     return f"{target.path} {dict(target.arguments)!r} {wanted!r}"
 
 
