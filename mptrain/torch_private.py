@@ -6,6 +6,9 @@ and finds private names that stand anywhere else.
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import nn
 from torch._utils import _flatten_dense_tensors as flatten_dense_tensors
@@ -15,11 +18,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+if TYPE_CHECKING:
+    from datetime import timedelta
+    from types import ModuleType
+
 __all__ = [
     "BatchNorm",
     "Convolution",
     "Dropout",
     "TorchDispatchMode",
+    "abort_group",
     "amp_update_scale_",
     "current_autograd_node",
     "disable_current_modes",
@@ -37,11 +45,16 @@ __all__ = [
     "fused_sgd_",
     "has_kernel",
     "has_native_half",
+    "input_metadata",
+    "number_of_node",
     "run_backward",
     "sequence_number",
+    "set_group_timeout",
+    "storage_key",
     "tree_leaves",
     "tree_map",
     "unflatten_dense_tensors",
+    "weights_only_unpickler",
 ]
 
 #: Kernels over lists of tensors, which torch.optim runs its updates on (``foreach=True``).
@@ -72,6 +85,44 @@ sequence_number = torch._C._autograd._get_sequence_nr
 BatchNorm = nn.modules.batchnorm._BatchNorm
 Convolution = nn.modules.conv._ConvNd
 Dropout = nn.modules.dropout._DropoutNd
+
+
+def number_of_node(node: Any) -> int:
+    """Return the number of a node of autograd's graph, which the operators of the forward pass have given it in their order."""
+    number: int = node._sequence_nr()
+    return number
+
+
+def input_metadata(node: Any) -> tuple[Any, ...]:
+    """Return shape and dtype of each gradient that goes into a node of autograd's graph; None for one that is not defined."""
+    metadata: tuple[Any, ...] = node._input_metadata
+    return metadata
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Return a number that storages have in common if they are the same memory, empty ones apart from each other."""
+    key: int = storage._cdata
+    return key
+
+
+def weights_only_unpickler() -> ModuleType | None:
+    """Return the module that `torch.load` reads with where ``weights_only=True``; None before the first reading."""
+    return sys.modules.get("torch._weights_only_unpickler")
+
+
+def set_group_timeout(timeout: timedelta, group: Any) -> None:
+    """Change the timeout of a process group, by a name that is public from torch 2.15 on."""
+    import torch.distributed as dist
+
+    change = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    change(timeout, group)
+
+
+def abort_group(group: Any) -> None:
+    """Abort the exchanges of a process group on its devices."""
+    from torch.distributed import distributed_c10d
+
+    distributed_c10d._abort_process_group(group)
 
 
 def has_kernel(operator: str, dispatch_key: str) -> bool:

@@ -209,11 +209,11 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | No
     """
     stream = stream or sys.stdout
     bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if colourful(stream) else ("", "", "")
-    rows = [(harmless(name), harmless(re.sub(r"\s", " ", text))) for name, text in rows if text]
+    rows = [(harmless(name), harmless(re.sub(r"\s", " ", text))) for name, text in rows if text.strip()]
     left = max((len(name) for name, _ in rows), default=0) + 2
     lines = [f"{bold}{harmless(title)}{plain}"]
     for name, text in rows:
-        width = len(text) if text.startswith("mptrain ") else width_of(stream) - left - 2
+        width = len(text) if text.startswith("mptrain ") else max(width_of(stream) - left - 2, NARROWEST // 3)
         first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         lines.append(f"  {dim}{name.ljust(left)}{plain}{first}")
         lines += [" " * (left + 2) + line for line in more]

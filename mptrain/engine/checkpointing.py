@@ -98,6 +98,10 @@ class Checkpointing:
 class Carried:
     """The carried buffers of a run.
 
+    Each rank trains on its rows of every batch, so it changes its rows of such a buffer and no others. The whole is what
+    each rank has changed since all had the same. The last batch of an epoch may be smaller, and then a row belongs to
+    another rank; so the whole is asked for at the end of every epoch, where the later rank's row counts.
+
     Args:
         parts: The run; all ranks have the same buffers.
     """

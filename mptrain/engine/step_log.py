@@ -141,7 +141,7 @@ class StepLog:
         """A learner whose last ``limit`` steps all overflowed, or None.
 
         While the unread rows cannot complete such a row of steps, nothing is waited for; so a healthy run never waits
-        as long as limit exceeds what the rings hold.
+        as long as ``limit`` exceeds what the rings hold.
         """
         if self._possibly_in_a_row() < limit:
             return None

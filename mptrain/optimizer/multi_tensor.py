@@ -141,8 +141,8 @@ class MultiTensorUpdate:
     states), and off torch's fused CPU kernels by hardly more (5.9 2^-24). Then masters are rounded as `MasterWeights.copy_to_params`
     does: FP16 saturates at 65504, NaN stays NaN.
 
-    Gradients keep their values, where torch's kernels write back what they have unscaled. An update whose inputs says
-    skip = 1 changes nothing and reads no gradient.
+    Gradients keep their values, where torch's kernels write back what they have unscaled. An update whose ``skip`` is 1
+    changes nothing and reads no gradient.
 
     Args:
         rule: One that `supports` knows.

@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 from mptrain.device import is_capturing
 from mptrain.numerics.shards import as_part_of, part_for
 from mptrain.numerics.verdict import Verdict, memory_order
-from mptrain.optimizer.gradient_table import upload
+from mptrain.optimizer.gradient_table import same_order, upload
 from mptrain.optimizer.multi_tensor import MultiTensorNorms, MultiTensorUpdate, available, supports
 from mptrain.optimizer.rules import Group, Rule, UpdateInputs
 
@@ -42,7 +42,10 @@ class Updater:
         device = masters.work[0].device
         self.step = torch.zeros(1, dtype=torch.float32, device=device)
         wide = {work.dtype for work in masters.work} == {torch.float32}
-        self.one_pass = wide and supports(rule) and available(device, rule)
+        halves = zip(masters.work, masters.rounded_into(), strict=True)
+        # The kernels round to half precision alone, and by places in memory: what has gaps is copied back by torch.
+        fits = all(half is None or (half.dtype.itemsize == 2 and same_order(work, half)) for work, half in halves)
+        self.one_pass = wide and fits and supports(rule) and available(device, rule)
         self._groups: dict[tuple[bool, ...], list[_Members]] = {}
         self._kernels: dict[tuple[bool, ...], _Kernels] = {}
 
@@ -70,6 +73,7 @@ class Updater:
             return
         with torch.no_grad():  # some of the working tensors are the parameters themselves
             for members in self._live_groups(grads):
+                members.follow_weights()
                 self._rule.apply(members.group, members.of(grads), inputs)
         increment_version(self._masters.parts)  # neither our kernels nor torch's fused ones tell autograd of a change
         self._masters.copy_to_params()
@@ -150,13 +154,25 @@ class _Members:
     """
 
     def __init__(self, indices: list[int], decay: float, work: list[Tensor], state: list[dict[str, Tensor]]) -> None:
-        self._indices = indices
-        self._orders = [memory_order(work[i]) for i in indices]
-        names = state[indices[0]]
+        self._indices, self._decay = indices, decay
+        self._weights, self._kept = [work[i] for i in indices], [state[i] for i in indices]
+        self._places: list[tuple[int, tuple[int, ...]]] = []
+        self.follow_weights()
+
+    def follow_weights(self) -> None:
+        """Take views anew where a module has given a parameter new memory, or another order of it."""
+        places = [(weight.data_ptr(), weight.stride()) for weight in self._weights]
+        if places == self._places:
+            return
+        self._places, self._orders = places, [memory_order(weight) for weight in self._weights]
+        for weight, kept in zip(self._weights, self._kept, strict=True):
+            for name, tensor in kept.items():
+                if tensor.stride() != weight.stride():
+                    kept[name] = torch.empty_like(weight, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
         self.group = Group(
-            weights=self._views([work[i] for i in indices]),
-            state={name: self._views([state[i][name] for i in indices]) for name in names},
-            weight_decay=decay,
+            weights=self._views(self._weights),
+            state={name: self._views([kept[name] for kept in self._kept]) for name in self._kept[0]},
+            weight_decay=self._decay,
         )
 
     def of(self, grads: list[Tensor | None]) -> list[Tensor]:

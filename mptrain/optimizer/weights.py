@@ -282,6 +282,7 @@ class MasterWeights:
     half parameter, master weights      an FP32 copy that lives on (Micikevicius et al. 2018, section 3.1)
     half parameter, no master weights   an FP32 scratch copy, read from the parameter before each update: what the
     rounding to half precision loses, is lost
+    parameter with gaps in memory       an FP32 copy without them, copied back after each update
     half parameter, state in half too   the parameter itself
 
     Args:

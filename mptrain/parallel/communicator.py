@@ -25,6 +25,7 @@ import torch
 from mptrain.device import current_stream
 from mptrain.errors import EXIT_PREEMPTED, MptrainError, Preempted
 from mptrain.parallel.lookout import Lookout
+from mptrain.torch_private import abort_group, set_group_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -190,10 +191,7 @@ class DistributedCommunicator(Communicator):
         until_met = timedelta(seconds=timeout if meeting is None else min(meeting, timeout))
         with self._noticing_loss():
             dist.init_process_group("gloo", rank=rank, world_size=world_size, store=store, timeout=until_met)
-        set_timeout = (
-            getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-        )  # the name before 2.15
-        set_timeout(self._timeout, dist.group.WORLD)
+        set_group_timeout(self._timeout, dist.group.WORLD)
         self._host = dist.group.WORLD
         self.group: ProcessGroup = self._host  # type: ignore[assignment]
         self.name = "gloo"
@@ -263,7 +261,7 @@ class DistributedCommunicator(Communicator):
 
         def abort() -> None:
             with contextlib.suppress(Exception):
-                self._dist.distributed_c10d._abort_process_group(group)
+                abort_group(group)
 
         thread = threading.Thread(target=abort, daemon=True)
         thread.start()

@@ -16,7 +16,7 @@ class DistributedOptions:
     Attributes:
         kind: ``ddp``: every rank has all weights (torch's DistributedDataParallel). ``fsdp2``: every rank has a part of the
             weights, of their masters, of the gradients and of the optimizer's state (torch's fully_shard).
-        procs: Communicator to begin on this machine; None takes those that torchrun has begun, or one.
+        procs: Ranks to begin on this machine; None takes those that torchrun has begun, or one.
         sync_batchnorm: BatchNorm takes its statistics over the samples of all ranks, instead of those of each.
         reduce: Dtype in which gradients are summed over ranks: ``float32``, or ``gradients`` for their own.
         find_unused_parameters: With ``ddp``, look in every step for parameters that have no gradient on a rank. Else that is

@@ -120,17 +120,22 @@ class Observed(Products):
         self.context = _Nested(products.context, mode)
 
 
-class _Nested(contextlib.ExitStack):
+class _Nested(AbstractContextManager[Any]):
     """Contexts that are entered one within the other, again and again."""
 
     def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
-        super().__init__()
         self._contexts = contexts
+        self._entered: list[contextlib.ExitStack] = []
 
     def __enter__(self) -> _Nested:
-        for context in self._contexts:
-            self.enter_context(context)
+        with contextlib.ExitStack() as stack:
+            for context in self._contexts:
+                stack.enter_context(context)
+            self._entered.append(stack.pop_all())
         return self
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._entered.pop().__exit__(*raised)
 
 
 def current_pass() -> Pass:

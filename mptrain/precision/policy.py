@@ -45,8 +45,8 @@ class Policy:
         tf32: FP32 matrix products and convolutions may round their inputs to TF32 (10 mantissa bits).
         eval: Precision of evaluation: ``same`` as training, or ``fp32`` from the FP32 weights.
         cpu_kernels: On a CPU, half-precision products run ``native`` kernels, or ``upcast`` ones that compute in FP32
-            and round the result once; ``auto`` widens where the CPU has no such arithmetic. But for ``native``, long
-            sums that torch's CPU kernels add up in half precision are widened on every CPU.
+            and round the result once; ``auto`` upcasts where the CPU has no such arithmetic. But for ``native``, long
+            sums that torch's CPU kernels add up in half precision are upcast on every CPU.
         force: Run even where the device is known to do this mode badly.
     """
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from mptrain.precision.census import floating_in
-from mptrain.torch_private import current_autograd_node, disable_current_modes, sequence_number
+from mptrain.torch_private import current_autograd_node, disable_current_modes, number_of_node, sequence_number
 
 #: Where no module is at work: the task's own arithmetic on what the model said, and the loss.
 LOSS = "(loss)"
@@ -95,7 +95,7 @@ class Trail:
             return self._stack[-1][0]
         if node is None:
             return LOSS
-        number = node._sequence_nr()
+        number = number_of_node(node)
         if number != _ACCUMULATES:
             self._latest = self.of_node(number)
         return self._latest

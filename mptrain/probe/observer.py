@@ -21,7 +21,7 @@ from mptrain.precision.census import Observed, Pass, cast_of, computes, current_
 from mptrain.precision.upcast import EagerMode, Products
 from mptrain.probe.module_trail import Call, Trail
 from mptrain.records import ExponentCounts
-from mptrain.torch_private import current_autograd_node
+from mptrain.torch_private import current_autograd_node, input_metadata, number_of_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +247,9 @@ class Observer(ModuleObserver):
         return str(node.name()) if _is_custom(node) else ""
 
     def _describe(self, node: Any) -> None:
-        known = self._named(node.name(), self.trail.of_node(node._sequence_nr()))
-        takes = [after._input_metadata[at].dtype for after, at in node.next_functions if after is not None]
-        gives = [one.dtype for one in node._input_metadata if one is not None]
+        known = self._named(node.name(), self.trail.of_node(number_of_node(node)))
+        takes = [input_metadata(after)[at].dtype for after, at in node.next_functions if after is not None]
+        gives = [one.dtype for one in input_metadata(node) if one is not None]
         known.takes, known.gives = _names(takes), _names(gives)
 
     def _named(self, name: str, module: str) -> CustomFunction:

@@ -16,7 +16,7 @@ from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.shards import Collectives, without_parts, write_parts
 from mptrain.runlog.state_files import check_plain
 from mptrain.runlog.writer import RecordWriter
-from mptrain.torch_private import foreach_copy_
+from mptrain.torch_private import foreach_copy_, storage_key
 
 
 class Saver:
@@ -181,7 +181,9 @@ class HostCopy:
             TypeError: The state holds something else; names where.
             MemoryError: The system has no memory for it.
         """
-        found = {storage._cdata: storage for tensor in check_plain(state) for storage in [tensor.untyped_storage()]}
+        found = {
+            storage_key(storage): storage for tensor in check_plain(state) for storage in [tensor.untyped_storage()]
+        }
         copied = {key: storage for key, storage in found.items() if self._everything or storage.device.type != "cpu"}
         buffers = self._buffers_for(list(copied.values()))
         sources = [
@@ -236,7 +238,7 @@ def _rebuilt(value: Any, hosts: dict[int, UntypedStorage], seen: dict[int, Any])
         return seen[id(value)]
     result: Any
     if isinstance(value, torch.Tensor):
-        result = _tensor_over(hosts.get(value.untyped_storage()._cdata), value)
+        result = _tensor_over(hosts.get(storage_key(value.untyped_storage())), value)
     elif isinstance(value, dict):
         result = copy.copy(value)  # with what an OrderedDict has besides its items
         for key, item in value.items():

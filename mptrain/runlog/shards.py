@@ -114,6 +114,8 @@ def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
         raise CheckpointError(f"{folder / missing[0]} is missing")
     ranks = [read_verified(folder / name, files[name], "the manifest") for name in names]
     try:
+        if any(parts.keys() != ranks[0].keys() for parts in ranks):
+            raise ValueError("its files do not hold parts of the same tensors")
         joiner = _Wholes()
         wholes = {
             name: joiner.join([parts.pop(name) for parts in ranks]) for name in [*ranks[0]]

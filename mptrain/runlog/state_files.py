@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import pickle
-import sys
 import tarfile
 import warnings
 from collections import OrderedDict
@@ -27,6 +26,7 @@ from torch import Tensor
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.files import open_to_read
 from mptrain.runlog.storage import as_storage_error, digest_of, storing, sync_folder, temporary
+from mptrain.torch_private import weights_only_unpickler
 
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str, int})
@@ -187,7 +187,7 @@ def _brief_refusals() -> Iterator[None]:
     the file's: one of 80,000 characters took it two minutes to refuse.
     """
     # Both names are private: where torch has others, its sentences stay as long as they are.
-    module = sys.modules.get("torch._weights_only_unpickler")
+    module = weights_only_unpickler()
     before = getattr(module, "UnpicklingError", None)
     if module is None or before is None:
         yield

@@ -9,8 +9,8 @@ The rule of Micikevicius et al. 2018 (section 3.2) with Megatron-LM's hysteresis
                   if growth_tracker = growth_interval:  growth_tracker <- 0;  scale <- min(scale * growth_factor, max_scale)
     then:         if hysteresis_reset calls for it:  hysteresis_tracker <- hysteresis
 
-With hysteresis 1 every overflow backs off. With ``hysteresis_reset`` "growth" hysteresis_tracker comes back by growth alone: once it is
-used up every further overflow backs off until the scale has grown again. "clean" also refills it on every clean step:
+With hysteresis 1 every overflow backs off. With ``hysteresis_reset`` "growth" the count is reset by growth alone: once it is
+used up, every further overflow backs off until the scale has grown again. "clean" also refills it on every clean step:
 the first overflows of each row are tolerated. "backoff" refills it after a back-off as well: of each row, every
 ``hysteresis``-th overflow backs off.
 

@@ -118,13 +118,9 @@ def work(assignment: Assignment, pipe: Connection) -> None:
         print_to(assignment.log)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
         program, config = pickle.loads(assignment.work)
-        if assignment.threads is not None:
-            import torch
-
-            torch.set_num_threads(min(assignment.threads, torch.get_num_threads()))
         return program, config
 
-    ended = _train(prepare, assignment.log, print_traceback, _ToParent(pipe))
+    ended = _train(prepare, assignment.log, print_traceback, _ToParent(pipe), assignment.threads)
     with contextlib.suppress(OSError):  # the reader may be stopped for a while, or gone
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -213,13 +209,21 @@ def print_to(log: Path) -> None:
 
 
 def _train(
-    prepare: Callable[[], tuple[Program, Config]], log: Path, report: Callable[[BaseException], int], sink: Sink
+    prepare: Callable[[], tuple[Program, Config]],
+    log: Path,
+    report: Callable[[BaseException], int],
+    sink: Sink,
+    threads: int | None = None,
 ) -> Ended:
     """Train what ``prepare`` returns, and report what it raises; ``report`` does until the program is known."""
     try:
         with kept_in_place(log.parent):  # the sweep's, which a run would else make anew
             program, config = prepare()
             report = program.report
+            if threads is not None:
+                import torch
+
+                torch.set_num_threads(min(threads, torch.get_num_threads()))
             program.train(config, sink)
     except _Stopped as error:
         return stopped(False, f"{error}: stopped before it trained")

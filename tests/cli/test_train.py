@@ -70,6 +70,14 @@ def test_long_facts_are_wrapped_not_cut(capsys):
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_blanks_are_no_fact_and_long_names_leave_room_for_theirs(capsys):
+    print_rows("title", [("blank", " \n "), ("name " * 40, "a fact")])
+    title, row, *more = capsys.readouterr().out.splitlines()
+    assert title == "title"
+    assert row.endswith("a fact")
+    assert not more
+
+
 def test_the_end_names_metric_counts_scale_path_and_the_next_commands(closing):
     text = closing()
     assert "0.9673 on test" in text

@@ -45,7 +45,7 @@ def test_a_graph_trains_bit_for_bit_like_an_eager_step(tmp_path, words, optimize
     eager, _ = trained(tmp_path / "eager", *chosen)
     graph, refusals = trained(tmp_path / "graph", *chosen, "train.engine=graph")
     assert not refusals
-    assert graph._steps._graphs
+    assert graph._runner._graphs
     assert steps_of(eager) == steps_of(graph)
     ours = graph.parts.model.state_dict()
     assert all(torch.equal(value, ours[name]) for name, value in eager.parts.model.state_dict().items())
@@ -64,7 +64,7 @@ def test_evaluations_and_a_short_last_batch_between_graphs_change_nothing(tmp_pa
     eager, _ = trained(tmp_path / "eager", *words)
     graph, refusals = trained(tmp_path / "graph", *words, "train.engine=graph")
     assert not refusals
-    assert len(graph._steps._graphs) == 2
+    assert len(graph._runner._graphs) == 2
     assert steps_of(eager) == steps_of(graph)
 
 

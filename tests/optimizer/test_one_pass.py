@@ -97,3 +97,16 @@ def test_a_whole_run_with_the_kernels_is_that_without_them(tmp_path):
     one, other = steps_of(with_kernels), steps_of(plain)
     assert [step["skipped"] for step in one] == [step["skipped"] for step in other]
     assert [step["loss"] for step in one] == pytest.approx([step["loss"] for step in other], rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16])
+def test_weights_with_gaps_in_memory_are_left_to_torch(dtype):
+    room = torch.ones(4, 8, dtype=dtype)
+    gaps = torch.nn.Parameter(room[:, ::2])
+    weights = Weights({"gaps": gaps}, SGD(lr=0.5, momentum=0.0), master_weights=dtype != FP32)
+    assert not weights.one_pass
+    gaps.grad = torch.ones_like(gaps)
+    weights.gradients.accumulate(single_microbatch=True)
+    weights.update(weights.judge(torch.ones(1), refuses=True), torch.full((1,), 0.5), torch.ones(1))
+    assert gaps.tolist() == [[0.5] * 4] * 4
+    assert room[:, 1::2].tolist() == [[1.0] * 4] * 4

@@ -535,3 +535,20 @@ def test_weights_with_gaps_in_memory_are_updated_and_their_neighbours_are_not(ru
         weights.update(weights.judge(ONE, refuses=True), torch.full((1,), 0.1), None)
     assert torch.equal(named["gaps"], named["dense"])
     assert torch.equal(room[:, 1::2], neighbours)
+
+
+@each("rule", RULES)
+@each("layout", [torch.channels_last, torch.contiguous_format])
+def test_a_weight_that_a_module_gives_new_memory_is_trained_on(rule, layout):
+    """As clipping of weights does: ``parameter.data = parameter.data.clamp(-1, 1)``."""
+    first = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    named = {name: nn.Parameter(first.clone(memory_format=torch.channels_last)) for name in ("moved", "left")}
+    weights = Weights(named, RULES[rule], master_weights=False)
+    for step in range(3):
+        weights.gradients.zero_grad()
+        grad = torch.randn(first.shape, generator=torch.Generator().manual_seed(step))
+        for parameter in named.values():
+            parameter.grad = grad.clone()
+        weights.update(weights.judge(ONE, refuses=True), torch.full((1,), 0.1), ONE)
+        named["moved"].data = named["moved"].data.clone(memory_format=layout)
+    assert torch.equal(named["moved"], named["left"])

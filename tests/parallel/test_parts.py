@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import subprocess
@@ -304,6 +305,15 @@ def test_an_error_of_one_rank_while_all_prepare_is_the_runs(where, rank, error, 
 def test_a_part_that_is_missing_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"rank-0\.pt is missing"):
         with_parts({}, tmp_path, {"rank-1.pt": "0" * 64})
+
+
+def test_a_tensor_that_one_file_lacks_is_told(tmp_path):
+    files = {}
+    for rank, names in enumerate((["/a", "/b"], ["/a"])):
+        torch.save({name: torch.ones(2) for name in names}, tmp_path / f"rank-{rank}.pt")
+        files[f"rank-{rank}.pt"] = hashlib.sha256((tmp_path / f"rank-{rank}.pt").read_bytes()).hexdigest()
+    with pytest.raises(CheckpointError, match="do not hold parts of the same tensors"):
+        with_parts({}, tmp_path, files)
 
 
 def test_parts_take_no_more_room_than_their_own(tmp_path):

@@ -8,7 +8,7 @@ from precision.modes import mode
 from torch import nn
 
 from mptrain.precision.apply import autocast
-from mptrain.precision.census import Cast, Operator, OperatorCensus
+from mptrain.precision.census import Cast, Operator, OperatorCensus, _Nested
 from mptrain.precision.upcast import PRODUCTS, SUMS, Products
 
 CPU = torch.device("cpu")
@@ -90,3 +90,29 @@ def test_a_census_changes_no_bit(name):
     torch.manual_seed(1)
     with OperatorCensus():
         assert torch.equal(model(given), plain)
+
+
+def test_contexts_within_each_other_are_left_as_they_were_entered():
+    inside, trail = [], []
+
+    class Noted:
+        def __init__(self, name, fails=False):
+            self.name, self.fails = name, fails
+
+        def __enter__(self):
+            if self.fails:
+                raise ValueError(self.name)
+            inside.append(self.name)
+
+        def __exit__(self, *raised):
+            trail.append(inside.pop())
+
+    both = _Nested(Noted("outer"), Noted("inner"))
+    with both:
+        with both:
+            assert inside == ["outer", "inner"] * 2
+        assert inside == ["outer", "inner"]
+    assert trail == ["inner", "outer"] * 2
+    with pytest.raises(ValueError, match="late"), _Nested(Noted("early"), Noted("late", fails=True)):
+        pass
+    assert not inside

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from mptrain.errors import DataError
+from mptrain.sweep import worker
+from mptrain.sweep.executor import Program
 from mptrain.sweep.worker import one_line
 
 
@@ -19,3 +22,13 @@ from mptrain.sweep.worker import one_line
 )
 def test_a_reason_is_one_line_that_fits_into_a_pipe(error, reason):
     assert one_line(error) == reason
+
+
+def test_threads_that_cannot_be_set_are_reported_as_the_program_reports(tmp_path, monkeypatch):
+    def refuse(count):
+        raise DataError("no threads", "")
+
+    monkeypatch.setattr(torch, "set_num_threads", refuse)
+    program = Program(train=lambda config, sink: None, report=lambda error: 21)
+    ended = worker._train(lambda: (program, None), tmp_path / "log", lambda error: 1, None, threads=1)
+    assert (ended.status, ended.code, ended.reason) == ("failed", 21, "no threads")

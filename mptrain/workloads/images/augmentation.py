@@ -99,7 +99,7 @@ def _tried(
 
 @dataclass(frozen=True)
 class Shifting:
-    """Shift by whole pixels, zeros moving in, and mirror left to right.
+    """Shift by whole pixels, zeros moving in, and mirror left to right; whole batches at once, uint8 or float, on the host.
 
     The usual variation of CIFAR training: four pixels of padding, a random crop, a random flip (He et al.,
     *Deep residual learning*, CVPR 2016, section 4.2).

@@ -161,7 +161,7 @@ class MemorySplit(IndependentSamples):
         images: uint8 or float32 ``[N, C, H, W]``.
         targets: Class indices, int64 ``[N]``.
         classes: How many classes there are.
-        on_error: What to do about labels outside the classes and about images that are not finite.
+        on_error: What to do about labels outside of 0 to ``classes`` - 1, and about floating-point images that hold inf or NaN.
 
     Attributes:
         shifting: How samples are varied at random; None leaves them as they are.
