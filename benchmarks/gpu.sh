@@ -51,7 +51,7 @@ run() {
     export PYTHONPATH=$site PYTHONUNBUFFERED=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 # plugins of other people's may warn
     mkdir -p "$out"
     local failed=0
-    timeout 170 "$python" -m pytest -p xdist -p pytest_timeout -n 4 -q -p no:cacheprovider tests/gpu || failed=$?
+    timeout 170 "$python" -m pytest -p xdist -p pytest_timeout -n 4 -q -p no:cacheprovider -m gpu tests/gpu || failed=$?
     timeout 300 "$python" -m benchmarks.run --suite gpu --out "$out/gpu.json" ${rehearse:+--rehearse} \
         --budget "${BUDGET:-280}" || failed=$?
     return "$failed"
