@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mptrain.config import build as building
 from mptrain.config.compose import compose
 from mptrain.engine.guard import BufferGuard
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.engine.ring import Ring, _packed
-from mptrain.engine.steps import StepRunner
+from mptrain.engine.step_runner import StepRunner
 from mptrain.optimizer import multi_tensor, updater
 from mptrain.precision import apply
 from mptrain.precision.upcast import EagerMode, products

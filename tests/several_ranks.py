@@ -20,7 +20,7 @@ from mptrain.config.compose import compose
 from mptrain.engine.evaluate import complete
 from mptrain.engine.fingerprints import digest_of_weights
 from mptrain.engine.loop import Loop
-from mptrain.engine.storage import NoStorage
+from mptrain.engine.run_storage import NoStorage
 from mptrain.numerics.shards import whole
 from mptrain.parallel.launch import gathered
 from mptrain.parallel.options import DistributedOptions

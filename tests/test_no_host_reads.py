@@ -23,7 +23,7 @@ SOURCES = [
         PACKAGE / "optimizer" / f"{name}.py"
         for name in ("weights", "updater", "rules", "multi_tensor", "gradient_table")
     ),
-    PACKAGE / "schedule" / "table.py",
+    PACKAGE / "schedule" / "rate_table.py",
     PACKAGE / "parallel" / "strategy.py",
     PACKAGE / "parallel" / "sync_batchnorm.py",
 ]

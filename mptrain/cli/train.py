@@ -24,7 +24,7 @@ from mptrain.runlog.storage import readable_bytes
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
-    from mptrain.engine.job import Parts
+    from mptrain.engine.parts import Parts
     from mptrain.runlog.sink import Sink
 
 

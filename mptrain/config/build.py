@@ -24,11 +24,11 @@ from mptrain.config.schema import Config
 from mptrain.config.together import build_dataset, build_task, require_facts, require_known_learners
 from mptrain.device import capabilities, untried, use
 from mptrain.engine.evaluate import complete
+from mptrain.engine.fault_injection import Injection
 from mptrain.engine.fingerprints import Origin, digest_of_weights
 from mptrain.engine.guard import BufferGuard
-from mptrain.engine.inject import Injection
-from mptrain.engine.job import Options, Parts
 from mptrain.engine.memory import keep_freed_memory, memory_in_use
+from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.step import Learner, Plan
 from mptrain.engine.weights_io import has_averages, plain_weights, read_weights, take_over
@@ -45,7 +45,7 @@ from mptrain.precision.upcast import products, upcasts
 from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.schedule.table import rate_table
+from mptrain.schedule.rate_table import rate_table
 from mptrain.torch_private import BatchNorm
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.source import Dataset

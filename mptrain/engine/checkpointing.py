@@ -11,8 +11,8 @@ from torch import Tensor
 from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Options, Parts, Progress
-    from mptrain.engine.storage import NoStorage, Storage
+    from mptrain.engine.parts import Options, Parts, Progress
+    from mptrain.engine.run_storage import NoStorage, Storage
     from mptrain.engine.telemetry import Telemetry
 
 

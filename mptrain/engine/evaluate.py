@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from mptrain.engine.exhibit import on_host
 from mptrain.engine.fingerprints import sample_digests
-from mptrain.engine.gathered import Gathered
+from mptrain.engine.sample_metrics import SampleMetrics
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import whole
 from mptrain.random_state import other_random_numbers
 from mptrain.records import EvalRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Parts
+    from mptrain.engine.parts import Parts
     from mptrain.workloads.base.exhibits import Exhibit
     from mptrain.workloads.base.loader import Loader
 
@@ -74,7 +74,7 @@ def evaluate(
     inert = contextlib.nullcontext()
     products, autocast = (inert, inert) if wide else (parts.plan.products.context, parts.plan.autocast)
     model = _model_to_measure(parts, wide=wide, average=average)
-    gathered, comm = Gathered(), parts.comm
+    gathered, comm = SampleMetrics(), parts.comm
     exhibits: dict[str, Exhibit] = {}
     with _in_evaluation_mode(parts, model), products:
         for batch in loader.batches(epoch=0):

@@ -1,7 +1,7 @@
 """The training loop: epochs, evaluations, checkpoints, and an orderly end whatever happens.
 
 It reads top to bottom. What one step does is in `mptrain.engine.step`; what a run tells, in `mptrain.engine.telemetry`; how it is
-saved, in `mptrain.engine.checkpointing`; how it ends before its end, in `mptrain.engine.endings`.
+saved, in `mptrain.engine.checkpointing`; how it ends before its end, in `mptrain.engine.termination`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.batch_sync import BatchSync, DistributedBatchSync, SyncedBatch
 from mptrain.engine.checkpointing import Checkpointing
-from mptrain.engine.endings import Endings
-from mptrain.engine.failure import require_success
+from mptrain.engine.failure_diagnosis import require_success
 from mptrain.engine.fingerprints import data_order
 from mptrain.engine.interrupt import Interrupts
-from mptrain.engine.job import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.memory import forget_peak
+from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import rehearse_run
-from mptrain.engine.steps import StepRunner, capture_on
+from mptrain.engine.step_runner import StepRunner, capture_on
 from mptrain.engine.summary import summarise
 from mptrain.engine.telemetry import Telemetry
+from mptrain.engine.termination import Termination
 from mptrain.engine.validation import Validation
 from mptrain.errors import StorageError
 from mptrain.random_state import random_state
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.storage import NoStorage, Storage
+    from mptrain.engine.run_storage import NoStorage, Storage
     from mptrain.runlog.sink import Sink
     from mptrain.workloads.base.batch import Batch
 
@@ -61,7 +61,9 @@ class Loop:
         self.telemetry = Telemetry(parts, options, storage, self.progress, self.planned, displays)
         self.checkpointing = Checkpointing(parts, options, storage, self.progress, self.telemetry)
         self._validation = Validation(parts, storage.paths.samples, self.progress, self.telemetry)
-        self._endings = Endings(parts, storage.paths, self.progress, self.planned, self.telemetry, self.checkpointing)
+        self._termination = Termination(
+            parts, storage.paths, self.progress, self.planned, self.telemetry, self.checkpointing
+        )
         one_rank = parts.comm.world_size == 1
         self._batch_sync = (
             BatchSync(self.interrupts, self._time_is_over)
@@ -223,7 +225,7 @@ class Loop:
             telemetry.warn(self._runner.notes.pop(0))
         hopeless = telemetry.step_log.hopeless(most)
         if hopeless is not None:
-            self._endings.by_overflows(hopeless, batch, given, self._random)
+            self._termination.by_overflows(hopeless, batch, given, self._random)
 
     def _evaluate_test(self) -> None:
         if "test" in self.parts.loaders and not self._validation.run("test", self.progress.epoch, self._move_on):
@@ -237,7 +239,7 @@ class Loop:
     def _obey_signals(self) -> None:
         """End in order if a signal asked for it."""
         if self._batch_sync.asked is not None:
-            self._endings.by_signal(self._batch_sync.asked, self.interrupts.exit_code)
+            self._termination.by_signal(self._batch_sync.asked, self.interrupts.exit_code)
 
     def _end_records(self, error: BaseException) -> None:
         """Have on record what was recorded on the device, whatever ended the run."""
@@ -251,4 +253,4 @@ class Loop:
         if not lost or self.parts.device.type == "cpu":  # a device may wait for the lost one for ever
             telemetry.step_log.flush()
         if lost:
-            self._endings.without_a_rank(error, within_step=self._within_step)
+            self._termination.by_lost_rank(error, within_step=self._within_step)

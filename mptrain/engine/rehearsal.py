@@ -22,7 +22,7 @@ from mptrain.random_state import other_random_numbers
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Options, Parts
+    from mptrain.engine.parts import Options, Parts
     from mptrain.engine.telemetry import Telemetry
     from mptrain.workloads.base.batch import Batch
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mptrain.engine.job import Parts, Progress
+from mptrain.engine.parts import Parts, Progress
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for

@@ -15,7 +15,7 @@ from mptrain.precision.upcast import upcasts
 if TYPE_CHECKING:
     from torch import nn
 
-    from mptrain.engine.job import Options, Parts, Progress
+    from mptrain.engine.parts import Options, Parts, Progress
     from mptrain.engine.step_log import LearnerLog
 
 

@@ -20,8 +20,8 @@ from mptrain.runlog.sink import Fanout, Sink
 from mptrain.workloads.base.faulty_samples import describe
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Options, Parts, Progress
-    from mptrain.engine.storage import NoStorage, Storage
+    from mptrain.engine.parts import Options, Parts, Progress
+    from mptrain.engine.run_storage import NoStorage, Storage
 
 
 class Telemetry:

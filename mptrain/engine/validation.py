@@ -12,7 +12,7 @@ from mptrain.engine.exhibit import keep_exhibits
 from mptrain.records import EpochRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Parts, Progress
+    from mptrain.engine.parts import Parts, Progress
     from mptrain.engine.telemetry import Telemetry
 
 

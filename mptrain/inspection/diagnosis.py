@@ -15,7 +15,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import fetches, is_trust, retyped
-from mptrain.engine.job import Options, Parts
+from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.files import read_text
@@ -148,7 +148,7 @@ class Ending:
         step: Which attempt.
         learner: Whose steps were refused.
         loss_scale: At which scale.
-        cause: `mptrain.engine.failure.Diagnosis.cause`.
+        cause: `mptrain.engine.failure_diagnosis.Diagnosis.cause`.
         batch: As it was prepared, on the CPU.
         random: The random state before that step; None where it was not kept.
         ranks: How many processes did it, each a part of the batch.

@@ -13,7 +13,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.trust import fetches
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
 from mptrain.inspection.findings import Finding, causes_of, compared, inexact, none

@@ -12,7 +12,7 @@ from typing import cast
 
 from mptrain.config.build import build
 from mptrain.config.schema import Config
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.errors import ConfigError, did_you_mean
 from mptrain.inspection.diagnosis_case import DiagnosisCase, lost_in_training, of_learner, reloaded
 from mptrain.inspection.findings import listed

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.device import beside_fp64
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import EnvironmentRefused, FirstBatchError
 from mptrain.inspection.module_tensors import Outputs, each_output, keep_in

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.inspection.module_tensors import Outputs, distance, each_output, keep_in
 from mptrain.inspection.scale_check_gradients import compare_backward, compute_reference, gradients
 from mptrain.inspection.scale_check_observation import without_dropout

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mptrain.engine.job import LearnerTotals, Options, Parts, Progress
+from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import untrained
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot

@@ -24,7 +24,7 @@ import torch
 
 from mptrain.device import current_stream
 from mptrain.errors import EXIT_PREEMPTED, MptrainError, Preempted
-from mptrain.parallel.lookout import Lookout
+from mptrain.parallel.peer_watchdog import PeerWatchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -165,7 +165,7 @@ class DistributedCommunicator(Communicator):
         RankLost: They have not all come.
     """
 
-    _lookout: Lookout | None = None
+    _peer_watchdog: PeerWatchdog | None = None
     _aborted = False
 
     def __init__(
@@ -201,20 +201,20 @@ class DistributedCommunicator(Communicator):
     def use(self, device: torch.device) -> None:
         """See `Communicator.use`."""
         if device.type == "cuda" and self.group is self._host:
-            # torch would end the process where an exchange is aborted, or takes too long; `Lookout` aborts it in order. Torchrun sets it.
+            # torch would end the process where an exchange is aborted, or takes too long; `PeerWatchdog` aborts it in order. Torchrun sets it.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
             with self._noticing_loss():
                 self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)  # type: ignore[assignment]
             self.name = "nccl"
-            self.look_out(current_stream(device).query)
+            self.watch_peers(current_stream(device).query)
 
-    def look_out(self, idle: Callable[[], bool]) -> None:
+    def watch_peers(self, idle: Callable[[], bool]) -> None:
         """From here on, notice ranks that end while the device waits for them.
 
         Args:
             idle: Whether the device has done all that it was given.
         """
-        self._lookout = Lookout(
+        self._peer_watchdog = PeerWatchdog(
             self.rank,
             list(range(1, self.world_size)) if self.is_rank_zero else [0],
             self.store,
@@ -224,7 +224,7 @@ class DistributedCommunicator(Communicator):
             self._give_up,
             speaks=self.local_rank == 0,
         )
-        self._lookout.begin()
+        self._peer_watchdog.begin()
 
     def wait_for(self, event: torch.Event) -> None:
         """See `Communicator.wait_for`.
@@ -251,11 +251,11 @@ class DistributedCommunicator(Communicator):
 
     def _missed(self) -> str:
         """Whom the device waits for in vain; empty if for nobody."""
-        return "" if self._lookout is None else self._lookout.lost
+        return "" if self._peer_watchdog is None else self._peer_watchdog.lost
 
     def _notice(self) -> None:
-        if self._lookout is not None:
-            self._lookout.notice()
+        if self._peer_watchdog is not None:
+            self._peer_watchdog.notice()
 
     def _give_up(self) -> None:
         """Abort the exchanges on devices, which may take long itself."""
@@ -411,8 +411,8 @@ class DistributedCommunicator(Communicator):
 
     def leave(self) -> None:
         """Take leave of the others."""
-        if self._lookout is not None:
-            self._lookout.end()
+        if self._peer_watchdog is not None:
+            self._peer_watchdog.end()
         with contextlib.suppress(Exception):  # who has lost one cannot part in order
             self._dist.destroy_process_group()
 

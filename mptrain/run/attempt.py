@@ -19,10 +19,10 @@ from mptrain.config.parallelism import check_parallelism, device_of
 from mptrain.config.ranges import show
 from mptrain.config.schema import Config
 from mptrain.config.trust import is_trust, retyped
-from mptrain.engine.job import Options, Parts
 from mptrain.engine.loop import Loop
+from mptrain.engine.parts import Options, Parts
+from mptrain.engine.run_storage import NoStorage, Storage
 from mptrain.engine.snapshot import require_fit, require_same_schema
-from mptrain.engine.storage import NoStorage, Storage
 from mptrain.errors import (
     EXIT_BUG,
     EXIT_OK,

@@ -14,7 +14,7 @@ from mptrain.config.files import read_yaml
 from mptrain.config.ranges import show
 from mptrain.config.schema import Config
 from mptrain.engine.fingerprints import data_order
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.errors import ConfigError, MptrainError, StorageError
 from mptrain.records import EvalRecord
 from mptrain.runlog import RunDirectory, RunState, read_run

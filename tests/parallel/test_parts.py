@@ -15,8 +15,8 @@ from small_runs import TINY, environment, parts_of
 
 from mptrain.engine.batch_sync import DistributedBatchSync
 from mptrain.engine.fingerprints import digest_of_samples, sample_digests
-from mptrain.engine.gathered import Gathered
 from mptrain.engine.interrupt import Interrupts
+from mptrain.engine.sample_metrics import SampleMetrics
 from mptrain.errors import CheckpointError, DataError, StorageError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
 from mptrain.parallel.communicator import SINGLE_PROCESS, RankFailed, how_one_ended, is_loss, portable
@@ -64,12 +64,12 @@ def test_what_ranks_have_gathered_is_put_in_the_order_of_one():
         values = torch.arange(first, first + count, dtype=torch.float64)
         return Batch(values, values)
 
-    alone = Gathered()
+    alone = SampleMetrics()
     for one in (batch(0, 5), batch(5, 2)):
         alone.add(one, {"loss": one.inputs}, one.inputs.tolist(), sample_digests(one))
 
     def gather(ranks):
-        own = Gathered()
+        own = SampleMetrics()
         for first, counts in ((0, (2, 2, 1)), (5, (1, 1, 0))):
             begin, count = first + sum(counts[: ranks.rank]), counts[ranks.rank]
             if count:

@@ -124,7 +124,7 @@ FAULTS = (
     ),
     Fault(
         13,
-        "engine/gathered.py",
+        "engine/sample_metrics.py",
         "(z / (2 * samples)) ** 2",
         "(z / samples) ** 2",
         "Wilson's interval of a share is too wide",
@@ -139,7 +139,7 @@ FAULTS = (
     ),
     Fault(
         15,
-        "engine/failure.py",
+        "engine/failure_diagnosis.py",
         "if last.loss - last.loss == 0 else",
         "if last.loss - last.loss != 0 else",
         "a backward overflow is explained as one of the forward pass",
@@ -718,7 +718,7 @@ FAULTS = (
     ),
     Fault(
         93,
-        "logger/background.py",
+        "logger/tracker_process.py",
         "self._write(process)",
         "pass",
         "a tracker never gets the last records",

@@ -182,7 +182,7 @@ def test_a_saved_configuration_calls_nothing_but_parts_of_mptrain(group, path):
 @pytest.mark.parametrize(
     "target",
     [
-        "{_target_: mptrain.logger.background.main}",
+        "{_target_: mptrain.logger.tracker_process.main}",
         "{_target_: mptrain.logger.base.kept_id, file: it-ran}",
     ],
 )

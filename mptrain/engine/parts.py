@@ -17,8 +17,8 @@ from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.precision.apply import input_dtype
 
 if TYPE_CHECKING:
+    from mptrain.engine.fault_injection import Injection
     from mptrain.engine.fingerprints import Origin
-    from mptrain.engine.inject import Injection
     from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
     from mptrain.engine.step import Learner, Plan
     from mptrain.precision.policy import Policy

@@ -33,7 +33,7 @@ END = 5.0
 _GONE, _ALIVE = "gone", "alive"
 
 
-class Lookout:
+class PeerWatchdog:
     """Looks out from `begin` to `end`.
 
     Args:
@@ -68,7 +68,7 @@ class Lookout:
         self._store = store.clone() if hasattr(store, "clone") else store  # a connection on which nobody waits
         self._signs: dict[int, tuple[bytes, int]] = {}
         self._over, self._noticed = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._look_out, name="lookout", daemon=True)
+        self._thread = threading.Thread(target=self._watch_peers, name="peer_watchdog", daemon=True)
 
     def begin(self) -> None:
         """Look out from now on."""
@@ -85,7 +85,7 @@ class Lookout:
         """This rank knows that another is lost, and ends."""
         self._noticed.set()
 
-    def _look_out(self) -> None:
+    def _watch_peers(self) -> None:
         gone, looks = "", 0
         while not self._over.wait(LOOK):
             looks += 1

@@ -37,7 +37,7 @@ _Z = 1.959963984540054
 _SEED = 1979  # of the draws of the bootstrap: the same evaluation always has the same interval
 
 
-class Of(NamedTuple):
+class BatchMetrics(NamedTuple):
     """What was gathered of one batch, or of a rank's part of it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Of(NamedTuple):
     digests: Sequence[bytes]
 
 
-class Gathered:
+class SampleMetrics:
     """The sums and answers of a split, batch by batch. Sums stay on the device until they are asked for."""
 
     def __init__(self) -> None:
@@ -61,19 +61,19 @@ class Gathered:
         self._counts: list[int] = []
         self._answers: list[Any] = []
         self._digests: list[bytes] = []
-        self._batches: list[Of] = []
+        self._batches: list[BatchMetrics] = []
 
     def add(
         self, batch: Batch, sums: Mapping[str, Tensor], answers: Sequence[Any], digests: Sequence[bytes] = ()
     ) -> None:
         """Take what a task measured on a batch, what the model answered, and digests of its samples."""
-        self._take(Of(sums, batch.counts or [1] * batch.samples, answers, digests))
+        self._take(BatchMetrics(sums, batch.counts or [1] * batch.samples, answers, digests))
 
     def skip(self) -> None:
         """Take note of a batch of which this rank has no part."""
-        self._take(Of({}, (), (), ()))
+        self._take(BatchMetrics({}, (), (), ()))
 
-    def _take(self, one: Of) -> None:
+    def _take(self, one: BatchMetrics) -> None:
         self._batches.append(one)
         for name, value in one.sums.items():
             self._sums.setdefault(name, []).append(value)
@@ -81,12 +81,12 @@ class Gathered:
         self._answers += one.answers
         self._digests += one.digests
 
-    def over(self, comm: Communicator) -> Gathered:
+    def over(self, comm: Communicator) -> SampleMetrics:
         """The whole, in the order in which one rank would have met it; every sample once. The device is waited for."""
         if comm.world_size == 1:
             return self
         own = [one._replace(sums={name: value.cpu() for name, value in one.sums.items()}) for one in self._batches]
-        whole = Gathered()
+        whole = SampleMetrics()
         for parts in zip(*comm.all_gather_object(own), strict=True):
             for one in parts:
                 whole._take(one)

@@ -23,7 +23,7 @@ from mptrain.probe.overflow_attribution import offenders
 from mptrain.runlog.storage import storing, temporary, write_atomically
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Parts, Progress
+    from mptrain.engine.parts import Parts, Progress
     from mptrain.engine.step import Learner
     from mptrain.engine.step_log import LearnerLog
     from mptrain.records import StepRecord

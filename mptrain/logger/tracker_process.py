@@ -41,7 +41,7 @@ _NOT_FOR_US = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 CLOSE_SECONDS: Final = 10.0
 
 
-class Background:
+class TrackerProcess:
     """A sink that hands records to a tracker in another process, and gives up on it rather than wait.
 
     Args:
@@ -103,7 +103,7 @@ class Background:
         with os.fdopen(open_in_place(self._log, os.O_WRONLY | os.O_APPEND), "ab") as output:
             self._began = output.tell()
             process = subprocess.Popen(
-                command("-c", "from mptrain.logger.background import main; main()"),
+                command("-c", "from mptrain.logger.tracker_process import main; main()"),
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -28,7 +28,7 @@ from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost, host_waits
 from mptrain.engine.step import StepValues, train_step
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Parts
+    from mptrain.engine.parts import Parts
     from mptrain.engine.ring import Ring
     from mptrain.optimizer.weights import GradientState
     from mptrain.probe.probe import Watch

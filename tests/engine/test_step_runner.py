@@ -11,9 +11,9 @@ import torch
 from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resumed
 
 import mptrain.engine.loop
-from mptrain.engine import steps
+from mptrain.engine import step_runner
 from mptrain.engine.ring import Ring
-from mptrain.engine.steps import MOST, WARM_UP, StepRunner
+from mptrain.engine.step_runner import MOST, WARM_UP, StepRunner
 from mptrain.records import EventRecord, HistogramRecord
 
 GAN = ("model=dcgan", "dataset.image_size=16", "dataset.train_samples=96", "train.batch_size=16", "train.epochs=3")
@@ -227,7 +227,7 @@ def test_gradients_can_be_looked_at_after_a_captured_step():
 
 
 def test_a_cpu_has_no_graphs_and_a_run_says_so(tmp_path):
-    assert steps.capture_on(torch.device("cpu")) is None
+    assert step_runner.capture_on(torch.device("cpu")) is None
     kept = Kept()
     loop = loop_of(tmp_path, *TINY, "precision=fp32", "train.engine=graph", "train.epochs=1", kept=kept)
     loop.run()

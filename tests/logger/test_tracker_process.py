@@ -12,9 +12,9 @@ import pytest
 from own_trackers import Own
 from small_runs import Kept
 
-from mptrain.logger import background
-from mptrain.logger.background import Background
+from mptrain.logger import tracker_process
 from mptrain.logger.base import TrackedRun
+from mptrain.logger.tracker_process import TrackerProcess
 from mptrain.records import StepRecord
 
 
@@ -25,7 +25,7 @@ def step(number):
 def opened(tmp_path, **options):
     heard = Kept()
     run = TrackedRun("name", tmp_path, tmp_path / "samples", {"a": 1}, 0)
-    return Background(Own(**options), run, tmp_path / "logger.log", heard), heard
+    return TrackerProcess(Own(**options), run, tmp_path / "logger.log", heard), heard
 
 
 def lines(tmp_path):
@@ -112,8 +112,8 @@ def test_a_tracker_that_blocks_is_ended_after_its_time(tmp_path, place):
 
 
 def test_records_beyond_the_bound_are_left_out_with_one_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr(background, "MOST_WAITING", 20_000)
-    monkeypatch.setattr(background, "PAUSE", 0.0)
+    monkeypatch.setattr(tracker_process, "MOST_WAITING", 20_000)
+    monkeypatch.setattr(tracker_process, "PAUSE", 0.0)
     sink, heard = opened(tmp_path, way="blocks", place="open", close_seconds=0.5)
     for number in range(1, 5001):
         sink.take(step(number))
@@ -166,7 +166,7 @@ import os, signal, sys, time
 sys.path[:] = {sys.path!r}
 from pathlib import Path
 from own_trackers import Own
-from mptrain.logger.background import Background
+from mptrain.logger.tracker_process import Background
 from mptrain.logger.base import TrackedRun
 from mptrain.records import EventRecord
 folder = Path({str(tmp_path)!r})
@@ -199,7 +199,7 @@ def test_a_tracker_that_cannot_be_sent_to_a_process_is_a_warning(tmp_path):
         pass
 
     heard = Kept()
-    sink = Background(Local(), TrackedRun("n", tmp_path, tmp_path, {}, 0), tmp_path / "logger.log", heard)
+    sink = TrackerProcess(Local(), TrackedRun("n", tmp_path, tmp_path, {}, 0), tmp_path / "logger.log", heard)
     sink.take(step(1))
     sink.close()
     [message] = messages(heard)

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from mptrain.engine.failure import explain, is_sound
+from mptrain.engine.failure_diagnosis import explain, is_sound
 from mptrain.errors import EXIT_PREEMPTED, NumericsError, Preempted
 from mptrain.parallel.communicator import RankLost
 
 if TYPE_CHECKING:
     from mptrain.engine.checkpointing import Checkpointing
-    from mptrain.engine.job import Parts, Progress
+    from mptrain.engine.parts import Parts, Progress
     from mptrain.engine.step_log import LearnerLog
     from mptrain.engine.telemetry import Telemetry
     from mptrain.runlog.layout import RunPaths
     from mptrain.workloads.base.batch import Batch
 
 
-class Endings:
+class Termination:
     """Ends a run in order.
 
     Args:
@@ -66,7 +66,7 @@ class Endings:
             exit_code,
         )
 
-    def without_a_rank(self, error: BaseException, *, within_step: bool) -> NoReturn:
+    def by_lost_rank(self, error: BaseException, *, within_step: bool) -> NoReturn:
         """Save what this rank has, if that is all there is, and say how to go on.
 
         Every exchange between ranks comes before the step moves anything, so but for buffers nothing has moved yet.

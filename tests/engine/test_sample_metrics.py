@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from mptrain.engine.gathered import FEWEST, Gathered
+from mptrain.engine.sample_metrics import FEWEST, SampleMetrics
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.task import Task
 
@@ -28,7 +28,7 @@ def batch_of(samples, counts=None):
 
 
 def gathered_of(values, answers=(), counts=None, batch_size=7):
-    gathered = Gathered()
+    gathered = SampleMetrics()
     for begin in range(0, len(values), batch_size):
         part = slice(begin, begin + batch_size)
         chunk = torch.tensor(values[part], dtype=torch.float64)
@@ -97,7 +97,7 @@ def test_a_sum_of_a_whole_batch_counts_and_has_no_interval():
     class Whole(Says):
         shares = ()
 
-    gathered = Gathered()
+    gathered = SampleMetrics()
     for _ in range(5):
         gathered.add(batch_of(10), {"right": torch.tensor(5.0)}, ())
     assert gathered.metrics(Whole()) == {"right": 0.5}
@@ -121,7 +121,7 @@ def test_the_more_answers_there_are_the_fewer_resamples_are_scored(samples, call
             asked.append(len(answers))
             return {"middle": float(answers[0])}
 
-    gathered = Gathered()
+    gathered = SampleMetrics()
     gathered.add(batch_of(samples), {}, list(range(samples)))
     assert gathered.intervals(Counts(), {"middle": samples / 2}).keys() == {"middle"}
     assert asked == [samples] * calls

@@ -11,9 +11,9 @@ import torch
 from small_runs import environment, run_command
 from torch.distributed import HashStore
 
-from mptrain.parallel import lookout
+from mptrain.parallel import peer_watchdog
 from mptrain.parallel.communicator import DistributedCommunicator, RankLost
-from mptrain.parallel.lookout import Lookout
+from mptrain.parallel.peer_watchdog import PeerWatchdog
 
 #: The device is waiting from the step on in which the last rank is killed.
 STUCK = """
@@ -27,7 +27,7 @@ stuck = False
 
 def use(group, device, inner=DistributedCommunicator.use):
     inner(group, device)
-    group.look_out(lambda: not stuck)
+    group.watch_peers(lambda: not stuck)
 
 class Never:
     def query(self):
@@ -95,28 +95,28 @@ def test_a_killed_rank_is_noticed_every_time(tmp_path, attempt):
 @pytest.fixture
 def quick(monkeypatch):
     for name, seconds in {"LOOK": 0.01, "PATIENCE": 0.2, "GLANCE": 0.001, "END": 60.0}.items():
-        monkeypatch.setattr(lookout, name, seconds)
-    monkeypatch.setattr(lookout, "SILENT", 5)
+        monkeypatch.setattr(peer_watchdog, name, seconds)
+    monkeypatch.setattr(peer_watchdog, "SILENT", 5)
 
 
 class Watched:
-    """A lookout of the first of two ranks, whose device is idle or not."""
+    """A watchdog of the first of two ranks, whose device is idle or not."""
 
     def __init__(self, ended="", others=(1,), store=None, silence=str):
         self.store, self.given_up, self.busy = store or HashStore(), threading.Event(), True
-        self.lookout = Lookout(
+        self.peer_watchdog = PeerWatchdog(
             0, list(others), self.store, lambda: ended, lambda: not self.busy, silence, self.given_up.set, speaks=False
         )
-        self.lookout.begin()
+        self.peer_watchdog.begin()
 
     def until_lost(self, seconds=5.0):
         self.given_up.wait(seconds)
-        return self.lookout.lost
+        return self.peer_watchdog.lost
 
     def close(self):
-        self.lookout.end()
-        self.lookout._thread.join(5)
-        assert not self.lookout._thread.is_alive()
+        self.peer_watchdog.end()
+        self.peer_watchdog._thread.join(5)
+        assert not self.peer_watchdog._thread.is_alive()
 
 
 def test_a_rank_without_signs_of_life_is_missed_by_a_device_that_waits(quick):
@@ -133,7 +133,7 @@ def test_signs_of_life_are_believed(quick):
     for count in range(60):
         watched.store.set("alive/1", str(count))
         time.sleep(0.01)
-    assert not watched.lookout.lost
+    assert not watched.peer_watchdog.lost
     watched.close()
 
 
@@ -145,7 +145,7 @@ def test_who_has_ended_is_not_missed_where_the_device_is_idle_now_and_then(quick
         time.sleep(0.005)
         watched.busy = True
         time.sleep(0.005)
-    assert not watched.lookout.lost
+    assert not watched.peer_watchdog.lost
     assert watched.until_lost() == "rank 1 has ended with exit code 0"  # it is busy for good now
     watched.close()
 
@@ -156,10 +156,10 @@ def test_a_device_that_fails_waits_for_nobody(quick):
     def failing():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    watched.lookout._idle = failing
+    watched.peer_watchdog._idle = failing
     time.sleep(0.3)
-    assert watched.lookout._thread.is_alive()
-    assert not watched.lookout.lost
+    assert watched.peer_watchdog._thread.is_alive()
+    assert not watched.peer_watchdog.lost
     watched.close()
 
 
@@ -176,11 +176,11 @@ def test_ranks_that_live_and_do_not_answer_for_too_long_are_missed_by_a_device_t
     watched = Watched(silence=lambda: said[0])
     watched.busy = False
     time.sleep(0.3)
-    assert not watched.lookout.lost
+    assert not watched.peer_watchdog.lost
     said[0] = ""  # they answer again
     watched.busy = True
     time.sleep(0.5)
-    assert not watched.lookout.lost
+    assert not watched.peer_watchdog.lost
     said[0] = "no rank has answered for 5 s"
     assert watched.until_lost() == "no rank has answered for 5 s"
     watched.close()
@@ -209,17 +209,17 @@ class Event:
 
     def query(self):
         if self.group is not None:
-            self.group._lookout.lost = "rank 1 was ended by SIGKILL"
+            self.group._peer_watchdog.lost = "rank 1 was ended by SIGKILL"
         return True
 
 
 def test_what_a_device_came_to_after_it_was_given_up_is_not_used(quick):
     group = DistributedCommunicator.__new__(DistributedCommunicator)
-    group._lookout = Lookout(0, [], HashStore(), str, bool, str, bool, speaks=False)
+    group._peer_watchdog = PeerWatchdog(0, [], HashStore(), str, bool, str, bool, speaks=False)
     group.wait_for(Event())
     with pytest.raises(RankLost, match="rank 1"):
         group.wait_for(Event(group))
-    assert group._lookout._noticed.is_set()
+    assert group._peer_watchdog._noticed.is_set()
     assert group.is_lost(RuntimeError("Invalid process group specified"))
     assert group.is_lost(ValueError("Invalid process group specified"))
     assert not group.is_lost(KeyboardInterrupt())
