@@ -25,7 +25,7 @@ from mptrain.numerics.shards import whole
 from mptrain.parallel.launch import gathered
 from mptrain.parallel.options import DistributedOptions
 from mptrain.records import EvalRecord, StepRecord
-from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.run_paths import RunPaths
 
 
 def trained_by(ranks: int, *cases: list[str], timeout: float = 200) -> list[list[dict]]:

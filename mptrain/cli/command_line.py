@@ -243,7 +243,7 @@ def refuse_blanks(words: list[str], commands: Collection[str], *, keys: bool) ->
 
 def what_was_meant(word: str, commands: Collection[str]) -> str:
     """Return the hint for a first word that is no command."""
-    from mptrain.runlog.layout import RUN_JSON
+    from mptrain.runlog.run_paths import RUN_JSON
 
     catalogue = Catalogue([location.configs()])
     if word in catalogue.groups:

@@ -19,7 +19,7 @@ from mptrain.report.run_parts import by_cast, by_operator, summary
 
 if TYPE_CHECKING:
     from mptrain.report.page import Cell
-    from mptrain.runlog.diagnosis import Examination, ModuleRow, Remedy
+    from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Remedy
 
 #: Modules in the table at most, unless all are asked for; and how many of the first and the last stay at least.
 MOST_ROWS, ENDS = 40, 6

@@ -17,7 +17,7 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.errors import EXIT_ENVIRONMENT, EXIT_OK, Problem
 from mptrain.machine import usable_cores
-from mptrain.runlog.storage import free_bytes, readable_bytes
+from mptrain.runlog.atomic_files import free_bytes, readable_bytes
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from mptrain.config.targets import parameters
 from mptrain.config.trust import is_trust
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.run.evaluation import Export, export_run
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.strict_json import read_object
 
 if TYPE_CHECKING:

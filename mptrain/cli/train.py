@@ -19,8 +19,8 @@ from mptrain.records import EventRecord, Record
 from mptrain.run.attempt import Opening, Outcome, launch
 from mptrain.run.attempt import resume as resume_run
 from mptrain.run.evaluation import evaluate_run
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.runlog.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config

@@ -13,7 +13,7 @@ from mptrain.comparison.configurations import settings
 from mptrain.comparison.measures import TIMED_STEPS
 from mptrain.comparison.results import Arm, Interval, RunMeasures
 from mptrain.comparison.verdict import percent
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
 
 #: A speed ratio whose interval reaches down to this is not called faster; its inverse bounds memory in the same way.
 FASTER = 1.1

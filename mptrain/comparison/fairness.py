@@ -15,7 +15,7 @@ from mptrain.comparison.arms import pairs, precision_of
 from mptrain.comparison.configurations import MACHINE, differing, is_below, settings
 from mptrain.comparison.results import Arm, Objection, RunMeasures
 from mptrain.config.ranges import show
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
 
 #: What arms claim to differ in without saying so: keys and sections.
 PRECISION = ("precision", "scaler")

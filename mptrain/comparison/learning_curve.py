@@ -15,7 +15,7 @@ from typing import Literal
 
 from mptrain.comparison.results import Aligned, Arm, Moment, RunMeasures
 from mptrain.comparison.statistics import mean_interval
-from mptrain.runlog.reader import Run
+from mptrain.runlog.run_reader import Run
 
 #: Windows over which a training loss is averaged, and the fewest steps of one.
 _WINDOWS, _FEWEST = 50, 10

@@ -20,7 +20,7 @@ from mptrain.comparison.learning_curve import course_of
 from mptrain.comparison.results import RunMeasures
 from mptrain.errors import ConfigError, StorageError
 from mptrain.numerics.exponents import merged, total
-from mptrain.runlog.reader import Run
+from mptrain.runlog.run_reader import Run
 from mptrain.runlog.strict_json import read_object
 
 #: Fewest steps after warm-up whose mean time is called a speed.

@@ -19,7 +19,7 @@ from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
 from mptrain.parallel.options import DistributedOptions
 from mptrain.precision.policy import Policy
-from mptrain.runlog.layout import check_run_name
+from mptrain.runlog.run_paths import check_run_name
 
 Device = Annotated[
     str,

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mptrain.runlog.layout import CAPTIONS
-from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.atomic_files import storing, write_atomically
+from mptrain.runlog.run_paths import CAPTIONS
 from mptrain.workloads.base.exhibits import Exhibit, Pictures, Sounds, Texts
 
 #: The loudest sample of a 16-bit recording.

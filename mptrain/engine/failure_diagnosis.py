@@ -20,7 +20,7 @@ from mptrain.errors import NumericsError
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.shards import part
 from mptrain.probe.overflow_attribution import offenders
-from mptrain.runlog.storage import storing, temporary, write_atomically
+from mptrain.runlog.atomic_files import storing, temporary, write_atomically
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts, Progress

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.record_writer import RecordWriter
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.saver import NoSaver, Saver
 from mptrain.runlog.sink import NoRecords
-from mptrain.runlog.writer import RecordWriter
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mptrain.engine.parts import Parts, Progress
     from mptrain.engine.step_log import LearnerLog
     from mptrain.engine.telemetry import Telemetry
-    from mptrain.runlog.layout import RunPaths
+    from mptrain.runlog.run_paths import RunPaths
     from mptrain.workloads.base.batch import Batch
 
 

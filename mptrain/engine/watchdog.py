@@ -18,7 +18,7 @@ from types import TracebackType
 
 from mptrain.errors import StorageError
 from mptrain.files import open_in_place
-from mptrain.runlog.storage import storing
+from mptrain.runlog.atomic_files import storing
 
 #: Looks during the time after which a run counts as standing still.
 LOOKS = 10

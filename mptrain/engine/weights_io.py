@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mptrain.errors import CheckpointError
 from mptrain.numerics.rounding import saturated
-from mptrain.runlog.state_files import NotPlain, load_plain
+from mptrain.runlog.checkpoint_data import NotPlain, load_plain
 
 #: Where programs keep the weights inside of larger files, and what wrappers put before every name.
 _HOLDERS = ("state_dict", "model_state_dict", "model")

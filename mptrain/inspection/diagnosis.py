@@ -26,12 +26,12 @@ from mptrain.records import StepRecord
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.run.attempt import min_micro_batches
 from mptrain.runlog import RunDirectory
+from mptrain.runlog.checkpoint_data import load_plain
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
-from mptrain.runlog.diagnosis import Examination
+from mptrain.runlog.diagnosis_file import Examination
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
-from mptrain.runlog.reader import read_run
-from mptrain.runlog.state_files import load_plain
+from mptrain.runlog.run_reader import read_run
 from mptrain.runlog.strict_json import parse_strict
 from mptrain.workloads.base.batch import Batch
 

@@ -20,7 +20,7 @@ from mptrain.inspection.observations import notes_of, rows_of, underflows
 from mptrain.inspection.remedies import remedies
 from mptrain.inspection.step_replay import SavedStep, look, stand_at
 from mptrain.probe.observer import Observation
-from mptrain.runlog.diagnosis import CauseKind, Examination, Found, Remedy
+from mptrain.runlog.diagnosis_file import CauseKind, Examination, Found, Remedy
 
 #: What takes a fault out of a configuration.
 _WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")

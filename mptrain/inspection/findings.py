@@ -29,7 +29,7 @@ class Finding:
     """Something that is wrong with a step, or with training a network in a precision.
 
     Attributes:
-        kind: Of a step, see `mptrain.runlog.diagnosis.CauseKind`; else one of `mptrain.inspection.scale_check_findings.findings`.
+        kind: Of a step, see `mptrain.runlog.diagnosis_file.CauseKind`; else one of `mptrain.inspection.scale_check_findings.findings`.
         where: Names of all modules, parameters or buffers in which it happens, the first of them first; empty where in none.
         what: What is wrong with them, in one sentence, with its number.
         hint: What to do; empty where that is tried out.

@@ -15,7 +15,7 @@ from mptrain.precision.policy import NORMS
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Observation, Operation
 from mptrain.records import ExponentCounts
-from mptrain.runlog.diagnosis import ModuleRow, Reach
+from mptrain.runlog.diagnosis_file import ModuleRow, Reach
 
 #: From this share of FP16's range on, a value is two doublings or fewer from its end.
 CLOSE = 0.25

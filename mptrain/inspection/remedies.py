@@ -33,7 +33,7 @@ from mptrain.precision.apply import kept_modules
 from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Observation
 from mptrain.records import ExponentCounts
-from mptrain.runlog.diagnosis import Remedy
+from mptrain.runlog.diagnosis_file import Remedy
 from mptrain.scaler import NoScaler, StaticScaler
 from mptrain.workloads.base.batch import Batch
 

@@ -20,7 +20,7 @@ from mptrain.numerics.forecast import MARGIN
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
 from mptrain.numerics.verdict import Verdict
 from mptrain.records import ExponentCounts
-from mptrain.runlog.diagnosis import Remedy
+from mptrain.runlog.diagnosis_file import Remedy
 
 #: A scale at which more of the gradients than this are rounded to zero is no remedy.
 LOSES = 0.1

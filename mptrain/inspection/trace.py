@@ -28,7 +28,7 @@ from mptrain.numerics.exponents import (
 )
 from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
-from mptrain.runlog.reader import Run
+from mptrain.runlog.run_reader import Run
 
 #: Where an answer comes from: the step's own records; those of steps nearby, or of another format; neither, so that it is the recorded
 #: verdict, which says nothing of the other scale.

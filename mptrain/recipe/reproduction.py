@@ -22,9 +22,9 @@ from mptrain.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_ar
 from mptrain.recipe.expectations import Finding, judge, unknown_measures
 from mptrain.records import as_json
 from mptrain.run.describe import versions_now
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.reader import read_run
-from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.atomic_files import write_atomically
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.run_reader import read_run
 from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_sweep
 from mptrain.sweep.comparisons import Question, claimed_by
 from mptrain.sweep.points import check

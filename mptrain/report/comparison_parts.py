@@ -16,7 +16,7 @@ from mptrain.report import canvas
 from mptrain.report.curves import Curve, together
 from mptrain.report.formatting import TIMES, UNKNOWN, elided, number, rate, share, signed
 from mptrain.report.page import Bullets, Cell, Plot, Table, Tone, table
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
 
 #: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.
 _LEAST_FOR_RATIO: Final = 3

@@ -11,8 +11,8 @@ from mptrain.report.formatting import number, scale, share
 from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section, table
 from mptrain.report.rendering import html, markdown_page
 from mptrain.report.run_parts import operator_blocks
-from mptrain.runlog.diagnosis import CauseKind, Examination, ModuleRow, Reach, Remedy, file_stem, write_examination
-from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.atomic_files import storing, write_atomically
+from mptrain.runlog.diagnosis_file import CauseKind, Examination, ModuleRow, Reach, Remedy, file_stem, write_examination
 
 #: What each cause is called.
 NAMES: Final[dict[CauseKind, str]] = {

@@ -12,7 +12,7 @@ from mptrain.numerics.forecast import Forecast, GradientHistory
 
 if TYPE_CHECKING:
     from mptrain.records import ExponentCounts, HistogramRecord, StepRecord, TensorKind
-    from mptrain.runlog.reader import Run
+    from mptrain.runlog.run_reader import Run
 
 #: What a kind of tensor is called.
 KINDS: Final[dict[TensorKind, str]] = {

@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 from mptrain.errors import StorageError
 from mptrain.records import Phase, StepRecord
 from mptrain.report.curves import MOST_BUCKETS, Curve
-from mptrain.runlog.reader import Run
+from mptrain.runlog.run_reader import Run
 from mptrain.runlog.schema_checks import Kind, each, is_count, is_number, is_text, mapping, misfit, optional
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)

@@ -18,8 +18,8 @@ from mptrain.report.history import PHASES, History, LearnerHistory, Overflows
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Table, Text, Tiles, plots, section, table
 from mptrain.report.run_parts import OpenedRun, commands, environment, exhibits, open_with_history, operator_blocks
 from mptrain.report.scaling_part import scaling_blocks
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.runlog.run_paths import RunPaths
 
 #: Metrics in one figure where the task has none of its own.
 _MOST_METRICS = 4

@@ -22,8 +22,8 @@ from mptrain.report.formatting import counted, duration, moment
 from mptrain.report.history import History, read_history
 from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Text, facts, table
 from mptrain.runlog.directory import open_run
-from mptrain.runlog.layout import CAPTIONS
-from mptrain.runlog.reader import Run, read_run
+from mptrain.runlog.run_paths import CAPTIONS
+from mptrain.runlog.run_reader import Run, read_run
 
 
 @dataclass(frozen=True)

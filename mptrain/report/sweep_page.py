@@ -41,7 +41,7 @@ from mptrain.report.page import (
 from mptrain.report.run_page import LONG
 from mptrain.report.run_parts import environment, tried
 from mptrain.report.sweep_points import BUCKETS, Axis, OpenedPoint, kinds, metric_name, numeric_axis, read_points
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.sweeps import Sweep, interval_of
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted": "warn", "preempted": "warn"}

@@ -13,8 +13,8 @@ from mptrain.report.rendering import html, markdown_page
 from mptrain.report.replay_page import Replay, file_name, replay_page
 from mptrain.report.run_page import run_page
 from mptrain.report.sweep_page import sweep_page
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.atomic_files import storing, write_atomically
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
 
 

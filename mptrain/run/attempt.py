@@ -63,8 +63,8 @@ from mptrain.runlog import (
     write_summary,
 )
 from mptrain.runlog.checkpoints import CheckpointStore, Loaded
-from mptrain.runlog.layout import RunPaths
 from mptrain.runlog.manifest import manifest_name
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
 
 

@@ -21,9 +21,9 @@ from mptrain.errors import DataError
 from mptrain.precision.apply import about_clamped, count_beyond
 from mptrain.records import EvalRecord
 from mptrain.run.consistency import other_evaluated_data
+from mptrain.runlog.atomic_files import storing, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
-from mptrain.runlog.storage import storing, write_atomically
 
 
 @dataclass(frozen=True)

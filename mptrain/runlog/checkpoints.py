@@ -2,7 +2,7 @@
 
 The order that makes a kill at any moment harmless: the data file reaches the disk, then the manifest that
 names it (the commit point), then pointers and deletions, which only save time and space. What a state contains is the
-business of the caller. Only this module, `state_files`, `shards` and `saver` import torch in `mptrain.runlog`.
+business of the caller. Only this module, `checkpoint_data`, `checkpoint_shards` and `saver` import torch in `mptrain.runlog`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mptrain.errors import CheckpointError, StorageError
+from mptrain.runlog.atomic_files import TEMPORARY, storing, write_atomically
+from mptrain.runlog.checkpoint_data import check_plain, read_verified, write_state
+from mptrain.runlog.checkpoint_shards import FOLDER, Collectives, with_parts, write_parts
 from mptrain.runlog.manifest import BEST, DATA, LAST, Manifest, manifest_name, manifests_in, read_manifest, step_of
-from mptrain.runlog.shards import FOLDER, Collectives, with_parts, write_parts
-from mptrain.runlog.state_files import check_plain, read_verified, write_state
-from mptrain.runlog.storage import TEMPORARY, storing, write_atomically
 
 _AGAIN = "-again"
 

@@ -14,11 +14,18 @@ from pathlib import Path
 
 from mptrain.errors import ConfigError, OlderLayout, StorageError, did_you_mean
 from mptrain.files import read_bytes
-from mptrain.runlog.layout import RUN_JSON, RunPaths, check_run_name, fresh_name
+from mptrain.runlog.atomic_files import (
+    TEMPORARY,
+    remove_drafts,
+    require_no_links,
+    storing,
+    sync_folder,
+    write_atomically,
+)
 from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.manifest import manifests_in
-from mptrain.runlog.state import RunState, read_state
-from mptrain.runlog.storage import TEMPORARY, remove_drafts, require_no_links, storing, sync_folder, write_atomically
+from mptrain.runlog.run_paths import RUN_JSON, RunPaths, check_run_name, fresh_name
+from mptrain.runlog.run_state import RunState, read_state
 from mptrain.runlog.strict_json import parse_strict
 
 _TRIES = 100

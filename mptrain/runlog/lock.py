@@ -18,8 +18,8 @@ from pathlib import Path
 
 from mptrain.errors import StorageError
 from mptrain.files import open_in_place, open_to_read
-from mptrain.runlog.state import now
-from mptrain.runlog.storage import kept_in_place, storing, write_all
+from mptrain.runlog.atomic_files import kept_in_place, storing, write_all
+from mptrain.runlog.run_state import now
 from mptrain.runlog.strict_json import parse_strict
 
 PATIENCE = 0.3  # seconds; a process that only looks (`holder_of`) keeps a writer out for microseconds

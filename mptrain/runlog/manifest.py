@@ -13,8 +13,8 @@ from pathlib import Path, PurePath
 
 from mptrain.errors import CheckpointError
 from mptrain.fields import NonNegativeInt
+from mptrain.runlog.atomic_files import storing
 from mptrain.runlog.schema_checks import build
-from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import read_object
 
 SCHEMA = 2
@@ -39,7 +39,7 @@ class Manifest:
         config_digest: Digest of the configuration that made it.
         digests: SHA-256 of so many bytes of each record file.
         schema: Version of this layout.
-        parts: Name of the folder with the parts of tensors that ranks held (`mptrain.runlog.shards`); empty where there is none.
+        parts: Name of the folder with the parts of tensors that ranks held (`mptrain.runlog.checkpoint_shards`); empty where there is none.
         part_files: SHA-256 of its files by name.
     """
 

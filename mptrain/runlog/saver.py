@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from mptrain.device import capabilities, event_now
+from mptrain.runlog.checkpoint_data import check_plain
+from mptrain.runlog.checkpoint_shards import Collectives, without_parts, write_parts
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.shards import Collectives, without_parts, write_parts
-from mptrain.runlog.state_files import check_plain
-from mptrain.runlog.writer import RecordWriter
+from mptrain.runlog.record_writer import RecordWriter
 from mptrain.torch_private import foreach_copy_
 
 

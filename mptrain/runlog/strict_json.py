@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 from mptrain.errors import OlderLayout, StorageError
 from mptrain.files import read_bytes
 from mptrain.records import as_json
-from mptrain.runlog.storage import storing
+from mptrain.runlog.atomic_files import storing
 
 #: The release that wrote files whose schema number is below that of today, where they do not say it themselves.
 _OLDER: Final = "0.1"

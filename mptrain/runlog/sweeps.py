@@ -22,12 +22,12 @@ from typing import Any, Literal
 from mptrain.errors import EXIT_NUMERICS, StorageError
 from mptrain.fields import NonNegativeInt
 from mptrain.masking import masked
-from mptrain.runlog.layout import Inside, RunPaths, objection
+from mptrain.runlog.atomic_files import require_no_links, write_atomically
+from mptrain.runlog.run_paths import Inside, RunPaths, objection
+from mptrain.runlog.run_state import now
 from mptrain.runlog.schema_checks import build
-from mptrain.runlog.state import now
-from mptrain.runlog.storage import require_no_links, write_atomically
 from mptrain.runlog.strict_json import read_object
-from mptrain.runlog.summary import read_summary
+from mptrain.runlog.summary_file import read_summary
 
 #: Version of the layout of ``sweep.json``, and of ``verdict.json`` beside it.
 SCHEMA = 2

@@ -23,7 +23,7 @@ from mptrain.config.trust import retyped_for
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
 from mptrain.runlog import last_run, read_run, read_runs
-from mptrain.runlog.layout import RUN_JSON
+from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 from mptrain.sweep.points import Point
 

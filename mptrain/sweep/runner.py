@@ -21,11 +21,11 @@ from mptrain.config.schema import RunOptions
 from mptrain.config.trust import retyped_for
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
+from mptrain.runlog.atomic_files import TEMPORARY, storing
 from mptrain.runlog.directory import RunDirectory
-from mptrain.runlog.layout import RUN_JSON, RunPaths, fresh_name
 from mptrain.runlog.lock import Holder, hold, holder_of
-from mptrain.runlog.state import RunState
-from mptrain.runlog.storage import TEMPORARY, storing
+from mptrain.runlog.run_paths import RUN_JSON, RunPaths, fresh_name
+from mptrain.runlog.run_state import RunState
 from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep, write_sweep
 from mptrain.sweep.executor import Ended, Executor, JobSpec, Listener, Program, Progress
 from mptrain.sweep.local_executor import LocalExecutor, Slots

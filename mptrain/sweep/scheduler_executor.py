@@ -28,7 +28,7 @@ from mptrain.errors import EXIT_BUG, EXIT_PREEMPTED, EnvironmentRefused, Storage
 from mptrain.extras import load_extra
 from mptrain.files import read_text
 from mptrain.interpreter import command
-from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.atomic_files import storing, write_atomically
 from mptrain.runlog.sweeps import Sweep
 from mptrain.sweep.executor import Ended, JobSpec, Listener, Program, stopped
 from mptrain.sweep.worker import TIME_IS_UP, JobResult, Submission, one_line, read_result, work_submitted

@@ -27,10 +27,10 @@ from mptrain.extras import load_extra
 from mptrain.files import open_in_place, read_text
 from mptrain.masking import MaskedText
 from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
+from mptrain.runlog.atomic_files import kept_in_place, storing, write_atomically
 from mptrain.runlog.directory import RunDirectory
-from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
-from mptrain.runlog.storage import kept_in_place, storing, write_atomically
 from mptrain.runlog.sweeps import JobStatus
 from mptrain.sweep.executor import Ended, JobSpec, Program, Progress, stopped
 from mptrain.sweep.processes import ENDING_SIGNALS, die_with_parent, leave_the_server, leave_the_terminal

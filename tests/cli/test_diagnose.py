@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mptrain.cli.diagnose import MOST_ROWS, interesting
-from mptrain.runlog.diagnosis import ModuleRow, Reach
+from mptrain.runlog.diagnosis_file import ModuleRow, Reach
 
 
 def rows(count, *, breaks=None):

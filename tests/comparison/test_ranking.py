@@ -7,8 +7,8 @@ import pytest
 
 from mptrain.cli.sweep_display import print_outcome
 from mptrain.comparison.ranking import Ranked, rank, ranking, sweep_lead
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.summary import write_summary
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.summary_file import write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob
 
 A, NEAR, FAR = Ranked("a", 0.9, 0.88, 0.92), Ranked("b", 0.89, 0.87, 0.91), Ranked("c", 0.5, 0.45, 0.55)

@@ -16,7 +16,7 @@ from mptrain.engine.exhibit import keep_exhibits
 from mptrain.errors import NumericsError
 from mptrain.random_state import other_random_numbers
 from mptrain.records import EvalRecord, EventRecord
-from mptrain.runlog.storage import StorageError
+from mptrain.runlog.atomic_files import StorageError
 from mptrain.workloads.base.exhibits import Pictures
 
 

@@ -168,7 +168,7 @@ def test_a_shape_that_cannot_be_captured_costs_the_others_nothing():
 
 
 def test_batches_that_all_have_another_shape_are_given_up_with_a_reason(monkeypatch):
-    monkeypatch.setattr(steps, "LOOKED_AT", 5)
+    monkeypatch.setattr(step_runner, "LOOKED_AT", 5)
     capture = Again()
     made, _, batch = made_with(capture)
     for size in range(1, 8):

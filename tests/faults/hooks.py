@@ -138,7 +138,7 @@ def _is_below(place, here):
 
 def fill_the_disk():
     """From now on whatever writes finds the disk full: half of what is left of the first call is taken, then nothing."""
-    from mptrain.runlog.state_files import HashedFile
+    from mptrain.runlog.checkpoint_data import HashedFile
 
     inner, left = os.write, [1]
 
@@ -159,7 +159,7 @@ def fill_the_disk():
 def shift_clock(hours):
     """From now on the clock of the day is wrong; those that measure time are not, as the system promises."""
     from mptrain.engine import watchdog
-    from mptrain.runlog import layout, state
+    from mptrain.runlog import run_paths, run_state
 
     shift, now = clock.timedelta(hours=hours), time.time
 
@@ -169,5 +169,5 @@ def shift_clock(hours):
             return clock.datetime.now(tz) + shift
 
     time.time = lambda: now() + shift.total_seconds()
-    for module in (watchdog, layout, state):
+    for module in (watchdog, run_paths, run_state):
         module.datetime = Shifted

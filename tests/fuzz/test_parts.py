@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.errors import CheckpointError
-from mptrain.runlog.shards import with_parts
+from mptrain.runlog.checkpoint_shards import with_parts
 
 WHOLE = {"/weight": torch.arange(9.0).reshape(3, 3), "/bias": torch.ones(2, dtype=torch.float16)}
 STATE = {

@@ -15,7 +15,7 @@ from small_runs import TINY
 
 import mptrain.engine.step_runner
 from mptrain.cli.main import main
-from mptrain.runlog import state_files
+from mptrain.runlog import checkpoint_data
 from mptrain.runlog.checkpoints import CheckpointStore
 
 
@@ -178,7 +178,7 @@ def test_a_full_disk_ends_with_6_and_keeps_the_last_good_checkpoint(capsys, monk
 
 def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes_on(capsys, monkeypatch):
     words = (*TINY, "precision=fp32", "checkpoint.every_steps=4", "run.name=run")
-    temporary = state_files.temporary
+    temporary = checkpoint_data.temporary
 
     def full(path):
         draft = temporary(path)
@@ -187,7 +187,7 @@ def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes
         return draft
 
     with monkeypatch.context() as disk:
-        disk.setattr(state_files, "temporary", full)
+        disk.setattr(checkpoint_data, "temporary", full)
         code, _, errors = run(capsys, *words)
     assert code == 6
     assert errors[0].startswith("error: cannot write outputs/run/checkpoints/step-00000008.pt: the disk is full (")

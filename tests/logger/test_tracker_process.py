@@ -166,11 +166,11 @@ import os, signal, sys, time
 sys.path[:] = {sys.path!r}
 from pathlib import Path
 from own_trackers import Own
-from mptrain.logger.tracker_process import Background
+from mptrain.logger.tracker_process import TrackerProcess
 from mptrain.logger.base import TrackedRun
 from mptrain.records import EventRecord
 folder = Path({str(tmp_path)!r})
-sink = Background(Own(), TrackedRun("n", folder, folder, {{}}, 0), folder / "logger.log", None)
+sink = TrackerProcess(Own(), TrackedRun("n", folder, folder, {{}}, 0), folder / "logger.log", None)
 while not (folder / "own.jsonl").exists():
     sink.take(EventRecord("x", 1, {{}}))
     time.sleep(0.05)

@@ -21,8 +21,8 @@ from mptrain.errors import CheckpointError, DataError, StorageError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
 from mptrain.parallel.communicator import SINGLE_PROCESS, RankFailed, how_one_ended, is_loss, portable
 from mptrain.parallel.launch import reap
+from mptrain.runlog.checkpoint_shards import with_parts, write_parts
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
-from mptrain.runlog.shards import with_parts, write_parts
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader, fetch_part
@@ -326,5 +326,5 @@ def test_a_disk_that_refuses_one_rank_refuses_all(tmp_path, monkeypatch):
             write_parts(tmp_path / "x.parts", {"/weight": torch.ones(3)}, ranks)
         return str(refused.value).startswith("rank 1: ")
 
-    monkeypatch.setattr("mptrain.runlog.shards.write_state", refuse_one)
+    monkeypatch.setattr("mptrain.runlog.checkpoint_shards.write_state", refuse_one)
     assert each_rank(3, write) == [True, False, True]

@@ -412,21 +412,21 @@ FAULTS = (
     # What a run writes and reads.
     Fault(
         52,
-        "runlog/storage.py",
+        "runlog/atomic_files.py",
         "draft.replace(path)",
         "path.write_bytes(content)",
         "a file is written in place instead of being renamed into it",
     ),
     Fault(
         53,
-        "runlog/storage.py",
+        "runlog/atomic_files.py",
         "del pending[: os.write(descriptor, pending)]",
         "del pending[: max(os.write(descriptor, pending), len(pending))]",
         "a write that the system cut short counts as whole",
     ),
     Fault(
         54,
-        "runlog/state_files.py",
+        "runlog/checkpoint_data.py",
         "os.fsync(self._file.fileno())",
         "pass",
         "a checkpoint is not forced to the disk",
@@ -434,14 +434,14 @@ FAULTS = (
     ),
     Fault(
         55,
-        "runlog/writer.py",
+        "runlog/record_writer.py",
         "os.ftruncate(descriptor, kept[name])",
         "os.ftruncate(descriptor, lengths.get(name, path.stat().st_size))",
         "records that the checkpoint did not know are not taken back",
     ),
     Fault(
         56,
-        "runlog/state_files.py",
+        "runlog/checkpoint_data.py",
         "if digest_of(path).hexdigest() != sha256:",
         "if not sha256:",
         "a damaged checkpoint is loaded",
@@ -481,7 +481,7 @@ FAULTS = (
         "flags | os.O_CREAT | os.O_NOFOLLOW",
         "flags | os.O_CREAT",
         "a file of a run is written through a symbolic link",
-        ("runlog/test_lock.py", "runlog/test_writer.py"),
+        ("runlog/test_lock.py", "runlog/test_record_writer.py"),
     ),
     # Several ranks.
     Fault(

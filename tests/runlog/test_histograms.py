@@ -10,7 +10,7 @@ from histograms_by_hand import look
 
 from mptrain.errors import StorageError
 from mptrain.runlog import RecordWriter, RunDirectory, RunState, truncate_records
-from mptrain.runlog.reader import read_run
+from mptrain.runlog.run_reader import read_run
 
 
 def write(paths, *records):

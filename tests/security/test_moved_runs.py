@@ -10,8 +10,8 @@ from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.errors import StorageError
+from mptrain.runlog.atomic_files import kept_in_place, require_in_place, storing, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.storage import kept_in_place, require_in_place, storing, write_atomically
 
 WORDS = (*TINY, "train.max_steps=12", "checkpoint.every_steps=4", "run.name=a")
 

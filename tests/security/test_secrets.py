@@ -19,8 +19,8 @@ from mptrain.recipe.recipe import Recipe
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
 from mptrain.report.writing import Written, write_page
-from mptrain.runlog.layout import fresh_name
-from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.atomic_files import write_atomically
+from mptrain.runlog.run_paths import fresh_name
 
 SECRET = "s3cret-Value'\"\\x"
 PLAIN = "s3cretValue0123"

@@ -24,10 +24,10 @@ from mptrain.engine.weights_io import read_weights
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.recipe.recipe import read_recipe
 from mptrain.runlog import RunPaths, create_run
+from mptrain.runlog.checkpoint_data import NotPlain, load_plain
+from mptrain.runlog.checkpoint_shards import with_parts
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
-from mptrain.runlog.shards import with_parts
-from mptrain.runlog.state_files import NotPlain, load_plain
 
 ONE_STEP = (*TINY, "train.max_steps=2", "run.name=run")
 

@@ -14,7 +14,7 @@ from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, StorageError
 from mptrain.runlog import RunDirectory, RunPaths, RunState
 from mptrain.runlog.lock import hold
-from mptrain.runlog.state import Attempt
+from mptrain.runlog.run_state import Attempt
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.sweep import runner as sweeps
 from mptrain.sweep.points import Point, expand

@@ -11,7 +11,7 @@ import pytest
 from loops import each
 
 from mptrain.errors import StorageError
-from mptrain.runlog.storage import (
+from mptrain.runlog.atomic_files import (
     free_bytes,
     readable_bytes,
     remove_drafts,

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from examinations import read_examination
 
-from mptrain.runlog.diagnosis import (
+from mptrain.runlog.diagnosis_file import (
     Examination,
     ModuleRow,
     Reach,

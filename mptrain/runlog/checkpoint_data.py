@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.files import open_to_read
-from mptrain.runlog.storage import as_storage_error, digest_of, storing, sync_folder, temporary
+from mptrain.runlog.atomic_files import as_storage_error, digest_of, storing, sync_folder, temporary
 
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str, int})

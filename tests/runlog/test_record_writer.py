@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from mptrain.errors import StorageError
 from mptrain.records import EventRecord
 from mptrain.runlog import RecordWriter, RunPaths, truncate_records
-from mptrain.runlog.layout import HISTOGRAMS, RECORD_FILES, STEPS
-from mptrain.runlog.writer import BUFFER_BYTES
+from mptrain.runlog.record_writer import BUFFER_BYTES
+from mptrain.runlog.run_paths import HISTOGRAMS, RECORD_FILES, STEPS
 
 
 def contents(paths):

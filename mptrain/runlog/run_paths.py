@@ -53,7 +53,7 @@ class RunPaths:
 
     root: Path
 
-    #: Identity and status of the run (see `mptrain.runlog.state.RunState`).
+    #: Identity and status of the run (see `mptrain.runlog.run_state.RunState`).
     run_json = Inside(RUN_JSON)
     #: The fully resolved configuration, YAML.
     config = Inside("config.yaml")
@@ -86,7 +86,7 @@ class RunPaths:
     samples = Inside("samples")
     #: The folder of weights that were exported.
     export = Inside("export")
-    #: The folder of what looks at single steps have found (see `mptrain.runlog.diagnosis`).
+    #: The folder of what looks at single steps have found (see `mptrain.runlog.diagnosis_file`).
     diagnosis = Inside("diagnosis")
     #: The pictures of the report in Markdown.
     figures = Inside("figures")

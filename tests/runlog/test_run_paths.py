@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loops import each
 
 from mptrain.errors import ConfigError
-from mptrain.runlog.layout import check_run_name, fresh_name
+from mptrain.runlog.run_paths import check_run_name, fresh_name
 
 
 @each(

@@ -32,8 +32,8 @@ from mptrain.records import (
     as_json,
     step_json,
 )
-from mptrain.runlog.layout import EPOCHS, EVENTS, HISTOGRAMS, STEPS, RunPaths
-from mptrain.runlog.storage import digest_of, storing, sync_folder, write_all
+from mptrain.runlog.atomic_files import digest_of, storing, sync_folder, write_all
+from mptrain.runlog.run_paths import EPOCHS, EVENTS, HISTOGRAMS, STEPS, RunPaths
 
 BUFFER_BYTES: Final = 1 << 16
 EPOCHS_BEFORE: Final = ("learner", "epoch", "step", "updates", "skipped", "train_loss", "loss_scale", "lr")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.errors import StorageError
+from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.schema_checks import (
     Kind,
     each,
@@ -23,7 +24,6 @@ from mptrain.runlog.schema_checks import (
     misfit,
     optional,
 )
-from mptrain.runlog.storage import write_atomically
 from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
 
 SCHEMA = 2

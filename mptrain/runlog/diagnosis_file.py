@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mptrain.masking import masked
-from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.strict_json import indented_json
 
 SCHEMA = 2

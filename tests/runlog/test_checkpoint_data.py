@@ -7,7 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from mptrain.runlog.state_files import HashedFile
+from mptrain.runlog.checkpoint_data import HashedFile
 
 
 def test_the_digest_is_that_of_the_file_whatever_the_pieces(tmp_path):

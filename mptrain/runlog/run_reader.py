@@ -16,14 +16,14 @@ from typing import Any
 from mptrain.errors import OlderLayout, StorageError
 from mptrain.files import open_to_read, read_bytes
 from mptrain.records import EpochRecord, HistogramRecord, StepRecord
+from mptrain.runlog.atomic_files import storing
 from mptrain.runlog.directory import open_run
-from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.record_writer import VAL_PREFIX, is_header
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.run_state import RunState
 from mptrain.runlog.schema_checks import build, is_count
-from mptrain.runlog.state import RunState
-from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
-from mptrain.runlog.summary import read_summary
-from mptrain.runlog.writer import VAL_PREFIX, is_header
+from mptrain.runlog.summary_file import read_summary
 
 #: No exponent of FP64 is farther from 0.
 _FARTHEST = 1100

@@ -1,6 +1,6 @@
 """Tensors of which every rank holds a part, in a folder beside a checkpoint's data file.
 
-Each rank writes its own part, so no memory holds the whole: ``rank-NUMBER.pt`` is a file of states (`mptrain.runlog.state_files`)
+Each rank writes its own part, so no memory holds the whole: ``rank-NUMBER.pt`` is a file of states (`mptrain.runlog.checkpoint_data`)
 with a tensor for each name. Parts are those of `mptrain.numerics.shards`, along the first dimension in the order of the ranks;
 so what comes back are whole tensors, at any number of ranks. Only files that the checkpoint's manifest names are read.
 """
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.shards import is_sharded, part
-from mptrain.runlog.state_files import read_verified, write_state
-from mptrain.runlog.storage import storing
+from mptrain.runlog.atomic_files import storing
+from mptrain.runlog.checkpoint_data import read_verified, write_state
 
 Value = TypeVar("Value")
 
