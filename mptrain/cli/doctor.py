@@ -142,7 +142,7 @@ def _print_support(name: str, device: torch.device) -> None:
     """Print the modes, those together to which the device says the same."""
     from omegaconf import OmegaConf
 
-    from mptrain.config.checks import check_section
+    from mptrain.config.section_checks import check_section
     from mptrain.precision.policy import Policy
     from mptrain.precision.support import supports
 

@@ -29,7 +29,7 @@ def sweep(flags: Flags) -> int:
             the sweep's folder cannot be made or written.
     """
     if has_sweeper(flags.overrides):
-        from mptrain.cli.search import search
+        from mptrain.cli.sweeper_search import search
 
         return search(flags)
     with each_warning_once():

@@ -17,7 +17,7 @@ from mptrain.errors import EXIT_OK
 from mptrain.sweep.executor import Program
 from mptrain.sweep.points import check
 from mptrain.sweep.runner import plan_sweep, run_sweep
-from mptrain.sweep.scheduler_executor import require_scheduler
+from mptrain.sweep.slurm_executor import require_scheduler
 
 if TYPE_CHECKING:
     from mptrain.config.compose import Composer

@@ -11,7 +11,7 @@ from typing import Any
 
 from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, differing, is_below, settings
 from mptrain.comparison.results import Arm, RunMeasures
-from mptrain.config.ranges import show
+from mptrain.config.value_checks import show
 from mptrain.errors import UsageError, did_you_mean
 
 

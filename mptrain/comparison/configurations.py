@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from mptrain.config.differences import IGNORED, diff
+from mptrain.config.config_diff import IGNORED, diff
 
 #: Stands for the value of a key that a configuration does not have.
 ABSENT = "(absent)"

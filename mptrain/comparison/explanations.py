@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
 from mptrain.comparison.configurations import settings
-from mptrain.comparison.measures import TIMED_STEPS
 from mptrain.comparison.results import Arm, Interval, RunMeasures
+from mptrain.comparison.run_measures import TIMED_STEPS
 from mptrain.comparison.verdict import percent
 from mptrain.runlog.atomic_files import readable_bytes
 

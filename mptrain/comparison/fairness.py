@@ -14,7 +14,7 @@ from typing import Any
 from mptrain.comparison.arms import pairs, precision_of
 from mptrain.comparison.configurations import MACHINE, differing, is_below, settings
 from mptrain.comparison.results import Arm, Objection, RunMeasures
-from mptrain.config.ranges import show
+from mptrain.config.value_checks import show
 from mptrain.runlog.atomic_files import readable_bytes
 
 #: What arms claim to differ in without saying so: keys and sections.

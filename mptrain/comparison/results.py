@@ -131,7 +131,7 @@ class RunMeasures:
         evaluated: Split to the digest of the data of its last evaluation.
         attempts: Host, start and end (UTC) of each process that worked on it and ended in order.
         changes: How its configuration was changed when it went on: ``KEY was A, now B``.
-        data_card: SHA-256 of what it says of its data, see `mptrain.comparison.measures`; empty where it is not on record.
+        data_card: SHA-256 of what it says of its data, see `mptrain.comparison.run_measures`; empty where it is not on record.
         unusable: Split to how many of its samples were left out.
         steady_steps: Over how many steps the throughput was measured; None where it is not on record.
         zero_gradients: Mean share of activation gradients that were zero in the steps that were looked at; None without any.

@@ -15,7 +15,9 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.checks import (
+from mptrain.config.overrides import Words, check_key
+from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
+from mptrain.config.section_checks import (
     HEADER,
     check_section,
     check_together,
@@ -24,10 +26,8 @@ from mptrain.config.checks import (
     read_learners,
     warnings_about,
 )
-from mptrain.config.overrides import Words, check_key
-from mptrain.config.ranges import UNRESOLVED, first_line, show
-from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
 from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
+from mptrain.config.value_checks import UNRESOLVED, first_line, show
 from mptrain.errors import ConfigError, Problem
 from mptrain.masking import masked
 

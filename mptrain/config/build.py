@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from mptrain.config.build_workload import build_dataset, build_task, require_facts, require_known_learners
 from mptrain.config.parallelism import (
     apply_parallel_strategy,
     check_parallelism,
@@ -19,9 +20,8 @@ from mptrain.config.parallelism import (
     require_same_weights,
     warnings_about_parallelism,
 )
-from mptrain.config.ranges import first_line, show
 from mptrain.config.schema import Config
-from mptrain.config.together import build_dataset, build_task, require_facts, require_known_learners
+from mptrain.config.value_checks import first_line, show
 from mptrain.device import capabilities, untried, use
 from mptrain.engine.evaluate import complete
 from mptrain.engine.fault_injection import Injection

@@ -24,11 +24,11 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from mptrain.config import location
 from mptrain.config.assemble import assemble, wrong_words
 from mptrain.config.catalogue import RECHOSEN, Catalogue, Option
-from mptrain.config.files import find_endless, find_unreadable, read_yaml
 from mptrain.config.overrides import Words, read
-from mptrain.config.ranges import first_line, show
 from mptrain.config.schema import Config
 from mptrain.config.trust import may_fetch, settle
+from mptrain.config.value_checks import first_line, show
+from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem
 from mptrain.runlog.directory import refuse_older
 

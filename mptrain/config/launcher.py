@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import StringConstraints
 
-from mptrain.config.files import find_unreadable, read_yaml
-from mptrain.config.ranges import Says, UnfitError, fit, show
+from mptrain.config.value_checks import Says, UnfitError, fit, show
+from mptrain.config.yaml_files import find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
 

@@ -18,10 +18,10 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.ranges import show
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
 from mptrain.config.synonyms import near_options, new_key, torchvision_names, translate
 from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
+from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
 

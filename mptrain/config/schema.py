@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 from pydantic import StringConstraints
 
-from mptrain.config.ranges import Says
 from mptrain.config.targets import Target
+from mptrain.config.value_checks import Says
 from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt

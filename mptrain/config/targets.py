@@ -17,8 +17,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from mptrain.config.ranges import UNRESOLVED, first_line, fit_field, show
 from mptrain.config.synonyms import new_target, torchvision_names
+from mptrain.config.value_checks import UNRESOLVED, first_line, fit_field, show
 from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, out_of_memory
 
 if typing.TYPE_CHECKING:

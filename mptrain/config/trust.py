@@ -12,8 +12,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from mptrain.config.overrides import Words, parse
-from mptrain.config.ranges import show
 from mptrain.config.schema import Config
+from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem
 from mptrain.runlog.sweeps import Sweep
 

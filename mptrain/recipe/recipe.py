@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import MinLen
 
-from mptrain.config.files import find_unreadable, read_yaml
 from mptrain.config.overrides import parse
-from mptrain.config.ranges import UnfitError, fit, show
 from mptrain.config.targets import PACKAGES, Target, is_allowed
+from mptrain.config.value_checks import UnfitError, fit, show
+from mptrain.config.yaml_files import find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.fields import NonNegativeInt, PositiveFloat
 from mptrain.recipe.statements import NAME, Names, Statement, StatementError, in_groups, read_statement

@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mptrain.comparison.measures import measure
+from mptrain.comparison.run_measures import measure
 from mptrain.config import location
 from mptrain.config.compose import Composer
-from mptrain.config.differences import change_in_words, diff
+from mptrain.config.config_diff import change_in_words, diff
 from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.files import read_bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from mptrain.comparison.results import ArmResult, Comparison, read_comparisons
-from mptrain.config.ranges import show
+from mptrain.config.value_checks import show
 from mptrain.report import comparison_parts
 from mptrain.report.canvas import BLACK, dashed_series, ordered_series
 from mptrain.report.curves import Curve

@@ -14,7 +14,7 @@ from typing import Any, Final
 from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, as_number, differing, flat, in_short, is_below
 from mptrain.comparison.fairness import is_claimed
 from mptrain.comparison.ranking import SEED, metric_in_words
-from mptrain.config.ranges import show
+from mptrain.config.value_checks import show
 from mptrain.errors import StorageError
 from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.run_parts import OpenedRun, tried

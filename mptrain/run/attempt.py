@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.config.build import build
-from mptrain.config.differences import change_in_words, config_digest, diff
+from mptrain.config.config_diff import change_in_words, config_digest, diff
 from mptrain.config.parallelism import check_parallelism, device_of
-from mptrain.config.ranges import show
 from mptrain.config.schema import Config
 from mptrain.config.trust import is_trust, retyped
+from mptrain.config.value_checks import show
 from mptrain.engine.loop import Loop
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.run_storage import NoStorage, Storage

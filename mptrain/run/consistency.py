@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.config.compose import compose, reload
-from mptrain.config.differences import change_in_words, config_digest, diff
-from mptrain.config.files import read_yaml
-from mptrain.config.ranges import show
+from mptrain.config.config_diff import change_in_words, config_digest, diff
 from mptrain.config.schema import Config
+from mptrain.config.value_checks import show
+from mptrain.config.yaml_files import read_yaml
 from mptrain.engine.fingerprints import data_order
 from mptrain.engine.parts import Parts
 from mptrain.errors import ConfigError, MptrainError, StorageError

@@ -12,7 +12,7 @@ import torch
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
-from mptrain.config.differences import change_in_words, diff
+from mptrain.config.config_diff import change_in_words, diff
 from mptrain.config.schema import Config
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema

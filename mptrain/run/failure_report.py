@@ -7,10 +7,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from mptrain.config.ranges import first_line
 from mptrain.config.schema import Config
 from mptrain.config.targets import is_allowed
 from mptrain.config.trust import retyped
+from mptrain.config.value_checks import first_line
 from mptrain.engine.interrupt import AskedToEnd
 from mptrain.errors import (
     EXIT_BUG,

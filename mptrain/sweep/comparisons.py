@@ -13,13 +13,13 @@ from typing import Any, get_type_hints
 
 from mptrain.comparison.arms import group as group_runs
 from mptrain.comparison.arms import precision_of
-from mptrain.comparison.comparison import MARGIN, compare
+from mptrain.comparison.compare_arms import MARGIN, compare
 from mptrain.comparison.configurations import differing, settings
-from mptrain.comparison.measures import measure
 from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures, write_comparisons
+from mptrain.comparison.run_measures import measure
 from mptrain.config.overrides import parse
-from mptrain.config.ranges import UnfitError, fit, show
 from mptrain.config.trust import retyped_for
+from mptrain.config.value_checks import UnfitError, fit, show
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
 from mptrain.runlog import last_run, read_run, read_runs

@@ -1,6 +1,6 @@
 """The protocol of what runs the jobs of a sweep, and the values that pass between it, the jobs and the sweep.
 
-`mptrain.sweep.local_executor` has processes of this machine, `mptrain.sweep.scheduler_executor` a scheduler's queue. Must not import torch.
+`mptrain.sweep.local_executor` has processes of this machine, `mptrain.sweep.slurm_executor` a scheduler's queue. Must not import torch.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse, quoted
-from mptrain.config.ranges import first_line
 from mptrain.config.targets import is_allowed, resolve
+from mptrain.config.value_checks import first_line
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweeps import Sweep, SweepJob, summary_of
 from mptrain.sweep.points import Point

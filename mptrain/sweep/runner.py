@@ -30,7 +30,7 @@ from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, r
 from mptrain.sweep.executor import Ended, Executor, JobSpec, Listener, Program, Progress
 from mptrain.sweep.local_executor import LocalExecutor, Slots
 from mptrain.sweep.points import NOT_SWEPT, Point
-from mptrain.sweep.scheduler_executor import SchedulerExecutor, require_none_queued
+from mptrain.sweep.slurm_executor import SlurmExecutor, require_none_queued
 
 #: The most seconds to wait until the runs that a killed sweep left behind have saved themselves; the other points are run then.
 _PATIENCE = 60.0
@@ -222,7 +222,7 @@ def run_sweep(
                 slots = Slots.of_this_machine(min(sweep.parallel, len(sweep.jobs)))
                 executor = LocalExecutor(composer, program, slots)
             else:
-                executor = SchedulerExecutor(sweep, composer.typed, program, launcher)
+                executor = SlurmExecutor(sweep, composer.typed, program, launcher)
             stopped = executor.run([_spec(sweep, job) for job in wanted], record)
         for number in living - _holders(record.sweep, living).keys():  # it has ended while the others ran
             record.ended_by_itself(number)

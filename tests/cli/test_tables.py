@@ -10,7 +10,7 @@ from comparison.fake_runs import arm
 
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.tables import BREAK, Column, drawn
-from mptrain.comparison.comparison import compare
+from mptrain.comparison.compare_arms import compare
 
 
 class Tty(io.StringIO):

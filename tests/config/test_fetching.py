@@ -10,9 +10,9 @@ from torchvision import datasets
 
 from mptrain.cli import sweep_running
 from mptrain.cli.main import main
+from mptrain.config.build_workload import build_dataset
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.targets import PACKAGES, Target
-from mptrain.config.together import build_dataset
 from mptrain.config.trust import fetches
 from mptrain.errors import ConfigError, DataError
 from mptrain.recipe import reproduction

@@ -13,7 +13,7 @@ from fuzz.hostile import accident, examples, misfit, only_our_errors, other_valu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.comparison.measures import measure
+from mptrain.comparison.run_measures import measure
 from mptrain.errors import StorageError
 from mptrain.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
 from mptrain.report import canvas

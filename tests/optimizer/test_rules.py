@@ -8,7 +8,7 @@ from capability import without
 from loops import each
 from optimizer.kinds import RULES
 
-from mptrain.config.checks import check_together
+from mptrain.config.section_checks import check_together
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW

@@ -636,7 +636,7 @@ FAULTS = (
     # The configuration.
     Fault(
         82,
-        "config/checks.py",
+        "config/section_checks.py",
         """problems.append(Problem(f"unknown key '{prefix}{key}'", hint))""",
         "pass",
         "unknown keys are accepted",

@@ -7,9 +7,9 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.config.checks import warnings_about
-from mptrain.config.ranges import UnfitError, fit
+from mptrain.config.section_checks import warnings_about
 from mptrain.config.targets import PACKAGES, Target
+from mptrain.config.value_checks import UnfitError, fit
 from mptrain.errors import ConfigError
 from mptrain.numerics.verdict import gradient_norms, judge
 from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler

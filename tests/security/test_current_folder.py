@@ -25,7 +25,7 @@ from mptrain.logger.tracker_process import TrackerProcess
 from mptrain.sweep.points import expand
 from mptrain.sweep.processes import spawned, start
 from mptrain.sweep.runner import plan_sweep, run_sweep
-from mptrain.sweep.scheduler_executor import _executor
+from mptrain.sweep.slurm_executor import _executor
 
 pytestmark = pytest.mark.process
 
@@ -156,7 +156,7 @@ _STARTERS = {
     "interpreter.py": {"sys.executable"},
     "cli/doctor.py": {"sys.executable"},  # prints it
     "logger/tracker_process.py": {"subprocess"},
-    "sweep/scheduler_executor.py": {"subprocess"},
+    "sweep/slurm_executor.py": {"subprocess"},
     "run/describe.py": {"subprocess"},  # git
     "sweep/processes.py": {"multiprocessing"},
     "sweep/local_executor.py": {"multiprocessing"},  # pipes

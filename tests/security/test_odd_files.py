@@ -12,7 +12,7 @@ from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.files import find_endless
+from mptrain.config.yaml_files import find_endless
 from mptrain.errors import StorageError
 from mptrain.files import open_in_place, open_to_read
 from mptrain.runlog.lock import hold, holder_of

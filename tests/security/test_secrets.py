@@ -12,7 +12,7 @@ from small_runs import TINY, run_command
 from mptrain.cli.main import main
 from mptrain.comparison.results import write_comparisons
 from mptrain.config.compose import Composer, compose, reload
-from mptrain.config.differences import diff
+from mptrain.config.config_diff import diff
 from mptrain.masking import MaskedText, masked
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.recipe import Recipe

@@ -6,7 +6,7 @@ import pytest
 from annotated_types import Interval, MinLen, MultipleOf
 from loops import each
 
-from mptrain.config.ranges import UNRESOLVED, UnfitError, describe, fit, show
+from mptrain.config.value_checks import UNRESOLVED, UnfitError, describe, fit, show
 from mptrain.fields import AboveOne, BelowOne, BelowOneOrZero, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 REFUSED = [

@@ -11,9 +11,9 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from mptrain.config.ranges import UNRESOLVED, fit_field, show
 from mptrain.config.schema import LEARNER_GROUPS, LearnerChoices
 from mptrain.config.targets import Target
+from mptrain.config.value_checks import UNRESOLVED, fit_field, show
 from mptrain.engine.options import TrainOptions
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.numerics.formats import FLOAT16, FLOAT32

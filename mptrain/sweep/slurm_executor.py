@@ -1,4 +1,4 @@
-"""Hands the points of a sweep to a scheduler through submitit, and waits; what jobs do is in `mptrain.sweep.worker`.
+"""Hands the points of a sweep to Slurm through submitit, and waits; what jobs do is in `mptrain.sweep.worker`.
 
 A job is known by what it writes into its own file and by its run directory. What submitit pickles is read by the job alone:
 it lies in a folder that this process has just made, so that nothing in it was there before.
@@ -62,7 +62,7 @@ class _Job:
 
 
 @dataclass(frozen=True)
-class SchedulerExecutor:
+class SlurmExecutor:
     """Has a scheduler run jobs through submitit (see `Executor`); once a signal asks for the end, cancels all of them.
 
     Args:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from yaml import MarkedYAMLError, YAMLError, compose  # type: ignore[import-untyped]
 from yaml.nodes import MappingNode, Node, ScalarNode  # type: ignore[import-untyped]
 
-from mptrain.config.ranges import show
+from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem
 from mptrain.files import read_bytes
 

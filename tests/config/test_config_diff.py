@@ -1,5 +1,5 @@
 from mptrain.config.compose import compose
-from mptrain.config.differences import change_in_words, config_digest, diff
+from mptrain.config.config_diff import change_in_words, config_digest, diff
 
 
 def test_where_and_how_often_to_write_is_no_difference():

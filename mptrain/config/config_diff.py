@@ -11,8 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from mptrain.config.files import read_yaml
-from mptrain.config.ranges import show
+from mptrain.config.value_checks import show
+from mptrain.config.yaml_files import read_yaml
 
 #: Keys and sections that may differ between a run and its continuation.
 IGNORED = ("run", "log", "logger", "diagnostics", "checkpoint", "chosen")

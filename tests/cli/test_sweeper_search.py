@@ -20,7 +20,7 @@ def asking():
 @pytest.fixture
 def searching(terminal, monkeypatch, asking):
     """A terminal whose sweeps run jobs that end at once."""
-    monkeypatch.setattr("mptrain.cli.search.PROGRAM", jobs.program())
+    monkeypatch.setattr("mptrain.cli.sweeper_search.PROGRAM", jobs.program())
     monkeypatch.setattr("mptrain.cli.sweep_running.PROGRAM", jobs.program())
     return terminal
 
@@ -49,7 +49,7 @@ def test_a_sweeper_is_asked_without_hydras_parser(searching, asking):
 
 def test_the_direction_of_the_metric_is_said_once(searching, asking, monkeypatch):
     summary = {"metric": 0.5, "metric_name": "top1", "metric_split": "test", "higher_is_better": True}
-    monkeypatch.setattr("mptrain.cli.search.summary_of", lambda run: summary)
+    monkeypatch.setattr("mptrain.cli.sweeper_search.summary_of", lambda run: summary)
     asking.batches = ([["seed=0"]], [["seed=9"]])
     assert searching(*WORDS) == 0
     assert searching.out.count("the sweeper gets top1 as it is: it must be set to maximize that\n") == 1
@@ -91,7 +91,7 @@ def test_a_wrong_first_batch_leaves_the_name_free_and_a_wrong_later_one_shows_wh
 
 @pytest.mark.parametrize("code", [130, 75])
 def test_a_signal_in_a_batch_ends_the_search_with_its_code(searching, asking, monkeypatch, code):
-    monkeypatch.setattr("mptrain.cli.search.run_sweep", lambda sweep, *rest: (sweep, code))
+    monkeypatch.setattr("mptrain.cli.sweeper_search.run_sweep", lambda sweep, *rest: (sweep, code))
     asking.batches = ([["seed=0"]], [["seed=9"]])
     assert searching(*WORDS) == code
     assert names() == ["000-seed=0"]

@@ -10,9 +10,9 @@ import pytest
 from comparison.fake_runs import SOME_RECORDS, arm, epoch, failed, measures, some_summary, write_run, yaml_of
 
 from mptrain.comparison.arms import group
-from mptrain.comparison.comparison import compare
-from mptrain.comparison.measures import measure
+from mptrain.comparison.compare_arms import compare
 from mptrain.comparison.results import Arm
+from mptrain.comparison.run_measures import measure
 from mptrain.errors import UsageError
 
 FULL = [0.950, 0.955, 0.960, 0.952]

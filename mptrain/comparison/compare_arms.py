@@ -14,8 +14,8 @@ from mptrain.comparison.arms import choose_reference, pairs
 from mptrain.comparison.explanations import most_at_once, remarks
 from mptrain.comparison.fairness import differs, inspect
 from mptrain.comparison.learning_curve import align, align_alone, unsettled
-from mptrain.comparison.measures import is_share, step_of
 from mptrain.comparison.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
+from mptrain.comparison.run_measures import is_share, step_of
 from mptrain.comparison.statistics import equivalence, mean_interval, ratio_interval, rounding_spread
 from mptrain.comparison.verdict import Evidence, decide
 from mptrain.errors import EXIT_NUMERICS, UsageError, did_you_mean

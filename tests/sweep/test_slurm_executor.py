@@ -19,10 +19,10 @@ from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.errors import EnvironmentRefused, StorageError
 from mptrain.runlog.sweeps import read_sweep
-from mptrain.sweep import scheduler_executor
+from mptrain.sweep import slurm_executor
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import plan_sweep, run_sweep, take_stock
-from mptrain.sweep.scheduler_executor import FOLDER, require_none_queued, require_scheduler
+from mptrain.sweep.slurm_executor import FOLDER, require_none_queued, require_scheduler
 from mptrain.sweep.worker import JobResult, read_result
 
 pytestmark = pytest.mark.process
@@ -48,8 +48,8 @@ def folder(tmp_path, monkeypatch):
 def slurm(folder, monkeypatch):
     home = fake_slurm.install(folder / "bin", sys.executable)
     monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(scheduler_executor, "_ASK", 0.5)
-    monkeypatch.setattr(scheduler_executor, "_LATE", 1.0)
+    monkeypatch.setattr(slurm_executor, "_ASK", 0.5)
+    monkeypatch.setattr(slurm_executor, "_LATE", 1.0)
     return home
 
 

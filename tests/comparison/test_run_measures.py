@@ -9,7 +9,7 @@ import pytest
 from comparison.fake_runs import SOME_DATA, SOME_RECORDS, epoch, some_summary, step, write_run, yaml_of
 
 from mptrain.comparison.configurations import settings
-from mptrain.comparison.measures import measure
+from mptrain.comparison.run_measures import measure
 from mptrain.errors import StorageError
 from mptrain.records import EvalRecord, EventRecord, ExponentCounts, HistogramRecord, OverflowRecord
 from mptrain.runlog import open_run, read_run
