@@ -15,7 +15,7 @@ from mptrain.cli.messages import printable, say, wrapped
 from mptrain.cli.tables import BREAK, Column, capture, columns_of, drawn
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.report.diagnosis_page import FINITE, as_sentence, breaking, cells, verdict_on
-from mptrain.report.run_parts import by_cast, by_operator, summary
+from mptrain.report.run_blocks import by_cast, by_operator, summary
 
 if TYPE_CHECKING:
     from mptrain.report.page import Cell

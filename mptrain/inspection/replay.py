@@ -33,7 +33,7 @@ from mptrain.numerics.verdict import Verdict
 from mptrain.records import StepRecord
 from mptrain.report.formatting import ONE_BECOMES_ALL, counted
 from mptrain.report.replay_page import Course, Replay, ReplayedLearner
-from mptrain.report.run_parts import unfinished
+from mptrain.report.run_blocks import unfinished
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.run_reader import Run, read_run
 from mptrain.scaler.base import Scaler, ScalerState, measure_of

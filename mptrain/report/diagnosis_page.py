@@ -8,9 +8,9 @@ from typing import Final
 
 from mptrain.numerics.formats import FLOAT16
 from mptrain.report.formatting import number, scale, share
+from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section, table
-from mptrain.report.rendering import html, markdown_page
-from mptrain.report.run_parts import operator_blocks
+from mptrain.report.run_blocks import operator_blocks
 from mptrain.runlog.atomic_files import storing, write_atomically
 from mptrain.runlog.diagnosis_file import CauseKind, Examination, ModuleRow, Reach, Remedy, file_stem, write_examination
 

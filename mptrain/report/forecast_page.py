@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from mptrain.errors import StorageError
 from mptrain.report.curves import MOST_BUCKETS
-from mptrain.report.forecast_part import forecast_plot, forecast_table, reasons, recommendation, scale_words
+from mptrain.report.forecast_blocks import forecast_plot, forecast_table, reasons, recommendation, scale_words
 from mptrain.report.formatting import counted
 from mptrain.report.histogram_summary import forecasts, read_histograms
 from mptrain.report.page import Bullets, Cell, Page, Section, Table, Text, plots, section
-from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history, unfinished
+from mptrain.report.run_blocks import OpenedRun, commands, environment, open_with_history, unfinished
 from mptrain.report.sweep_points import Measured, read_measured
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.masking import masked
-from mptrain.report.canvas import BLUE, GREY, ORANGE, VERMILLION, dots, drawing, exponents, powers_up, steps_across
 from mptrain.report.curves import Curve
 from mptrain.report.formatting import counted, elided, scale
-from mptrain.report.history import MOST_MARKS
 from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Text, facts, plots, section, table
+from mptrain.report.plotting import BLUE, GREY, ORANGE, VERMILLION, dots, drawing, exponents, powers_up, steps_across
+from mptrain.report.run_history import MOST_MARKS
 
 
 @dataclass

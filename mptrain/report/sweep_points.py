@@ -17,7 +17,7 @@ from mptrain.comparison.ranking import SEED, metric_in_words
 from mptrain.config.value_checks import show
 from mptrain.errors import StorageError
 from mptrain.numerics.formats import is_power_of_two
-from mptrain.report.run_parts import OpenedRun, tried
+from mptrain.report.run_blocks import OpenedRun, open_or_reason
 from mptrain.runlog.sweeps import Sweep, SweepJob, read_sweep, varied_keys, words_of
 
 #: Buckets of a curve where many share a figure.
@@ -221,7 +221,7 @@ def read_measured(folder: Path) -> Measured:
     Raises:
         StorageError: It is none of them, or has no run with a static scale.
     """
-    points = read_points(read_sweep(folder), lambda path: tried(path, BUCKETS))
+    points = read_points(read_sweep(folder), lambda path: open_or_reason(path, BUCKETS))
     kinds: dict[str, list[MeasuredRun]] = {}
     used = []
     for point in points:

@@ -604,7 +604,7 @@ FAULTS = (
     # Pages, words and the command line.
     Fault(
         78,
-        "report/rendering.py",
+        "report/html_and_markdown.py",
         '"<": "&lt;"',
         '"<": "<"',
         "a name can put HTML into a Markdown page",

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mptrain.report.diagnosis_page import cells, diagnosis_page, write_diagnosis
-from mptrain.report.rendering import html
-from mptrain.report.run_parts import operator_blocks, summary
+from mptrain.report.html_and_markdown import html
+from mptrain.report.run_blocks import operator_blocks, summary
 from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Reach, Remedy
 
 NEAR = ModuleRow("body.0", "Conv2d", 2, "float16", Reach(60000.0, 0.6, 0.0, 0, 0), Reach(1.0, 0.0, 0.5, 0, 0), "")

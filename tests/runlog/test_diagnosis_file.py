@@ -42,7 +42,7 @@ def test_what_is_written_is_read_back(tmp_path):
 
 
 def test_reading_and_showing_needs_no_torch():
-    code = "import mptrain.report.diagnosis_page, mptrain.report.run_parts, sys; assert 'torch' not in sys.modules"
+    code = "import mptrain.report.diagnosis_page, mptrain.report.run_blocks, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

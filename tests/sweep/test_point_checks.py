@@ -62,7 +62,7 @@ def test_missing_data_are_refused_by_their_point(composer, tmp_path):
 
 def test_a_data_set_is_loaded_once_for_all_points_that_share_it(monkeypatch):
     loaded = []
-    real = together.build_dataset
+    real = build_workload.build_dataset
     monkeypatch.setattr(build_workload, "build_dataset", lambda config: loaded.append(config.seed) or real(config))
     words = [(*SMALL, f"model={model}", f"seed={seed}") for seed in (0, 1) for model in ("mlp", "cnn")]
     assert disagreements([compose(one) for one in words]) == []

@@ -8,8 +8,8 @@ from report.microscope import looks, make_looked_at
 from report.test_in_a_browser import CUT_TEXT, PAGE_WIDTH, SMALLEST_TEXT
 
 from mptrain.report import write_report
+from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Fold, Table, Text
-from mptrain.report.rendering import html, markdown_page
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths
 

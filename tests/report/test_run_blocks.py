@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 from mptrain.report.page import Picture, Sound, Table, Text
-from mptrain.report.run_parts import exhibits
+from mptrain.report.run_blocks import exhibits
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

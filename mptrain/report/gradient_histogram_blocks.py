@@ -25,12 +25,12 @@ from mptrain.numerics.exponents import (
 )
 from mptrain.numerics.forecast import Forecast
 from mptrain.records import ExponentCounts, TensorKind
-from mptrain.report import canvas
-from mptrain.report.forecast_part import forecast_plot, reasons, recommendation, scale_words
+from mptrain.report import plotting
+from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation, scale_words
 from mptrain.report.formatting import MINUS, UNKNOWN, counted, elided, number, share
 from mptrain.report.histogram_summary import KINDS, LearnerHistograms, Seen, forecasts, read_histograms, worst_first
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
-from mptrain.report.run_parts import OpenedRun
+from mptrain.report.run_blocks import OpenedRun
 
 #: Rows of a table of tensors; the worst come first.
 MOST_TENSORS = 20
@@ -45,7 +45,7 @@ _NEAR = 2.0
 _OTHERS: tuple[TensorKind, ...] = ("activations", "weights", "weight_gradients", "updates")
 
 
-def exponent_blocks(opened: OpenedRun) -> list[Block | None]:
+def gradient_histogram_blocks(opened: OpenedRun) -> list[Block | None]:
     """Figures against the range of FP16, what is lost of which module, and the right static scales."""
     notes: list[str] = []
     found = read_histograms(opened.run, notes)
@@ -169,7 +169,7 @@ def _unchanged(found: LearnerHistograms) -> Text | None:
 
 
 #: Colours of the histograms of one figure, in order.
-COLOURS: Final = (canvas.BLUE, canvas.VERMILLION, canvas.GREEN, canvas.PURPLE, canvas.ORANGE)
+COLOURS: Final = (plotting.BLUE, plotting.VERMILLION, plotting.GREEN, plotting.PURPLE, plotting.ORANGE)
 
 #: What FP16 does with the numbers from the first to the second power of two, and the shade of that part.
 ZONES: Final = (
@@ -193,7 +193,7 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
     shown = {label: counts for label, counts in histograms.items() if nonzero(counts)}
     low, high = _span(list(shown.values()))
     several, tallest = len(shown) > 1, 0.0
-    with canvas.drawing(name, 2.5) as figure:
+    with plotting.drawing(name, 2.5) as figure:
         (axes,) = figure.panels()
         for (label, counts), colour in zip(shown.items(), COLOURS, strict=False):
             edges, percent = _bars(counts, low, high)
@@ -205,7 +205,7 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
         axes.set_xlim(low, high)
         axes.set_ylim(0, 1.24 * max(tallest, 1e-9))
         _fp16_zones(axes)
-        canvas.numbers_up(axes)
+        plotting.numbers_up(axes)
         axes.set_ylabel("values (%)")
         axes.set_xlabel("magnitude")
     return Plot(name, caption, figure.svg)
@@ -223,7 +223,7 @@ def _fp16_zones(axes: Axes) -> None:
                 axes.text((left + right) / 2, 0.97, label, transform=axes.get_xaxis_transform(), **style)
     axes.grid(visible=False)
     places = [place for place in _ticks(low, high) if low <= place <= high]
-    canvas.ticks_at(axes.xaxis, places, lambda value: f"2^{value:g}".replace("-", MINUS))
+    plotting.ticks_at(axes.xaxis, places, lambda value: f"2^{value:g}".replace("-", MINUS))
 
 
 def _ticks(low: float, high: float) -> list[int]:
@@ -262,11 +262,11 @@ def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> 
     changed = [each for each in seen if each.updates]
     rows = [(_shares, seen), (_headroom, finite), (_unchanged_shares, changed)]
     present = [(paint, looks) for paint, looks in rows if looks]
-    with canvas.drawing(name, 0.5 + 1.35 * len(present)) as figure:
+    with plotting.drawing(name, 0.5 + 1.35 * len(present)) as figure:
         grid = figure.panels(len(present))
         for axes, (paint, looks) in zip(grid, present, strict=True):
             paint(axes, looks)
-        canvas.steps_across(grid[-1], max(steps, seen[-1].step))
+        plotting.steps_across(grid[-1], max(steps, seen[-1].step))
     caption = (
         f"Over the steps that were looked at{whose}: activation gradients, as they were scaled, that are zero in FP16 or "
         "held with fewer bits; doublings until the largest gradient leaves FP16; updates that leave an FP16 weight as it was."
@@ -280,8 +280,8 @@ _LINE: Final[dict[str, Any]] = {"marker": "o", "markersize": 4}
 def _shares(axes: Axes, seen: Sequence[Seen]) -> None:
     steps = [each.step for each in seen]
     curves = [
-        ("zero", canvas.BLUE, [each.zeros for each in seen]),
-        ("subnormal", canvas.ORANGE, [each.subnormal for each in seen]),
+        ("zero", plotting.BLUE, [each.zeros for each in seen]),
+        ("subnormal", plotting.ORANGE, [each.subnormal for each in seen]),
     ]
     for label, colour, shares in curves:
         axes.plot(steps, [100 * share for share in shares], color=colour, label=label, **_LINE)
@@ -293,17 +293,17 @@ def _shares(axes: Axes, seen: Sequence[Seen]) -> None:
 
 def _headroom(axes: Axes, seen: Sequence[Seen]) -> None:
     axes.axhspan(-1e3, 0, color=ZONES[-1][3], linewidth=0)
-    axes.plot([each.step for each in seen], [each.headroom for each in seen], color=canvas.GREEN, **_LINE)
+    axes.plot([each.step for each in seen], [each.headroom for each in seen], color=plotting.GREEN, **_LINE)
     axes.set_ylim(min(-0.5, min(each.headroom for each in seen) - 1), max(each.headroom for each in seen) + 1.5)
     axes.set_title("headroom of the largest gradient (doublings)")
-    axes.axhline(0, color=canvas.GREY, linewidth=0.8)
+    axes.axhline(0, color=plotting.GREY, linewidth=0.8)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
 def _unchanged_shares(axes: Axes, seen: Sequence[Seen]) -> None:
     percent = [100 * each.unchanged / each.updates for each in seen]
-    axes.plot([each.step for each in seen], percent, color=canvas.PURPLE, **_LINE)
+    axes.plot([each.step for each in seen], percent, color=plotting.PURPLE, **_LINE)
     axes.set_ylim(0, max(1.15 * max(percent), 1))
     axes.set_title("updates that leave an FP16 weight as it was (%)")
-    canvas.numbers_up(axes)
+    plotting.numbers_up(axes)
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from mptrain.comparison.results import ArmResult, Comparison, Interval
-from mptrain.report import canvas
+from mptrain.report import plotting
 from mptrain.report.curves import Curve, together
 from mptrain.report.formatting import TIMES, UNKNOWN, elided, number, rate, share, signed
 from mptrain.report.page import Bullets, Cell, Plot, Table, Tone, table
@@ -164,10 +164,10 @@ def objections_list(comparison: Comparison) -> Bullets:
 
 #: Colour of each verdict; the word stands beside it.
 VERDICTS: Final = {
-    "better": canvas.BLUE,
-    "equivalent": canvas.GREEN,
-    "worse": canvas.VERMILLION,
-    "undecided": canvas.GREY,
+    "better": plotting.BLUE,
+    "equivalent": plotting.GREEN,
+    "worse": plotting.VERMILLION,
+    "undecided": plotting.GREY,
 }
 
 #: An arm whose interval reaches so many margins from zero is far away, if others are not.
@@ -185,18 +185,18 @@ def forest_plot(name: str, comparison: Comparison) -> Plot | None:
     if len(comparison.arms) < 2:
         return None
     limit = _limit(comparison.margin, [_reach(result.difference) for result in arms])
-    with canvas.drawing(name, 0.95 + 0.38 * len(arms)) as figure:
+    with plotting.drawing(name, 0.95 + 0.38 * len(arms)) as figure:
         (axes,) = figure.panels()
-        axes.axvspan(-comparison.margin, comparison.margin, color=canvas.SKY, alpha=0.22, linewidth=0)
-        axes.axvline(0, color=canvas.GREY, linewidth=1)
+        axes.axvspan(-comparison.margin, comparison.margin, color=plotting.SKY, alpha=0.22, linewidth=0)
+        axes.axvline(0, color=plotting.GREY, linewidth=1)
         axes.set_xlim(-limit, limit)
         for row, result in enumerate(arms):
             _difference(axes, row, result, limit)
         _rows(axes, [result.arm.name for result in arms])
         _numbers(axes, f"{elided(comparison.metric, 22)}, minus {elided(comparison.reference, 22)}")
-        figure.label("95 % interval", color=canvas.GREY, linewidth=1.4)
-        figure.label("90 % interval (two one-sided tests)", color=canvas.GREY, linewidth=4.5)
-        figure.label(f"margin ±{canvas.tick(comparison.margin)}", Patch(color=canvas.SKY, alpha=0.3, linewidth=0))
+        figure.label("95 % interval", color=plotting.GREY, linewidth=1.4)
+        figure.label("90 % interval (two one-sided tests)", color=plotting.GREY, linewidth=4.5)
+        figure.label(f"margin ±{plotting.tick(comparison.margin)}", Patch(color=plotting.SKY, alpha=0.3, linewidth=0))
     caption = (
         "Differences from the reference, paired by seed. An arm is equivalent where its thick interval lies inside the band, "
         "better or worse where its thin one lies on one side of zero; see the verdicts for the rest."
@@ -220,12 +220,12 @@ def _limit(margin: float, reaches: Sequence[float]) -> float:
 
 def _difference(axes: Axes, row: int, result: ArmResult, limit: float) -> None:
     """The intervals of one arm, its verdict beside them."""
-    colour = VERDICTS.get(result.verdict.word, canvas.GREY)
+    colour = VERDICTS.get(result.verdict.word, plotting.GREY)
     found = result.difference
     place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
     axes.text(1.02, row, result.verdict.word, color=colour, **place)
     if found is None or not math.isfinite(found.mean):
-        axes.text(0.5, row, "no difference can be given", ha="center", color=canvas.GREY, **place)
+        axes.text(0.5, row, "no difference can be given", ha="center", color=plotting.GREY, **place)
         return
     if abs(found.mean) > limit:
         left = found.mean < 0
@@ -253,24 +253,24 @@ def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
         for result in comparison.arms
     }
     failed = [at for at, result in enumerate(comparison.arms) if result.failed]
-    with canvas.drawing(name, 2.9) as figure:
+    with plotting.drawing(name, 2.9) as figure:
         (axes,) = figure.panels()
         for seed in sorted({seed for found in values.values() for seed in found}):
             line = [found.get(seed, math.nan) for found in values.values()]
-            axes.plot(range(len(values)), line, color=canvas.GREY, linewidth=0.8, alpha=0.5)
+            axes.plot(range(len(values)), line, color=plotting.GREY, linewidth=0.8, alpha=0.5)
         for at, (arm, found) in enumerate(values.items()):
-            canvas.dots(axes, [at] * len(found), list(found.values()), edge=True, markersize=5, color=styles[arm][0])
+            plotting.dots(axes, [at] * len(found), list(found.values()), edge=True, markersize=5, color=styles[arm][0])
             if found:
-                axes.plot([at - 0.22, at + 0.22], [fmean(found.values())] * 2, color=canvas.BLACK, linewidth=1.8)
-        canvas.numbers_up(axes)
-        figure.label("seed", color=canvas.GREY, marker="o", markersize=5, linewidth=0.8)
-        figure.label("mean", color=canvas.BLACK)
+                axes.plot([at - 0.22, at + 0.22], [fmean(found.values())] * 2, color=plotting.BLACK, linewidth=1.8)
+        plotting.numbers_up(axes)
+        figure.label("seed", color=plotting.GREY, marker="o", markersize=5, linewidth=0.8)
+        figure.label("mean", color=plotting.BLACK)
         if failed:
             low, high = axes.get_ylim()
             axes.set_ylim(low - 0.07 * (high - low), high)
             for at in failed:
-                canvas.failures_at(axes, [at], [0.035])
-            figure.label("failed or diverged", **canvas.FAILED)
+                plotting.failures_at(axes, [at], [0.035])
+            figure.label("failed or diverged", **plotting.FAILED)
         axes.set_ylabel(elided(metric, 22))
         _arms_across(axes, list(values))
     return Plot(name, f"{metric} of every run; a line joins the runs of a seed.", figure.svg)
@@ -287,7 +287,7 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
         styles: Colour and line style of each arm.
     """
     merged = {arm: together(curves) for arm, curves in arms.items() if any(curve.finite() for curve in curves)}
-    with canvas.drawing(name, 2.7) as figure:
+    with plotting.drawing(name, 2.7) as figure:
         (axes,) = figure.panels()
         for arm, (steps, means, lows, highs) in merged.items():
             colour, line = styles[arm]
@@ -295,11 +295,11 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
                 axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
             mark: dict[str, Any] = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
             (handle,) = axes.plot(steps, means, color=colour, linestyle=line, linewidth=1.5, **mark)
-            if len(merged) <= canvas.MOST_NAMED:
-                figure.label(elided(arm, canvas.NAME), handle)
-        canvas.numbers_up(axes, [value for _, means, *_ in merged.values() for value in means], 30)
+            if len(merged) <= plotting.MOST_NAMED:
+                figure.label(elided(arm, plotting.NAME), handle)
+        plotting.numbers_up(axes, [value for _, means, *_ in merged.values() for value in means], 30)
         axes.set_ylabel(elided(unit, 22))
-        canvas.steps_across(axes, max((steps[-1] for steps, *_ in merged.values() if steps), default=1))
+        plotting.steps_across(axes, max((steps[-1] for steps, *_ in merged.values() if steps), default=1))
     return Plot(name, f"{what}, means over seeds; the band reaches from the lowest to the highest.", figure.svg)
 
 
@@ -312,13 +312,15 @@ def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float
         what: The quantity, in the caption.
         arms: By name, the values of the arm's runs; the first is the reference.
     """
-    with canvas.drawing(name, 0.85 + 0.3 * len(arms)) as figure:
+    with plotting.drawing(name, 0.85 + 0.3 * len(arms)) as figure:
         (axes,) = figure.panels()
         for row, values in enumerate(arms.values()):
             if values:
-                colour = canvas.GREY if row == 0 else canvas.SKY
+                colour = plotting.GREY if row == 0 else plotting.SKY
                 axes.barh([row], [fmean(values)], height=0.62, color=colour, alpha=0.75, linewidth=0)
-                canvas.dots(axes, values, [row] * len(values), edge=True, markersize=3.6, color=canvas.BLACK, alpha=0.7)
+                plotting.dots(
+                    axes, values, [row] * len(values), edge=True, markersize=3.6, color=plotting.BLACK, alpha=0.7
+                )
         _rows(axes, list(arms))
         axes.set_xlim(left=0)
         _numbers(axes, unit)
@@ -326,18 +328,18 @@ def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float
 
 
 def _rows(axes: Axes, names: Sequence[str]) -> None:
-    canvas.named_rows(axes, names)
+    plotting.named_rows(axes, names)
     axes.grid(visible=False, axis="y")
 
 
 def _numbers(axes: Axes, label: str) -> None:
-    canvas.numbers_across(axes, label)
+    plotting.numbers_across(axes, label)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _arms_across(axes: Axes, names: Sequence[str]) -> None:
     """Names of arms on the horizontal axis, turned where they have no room."""
-    canvas.ticks_at(axes.xaxis, range(len(names)), lambda value: elided(names[int(value)], 20))
+    plotting.ticks_at(axes.xaxis, range(len(names)), lambda value: elided(names[int(value)], 20))
     axes.set_xlim(-0.5, len(names) - 0.5)
     axes.grid(visible=False, axis="x")
     if sum(len(elided(name, 20)) + 2 for name in names) > 40:

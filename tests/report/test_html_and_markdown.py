@@ -7,7 +7,7 @@ from markdown_it import MarkdownIt
 from report.folders import HOSTILE
 
 from mptrain.report.formatting import plain
-from mptrain.report.rendering import fenced, markdown
+from mptrain.report.html_and_markdown import fenced, markdown
 
 READER = MarkdownIt("gfm-like", {"linkify": False}).enable("table")
 

@@ -3,7 +3,7 @@ import math
 from report.folders import make_run, warning
 
 from mptrain.records import EventRecord
-from mptrain.report.history import MOST_MARKS, MOST_ROWS, read_history
+from mptrain.report.run_history import MOST_MARKS, MOST_ROWS, read_history
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths, read_run
 

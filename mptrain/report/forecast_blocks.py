@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
 from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
-from mptrain.report import canvas
+from mptrain.report import plotting
 from mptrain.report.formatting import ONE_BECOMES_ALL, counted, elided, number, share
 from mptrain.report.page import Cell, Plot, Table, table
 from mptrain.report.sweep_points import Measured, MeasuredRun
@@ -318,9 +318,9 @@ def _found(runs: list[MeasuredRun]) -> list[Cell | str]:
 
 
 _RANGE: Final = "#d9efe6"
-_LOST: Final[dict[str, Any]] = {"color": canvas.BLUE, "marker": "o", "markersize": 3.5}
-_WORST: Final[dict[str, Any]] = {"color": canvas.SKY, "linestyle": "--"}
-_OVERFLOWING: Final[dict[str, Any]] = {"color": canvas.VERMILLION, "marker": "s", "markersize": 3.5}
+_LOST: Final[dict[str, Any]] = {"color": plotting.BLUE, "marker": "o", "markersize": 3.5}
+_WORST: Final[dict[str, Any]] = {"color": plotting.SKY, "linestyle": "--"}
+_OVERFLOWING: Final[dict[str, Any]] = {"color": plotting.VERMILLION, "marker": "s", "markersize": 3.5}
 
 
 def forecast_plot(name: str, forecast: Forecast, whose: str = "", measured: Measured | None = None) -> Plot | None:
@@ -340,7 +340,7 @@ def forecast_plot(name: str, forecast: Forecast, whose: str = "", measured: Meas
         ("steps overflowing", [each.overflow_share for each in forecast.scales], _OVERFLOWING),
     )
     scales = [each.exponent for each in forecast.scales]
-    with canvas.drawing(name, 2.6 if measured is None else 4.9) as figure:
+    with plotting.drawing(name, 2.6 if measured is None else 4.9) as figure:
         grid = figure.panels(3, (5, 3, 3)) if measured else figure.panels()
         for label, shares, style in curves:
             figure.label(label, *grid[0].plot(scales, [100 * share for share in shares], **style))
@@ -352,10 +352,10 @@ def forecast_plot(name: str, forecast: Forecast, whose: str = "", measured: Meas
         if forecast.has_range:
             figure.label("usable range", Patch(facecolor=_RANGE))
         if forecast.recommended is not None:
-            figure.label("recommended", color=canvas.GREEN, linewidth=2)
+            figure.label("recommended", color=plotting.GREEN, linewidth=2)
         if measured and len(measured.kinds) > 1:
             for kind, handle in zip(measured.kinds, handles, strict=True):
-                figure.label(f"measured: {elided(kind, canvas.NAME)}", handle)
+                figure.label(f"measured: {elided(kind, plotting.NAME)}", handle)
         _scales_across(grid[-1])
     return Plot(name, _caption(forecast, whose, measured), figure.svg)
 
@@ -379,24 +379,24 @@ def _range_on(axes: Axes, forecast: Forecast) -> None:
     if forecast.has_range and forecast.lowest is not None and forecast.top is not None:
         axes.axvspan(forecast.lowest - 0.25, forecast.top + 0.25, color=_RANGE, linewidth=0, zorder=0)
     if forecast.recommended is not None:
-        axes.axvline(forecast.recommended, color=canvas.GREEN, linewidth=2, alpha=0.9, zorder=1)
+        axes.axvline(forecast.recommended, color=plotting.GREEN, linewidth=2, alpha=0.9, zorder=1)
 
 
 def _measured(above: Axes, below: Axes, measured: Measured) -> list[Line2D]:
     """Every run of a sweep as a dot, a line through the means of each scale; the skipped share below."""
     handles = []
-    styles = canvas.series(len(measured.kinds)) if len(measured.kinds) > 1 else [(canvas.BLACK, "-")]
+    styles = plotting.series(len(measured.kinds)) if len(measured.kinds) > 1 else [(plotting.BLACK, "-")]
     for runs, (colour, line) in zip(measured.kinds.values(), styles, strict=True):
         metrics = [(run.exponent, run.metric) for run in runs if run.metric is not None]
         skipped = [(run.exponent, 100 * run.skipped) for run in runs if run.skipped is not None]
         for axes, values in ((above, metrics), (below, skipped)):
             style: dict[str, Any] = {"means": {"linewidth": 1.3}, "markersize": 3.5, "alpha": 0.55}
-            handle = canvas.dots_and_means(axes, values, colour, line, **style)
+            handle = plotting.dots_and_means(axes, values, colour, line, **style)
         handles.append(handle)
         failed = sorted({run.exponent for run in runs if run.failed})
         if failed:  # a line without points beyond the axes would make the layout collapse
-            canvas.failures_at(above, failed, [0.06] * len(failed))
-    canvas.numbers_up(above)
+            plotting.failures_at(above, failed, [0.06] * len(failed))
+    plotting.numbers_up(above)
     above.yaxis.set_major_locator(MaxNLocator(4))
     above.set_ylabel(elided(measured.metric, 18))
     below.set_ylabel("skipped (%)")
@@ -407,6 +407,6 @@ def _measured(above: Axes, below: Axes, measured: Measured) -> list[Line2D]:
 
 def _scales_across(axes: Axes) -> None:
     axes.set_xlim(EXPONENTS[0] - 0.6, EXPONENTS[-1] + 0.6)
-    canvas.ticks_at(axes.xaxis, list(EXPONENTS[::4]), lambda value: f"2^{value:g}")
+    plotting.ticks_at(axes.xaxis, list(EXPONENTS[::4]), lambda value: f"2^{value:g}")
     axes.xaxis.set_minor_locator(FixedLocator(list(EXPONENTS)))
     axes.set_xlabel("loss scale")

@@ -19,8 +19,8 @@ from mptrain.comparison.configurations import flat
 from mptrain.errors import StorageError
 from mptrain.files import read_bytes, read_text
 from mptrain.report.formatting import counted, duration, moment
-from mptrain.report.history import History, read_history
 from mptrain.report.page import Block, Cell, Code, Facts, Fold, Picture, Sound, Text, facts, table
+from mptrain.report.run_history import History, read_history
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.run_paths import CAPTIONS
 from mptrain.runlog.run_reader import Run, read_run
@@ -135,7 +135,7 @@ def commands(run: Run) -> list[Block]:
     return blocks
 
 
-def tried(path: Path, most: int) -> OpenedRun | str:
+def open_or_reason(path: Path, most: int) -> OpenedRun | str:
     """As `open_with_history`, or the sentence that says why not."""
     try:
         return open_with_history(path, most)

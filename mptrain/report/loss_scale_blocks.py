@@ -13,18 +13,18 @@ from typing import Final
 from matplotlib.axes import Axes
 
 from mptrain.records import MAX_TENSORS
-from mptrain.report import canvas
+from mptrain.report import plotting
 from mptrain.report.curves import Curve
 from mptrain.report.formatting import counted, elided, scale
-from mptrain.report.history import LearnerHistory, Offender, Overflows
 from mptrain.report.page import Block, Cell, Plot, Table, Text, plots, table
-from mptrain.report.run_parts import OpenedRun
+from mptrain.report.run_blocks import OpenedRun
+from mptrain.report.run_history import LearnerHistory, Offender, Overflows
 
 #: Parameters that overflowed: rows of the figure, and of the table.
 _MOST_ROWS, _MOST_NAMED = 6, 12
 
 
-def scaling_blocks(opened: OpenedRun) -> list[Block | None]:
+def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
     """Scales with their overflows, when updates were skipped, and a table of the overflows."""
     history = opened.history
     if not history.learners:
@@ -121,11 +121,11 @@ def _overflow_table(opened: OpenedRun) -> Table:
 
 #: Colour and shape of each phase: told apart without colour, too.
 MARKS: Final = {
-    "calibrating": (canvas.ORANGE, "v"),
-    "growth probe": (canvas.BLUE, "^"),
-    "unexpected": (canvas.VERMILLION, "X"),
+    "calibrating": (plotting.ORANGE, "v"),
+    "growth probe": (plotting.BLUE, "^"),
+    "unexpected": (plotting.VERMILLION, "X"),
 }
-_OTHER: Final = (canvas.BLACK, "s")
+_OTHER: Final = (plotting.BLACK, "s")
 
 #: Parts of the horizontal axis in which skipped steps are counted.
 _WINDOWS: Final = 60
@@ -153,15 +153,15 @@ def loss_scale_plot(
     """
     rows = 0.22 * len(offenders) + 0.1 if offenders else 0.0
     heights = [*[1.75 if len(panels) == 1 else 1.6] * len(panels), *[rows] * bool(offenders)]
-    with canvas.drawing(name, (2.5 if len(panels) == 1 else 1.6 * len(panels) + 0.3) + rows) as figure:
+    with plotting.drawing(name, (2.5 if len(panels) == 1 else 1.6 * len(panels) + 0.3) + rows) as figure:
         grid = figure.panels(len(heights), heights)
         for axes, panel in zip(grid, panels, strict=False):
             _scale_panel(axes, panel)
         if offenders:
             _offender_rows(grid[-1], offenders)
         ends = [curve.extremes()[0][-1] for panel in panels for curve in panel.scales if len(curve)]
-        canvas.steps_across(grid[-1], max(ends, default=1))
-        figure.label("loss scale", color=canvas.GREY)
+        plotting.steps_across(grid[-1], max(ends, default=1))
+        figure.label("loss scale", color=plotting.GREY)
         for phase, (colour, shape) in MARKS.items():
             if any(phase in each.counts for panel in panels for each in panel.overflows):
                 figure.label(f"overflow, {phase}", color=colour, marker=shape, linestyle="none", markersize=6)
@@ -172,13 +172,19 @@ def _scale_panel(axes: Axes, panel: Panel) -> None:
     alpha = 0.45 if len(panel.scales) > 1 else 1.0
     for curve in panel.scales:
         axes.plot(
-            *canvas.exponents(curve.extremes()), drawstyle="steps-post", color=canvas.GREY, linewidth=1.2, alpha=alpha
+            *plotting.exponents(curve.extremes()),
+            drawstyle="steps-post",
+            color=plotting.GREY,
+            linewidth=1.2,
+            alpha=alpha,
         )
     for overflows in panel.overflows:
         for phase, marks in overflows.marks.items():
             colour, shape = MARKS.get(phase, _OTHER)
-            canvas.dots(axes, *canvas.exponents(marks.extremes()), marker=shape, markersize=6, color=colour, alpha=0.85)
-    canvas.powers_up(axes)
+            plotting.dots(
+                axes, *plotting.exponents(marks.extremes()), marker=shape, markersize=6, color=colour, alpha=0.85
+            )
+    plotting.powers_up(axes)
     if panel.title:
         axes.set_title(elided(panel.title, 40))
 
@@ -189,26 +195,26 @@ def _offender_rows(axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> Non
         for phase, marks in offender.marks.items():
             colour, shape = MARKS.get(phase, _OTHER)
             steps = [step for step, value in zip(*marks.extremes(), strict=True) if value == 1]
-            canvas.dots(axes, steps, [row] * len(steps), marker=shape, markersize=5, color=colour, alpha=0.85)
-    canvas.named_rows(axes, [name for name, _ in offenders])
+            plotting.dots(axes, steps, [row] * len(steps), marker=shape, markersize=5, color=colour, alpha=0.85)
+    plotting.named_rows(axes, [name for name, _ in offenders])
     axes.tick_params(axis="y", labelsize=9)
     axes.spines["left"].set_visible(False)
 
 
 def _skipped_plot(learners: Mapping[str, LearnerHistory], refused: int) -> Plot:
     """The share of skipped updates in short stretches of the run, a panel for each learner."""
-    with canvas.drawing("skipped", 2.0 if len(learners) == 1 else 1.4 * len(learners) + 0.3) as figure:
+    with plotting.drawing("skipped", 2.0 if len(learners) == 1 else 1.4 * len(learners) + 0.3) as figure:
         grid = figure.panels(len(learners))
         for axes, (learner, history) in zip(grid, learners.items(), strict=True):
             steps, shares, width = _windows(history.skipped)
             percents = [100 * share for share in shares]
-            axes.bar(steps, percents, width=width * 0.92, color=canvas.SKY, edgecolor=canvas.BLUE, linewidth=0.4)
+            axes.bar(steps, percents, width=width * 0.92, color=plotting.SKY, edgecolor=plotting.BLUE, linewidth=0.4)
             axes.set_ylim(0, min(max(1, 115 * max(shares, default=0)), 100))
             axes.set_ylabel("skipped (%)")
             axes.grid(visible=False, axis="x")
             if len(learners) > 1:
                 axes.set_title(elided(learner, 40))
-        canvas.steps_across(grid[-1], max(history.attempts for history in learners.values()))
+        plotting.steps_across(grid[-1], max(history.attempts for history in learners.values()))
     what = f"{counted(refused, 'update')}, as a share of the steps in each stretch of the run"
     return Plot("skipped", f"When updates were skipped: {what}.", figure.svg)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from mptrain.errors import StorageError
 from mptrain.report.comparison_page import comparison_page
 from mptrain.report.forecast_page import Recommendation, forecast_page
+from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Page
-from mptrain.report.rendering import html, markdown_page
 from mptrain.report.replay_page import Replay, file_name, replay_page
 from mptrain.report.run_page import run_page
 from mptrain.report.sweep_page import sweep_page
