@@ -47,8 +47,8 @@ from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.schedule.rate_table import rate_table
 from mptrain.torch_private import BatchNorm
+from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.loader import Loader
-from mptrain.workloads.base.source import Dataset
 from mptrain.workloads.base.task import Objective
 
 

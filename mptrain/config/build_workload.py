@@ -22,11 +22,11 @@ from mptrain.files import read_text
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.strict_json import parse_strict
+from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.preparation import Preparation
-from mptrain.workloads.base.source import Dataset
 from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.classification.small_classifier import train_classifier
-from mptrain.workloads.images.features import Features
+from mptrain.workloads.images.classifier_features import Features
 
 #: The word that asks for a classifier of the task's own data.
 TRAIN = "train"
@@ -47,7 +47,7 @@ def build_dataset(config: Config) -> Dataset:
     """
     dataset: Dataset = config.dataset.build(seed=config.seed, batch_size=config.train.batch_size)
     missing = [name for name in _DATASET if not hasattr(dataset, name)]
-    _require("dataset", config.dataset, dataset, missing, "mptrain/workloads/base/source.py")
+    _require("dataset", config.dataset, dataset, missing, "mptrain/workloads/base/dataset.py")
     return dataset
 
 

@@ -47,7 +47,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 #: Arguments of torchvision's networks that name weights to download, some by default.
 _PRETRAINED = ("weights", "weights_backbone")
 
-#: What data sets say about themselves (`mptrain.workloads.base.source.Dataset.facts`).
+#: What data sets say about themselves (`mptrain.workloads.base.dataset.Dataset.facts`).
 DATA_FACTS = (
     *("num_classes", "class_names", "in_channels", "image_size", "upscale", "boxes"),
     *("vocabulary_size", "sequence_length", "lanes", "source_vocabulary_size", "target_vocabulary_size"),

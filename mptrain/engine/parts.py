@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mptrain.precision.policy import Policy
     from mptrain.probe.probe import Probe
     from mptrain.workloads.base.batch import Batch
+    from mptrain.workloads.base.dataset import Dataset
     from mptrain.workloads.base.loader import Loader
-    from mptrain.workloads.base.source import Dataset
     from mptrain.workloads.base.task import Task
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from mptrain.numerics.bits import count_exponents, read_counts
+from mptrain.numerics.exponent_counts import count_exponents, read_counts
 from mptrain.precision.census import Observed, Pass, cast_of, computes, current_pass, dtype_names, floating_in
 from mptrain.precision.upcast import EagerMode, Products
 from mptrain.probe.module_trail import Call, Trail

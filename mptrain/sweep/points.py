@@ -29,7 +29,7 @@ from mptrain.sweep.processes import ask, warm_up
 from mptrain.sweep.worker import one_line
 
 if TYPE_CHECKING:
-    from mptrain.workloads.base.source import Dataset
+    from mptrain.workloads.base.dataset import Dataset
 
 _Checked = TypeVar("_Checked")
 

@@ -373,7 +373,7 @@ FAULTS = (
     ),
     Fault(
         47,
-        "numerics/bits.py",
+        "numerics/exponent_counts.py",
         "first - _BIAS if filled",
         "first - _BIAS + 1 if filled",
         "histograms are off by one power of two",

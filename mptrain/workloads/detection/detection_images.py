@@ -13,10 +13,10 @@ from torch import Tensor
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults, none_usable
-from mptrain.workloads.base.independent import IndependentSamples
-from mptrain.workloads.base.partition import first_samples
+from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import permutation, uniforms
+from mptrain.workloads.base.train_val_split import first_samples
 from mptrain.workloads.detection.boxes import (
     CROP_DRAWS,
     BoxedDataset,
@@ -225,7 +225,7 @@ class PictureSplit(IndependentSamples):
         return len(self.indices)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Decode the pictures with these indices; see `mptrain.workloads.base.source.Split.fetch`.
+        """Decode the pictures with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
         A picture that cannot be used makes the batch smaller where ``on_error`` is ``skip``.
         """

@@ -21,7 +21,7 @@ from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero
 from mptrain.workloads.base.exhibits import Exhibit, Pictures
 from mptrain.workloads.base.task import Objective, Task
-from mptrain.workloads.images.features import Features
+from mptrain.workloads.images.classifier_features import Features
 
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch

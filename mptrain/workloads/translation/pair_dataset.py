@@ -17,9 +17,9 @@ from torch import Tensor
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import permutation
-from mptrain.workloads.base.source import Dataset, Split
 from mptrain.workloads.text.buckets import bucketed_order
 from mptrain.workloads.text.subwords import PAD, Pieces, Subwords, learn
 
@@ -166,7 +166,7 @@ class PairSplit(Split):
         return len(self.faults.found) + self.left_out
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Batches of similar length; see `mptrain.workloads.base.source.Split.order`."""
+        """Batches of similar length; see `mptrain.workloads.base.dataset.Split.order`."""
         lengths = self.sources.lengths + self.targets.lengths
         return bucketed_order(lengths, self.batch_size, seed, epoch, shuffle=shuffle)
 
@@ -185,7 +185,7 @@ class PairSplit(Split):
 
 @dataclass
 class PairDataset(Dataset):
-    """Sentence pairs; meets `mptrain.workloads.base.source.Dataset`.
+    """Sentence pairs; meets `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: As in the configuration.

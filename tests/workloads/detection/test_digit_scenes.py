@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mptrain.errors import ConfigError, DataError
-from mptrain.workloads.base.partition import stratified_order
+from mptrain.workloads.base.train_val_split import stratified_order
 from mptrain.workloads.detection.boxes import OBJECT, BoxedSplit, Boxes, boxed_batch
 from mptrain.workloads.detection.datasets import digit_scenes
 from mptrain.workloads.detection.datasets.digit_scenes import load_digit_scenes

@@ -17,7 +17,7 @@ from mptrain.workloads.base.faulty_samples import Faults, checking, describe
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.detection.detection_images import Annotated, Listing, PictureOptions, PictureSplit
 from mptrain.workloads.enhancement.patches import Photos
-from mptrain.workloads.images.datasets.class_folders import load_image_folder
+from mptrain.workloads.images.datasets.image_folder import load_image_folder
 from mptrain.workloads.images.picture_files import picture_size, read_picture
 
 #: Values from the whole range of 16 bits, in an irregular order.

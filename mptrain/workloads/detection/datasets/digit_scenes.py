@@ -14,9 +14,9 @@ from torch.nn import functional as F
 
 from mptrain.errors import ConfigError
 from mptrain.fields import NonNegativeInt, PositiveInt
-from mptrain.workloads.base.partition import stratified_order
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import uniforms
+from mptrain.workloads.base.train_val_split import stratified_order
 from mptrain.workloads.detection.boxes import OBJECT, BoxedDataset, BoxedSplit, Boxes
 from mptrain.workloads.images.datasets.digits import TEST_SAMPLES, digits_path, read_digits
 from mptrain.workloads.images.image_dataset import Channels

@@ -12,12 +12,12 @@ from mptrain.workloads.base.random_streams import sample_order
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from mptrain.workloads.base.dataset import Split
     from mptrain.workloads.base.faulty_samples import Faults
-    from mptrain.workloads.base.source import Split
 
 
 class IndependentSamples(ABC):
-    """The better part of `mptrain.workloads.base.source.Split`; deriving classes have a length, `fetch` and ``in_memory``.
+    """The better part of `mptrain.workloads.base.dataset.Split`; deriving classes have a length, `fetch` and ``in_memory``.
 
     Args:
         faults: What was wrong with samples, and what is done about it.
@@ -36,7 +36,7 @@ class IndependentSamples(ABC):
         return len(self.faults.found)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.workloads.base.source.Split.order`."""
+        """Indices of one epoch; see `mptrain.workloads.base.dataset.Split.order`."""
         return sample_order(len(self), seed, epoch, shuffle=shuffle)
 
     @property

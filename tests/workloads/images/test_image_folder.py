@@ -14,7 +14,7 @@ from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.images.augmentation import centre_box, random_box
-from mptrain.workloads.images.datasets.class_folders import decode, load_image_folder, load_imagenet
+from mptrain.workloads.images.datasets.image_folder import decode, load_image_folder, load_imagenet
 
 
 def picture(shade, size=(20, 12), mode="RGB"):

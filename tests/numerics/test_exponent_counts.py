@@ -8,7 +8,7 @@ from histograms_by_hand import counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mptrain.numerics.bits import PLACES, add_counts, count_exponents, read_counts
+from mptrain.numerics.exponent_counts import PLACES, add_counts, count_exponents, read_counts
 
 
 def histogram(tensor):

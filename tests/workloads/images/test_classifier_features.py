@@ -9,7 +9,7 @@ from mptrain.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.classification.models.convnet import cnn
-from mptrain.workloads.images.features import Features
+from mptrain.workloads.images.classifier_features import Features
 
 
 class Remembers(nn.Module):

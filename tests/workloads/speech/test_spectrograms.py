@@ -9,7 +9,7 @@ import torch
 from loops import each
 
 from mptrain.errors import ConfigError
-from mptrain.workloads.speech.features import FLOOR, Features
+from mptrain.workloads.speech.spectrograms import FLOOR, Features
 
 MEL = Features("log_mel", 8000, 20.0, 10.0, 40)
 SPECTRUM = Features("log_spectrogram", 16000, 20.0, 10.0, 40)

@@ -22,10 +22,10 @@ from mptrain.fields import Fraction, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.download import NO_DOWNLOAD
 from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
-from mptrain.workloads.base.independent import IndependentSamples
-from mptrain.workloads.base.partition import first_samples, hold_out, stratified_order
+from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import uniforms
+from mptrain.workloads.base.train_val_split import first_samples, hold_out, stratified_order
 from mptrain.workloads.images.augmentation import CROP_DRAWS, Augment, Variation, centre_box, random_box, variation
 from mptrain.workloads.images.image_dataset import Channels, ImageDataset, Normalise, photo_statistics, statistics
 from mptrain.workloads.images.picture_files import EXTENSIONS, UNDECODABLE, read_part
@@ -113,7 +113,7 @@ class ClassFolders(ImageDataset):
     def _find(self, root: Path) -> tuple[tuple[str, ...], dict[str, tuple[Listing, Faults]]]:
         """Return the classes, and the images of each part."""
         train = _training_folder(root, self.name)
-        classes = class_folders(train)
+        classes = find_classes(train)
         parts: dict[str, tuple[Listing, Faults]] = {}
         for part in ("val", "test"):
             if (root / part).is_dir():
@@ -180,7 +180,7 @@ def _training_folder(root: Path, name: str) -> Path:
     if train.is_dir():
         return train
     if not loose_images(root):
-        folders = class_folders(root) if root.is_dir() else ()
+        folders = find_classes(root) if root.is_dir() else ()
         if with_images := [folder for folder in folders if has_images(root / folder)]:
             shown = ", ".join(with_images[:3]) + (" and others" if len(with_images) > 3 else "")
             raise DataError(
@@ -193,7 +193,7 @@ def _training_folder(root: Path, name: str) -> Path:
             "expected ROOT/train/CLASS/IMAGE and ROOT/val/CLASS/IMAGE, or without classes ROOT/train/IMAGE or just "
             f"ROOT/IMAGE; set dataset.root=ROOT; {NO_DOWNLOAD}",
         )
-    if folders := class_folders(root):
+    if folders := find_classes(root):
         raise DataError(
             f"{root} has images and folders beside them, such as {folders[0]}: which are to be trained on is not clear",
             "put those into ROOT/train, with or without class folders",
@@ -216,7 +216,7 @@ class Listing:
         return Listing(tuple(self.paths[index] for index in indices.tolist()), self.targets[indices])
 
 
-def class_folders(root: Path) -> tuple[str, ...]:
+def find_classes(root: Path) -> tuple[str, ...]:
     """The names of the folders inside a folder, sorted: the classes. None where there are just images.
 
     Raises:
@@ -251,7 +251,7 @@ def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Lis
         paths += loose_images(root)
         targets += [0] * len(paths)
     known = f"among the {len(class_names)} classes" if class_names else "a class: the images to train on have none"
-    for name in class_folders(root):
+    for name in find_classes(root):
         files = _image_files(root / name)
         if name in numbers:
             paths += files
@@ -311,7 +311,7 @@ class FolderSplit(IndependentSamples):
         return len(self.listing)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Decode the files with these indices; see `mptrain.workloads.base.source.Split.fetch`.
+        """Decode the files with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
         A file that cannot be decoded makes the batch smaller where ``on_error`` is ``skip``.
         """
