@@ -16,9 +16,9 @@ from mptrain.config.trust import let_in, retyped
 from mptrain.errors import EXIT_OK
 from mptrain.parallel.torchrun import begun_alike
 from mptrain.records import EventRecord, Record
-from mptrain.run.attempt import Opening, Outcome, launch
-from mptrain.run.attempt import resume as resume_run
 from mptrain.run.evaluation import evaluate_run
+from mptrain.run.start_and_resume import Opening, Outcome, launch
+from mptrain.run.start_and_resume import resume as resume_run
 from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.run_paths import RunPaths
 

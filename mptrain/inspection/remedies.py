@@ -29,7 +29,7 @@ from mptrain.inspection.scale_remedies import higher_scale, lower_scale, raised_
 from mptrain.inspection.step_replay import look
 from mptrain.numerics.exponents import merged
 from mptrain.numerics.formats import FLOAT16
-from mptrain.precision.apply import kept_modules
+from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Observation
 from mptrain.records import ExponentCounts

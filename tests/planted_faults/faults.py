@@ -155,10 +155,11 @@ FAULTS = (
     ),
     Fault(
         17,
-        "precision/apply.py",
+        "precision/keep_fp32.py",
         "with torch.autocast(device, enabled=False):",
         "with torch.autocast(device):",
         "a module kept in FP32 computes under autocast",
+        ("precision/test_apply.py",),
     ),
     Fault(
         18,
@@ -596,7 +597,7 @@ FAULTS = (
     ),
     Fault(
         77,
-        "run/attempt.py",
+        "run/start_and_resume.py",
         'forgive = before is not None and before.status == "failed"',
         "forgive = False",
         "a failed run that is resumed is given up at its first overflow",

@@ -17,9 +17,9 @@ from mptrain.precision.apply import (
     cast_model,
     clamp_to_range,
     input_dtype,
-    kept_modules,
     set_products,
 )
+from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.precision.policy import NORMS
 from mptrain.precision.upcast import products
 

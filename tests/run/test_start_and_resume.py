@@ -12,7 +12,7 @@ from mptrain.cli.main import main
 from mptrain.config.build import build, build_model
 from mptrain.config.compose import compose
 from mptrain.engine.interrupt import AskedToEnd
-from mptrain.run import attempt
+from mptrain.run import start_and_resume
 
 WORDS = ("model=mlp", "model.hidden=[16]", "dataset.train_samples=64", "train.epochs=2", "run.name=run")
 
@@ -26,7 +26,7 @@ def broken_off(tmp_path, monkeypatch):
 
 
 def break_off(monkeypatch, words, step):
-    attempted = attempt.Loop.attempt
+    attempted = start_and_resume.Loop.attempt
 
     def killed(loop, batch):
         if loop.progress.step + 1 == step:
@@ -34,7 +34,7 @@ def break_off(monkeypatch, words, step):
         attempted(loop, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(attempt.Loop, "attempt", killed)
+        patch.setattr(start_and_resume.Loop, "attempt", killed)
         assert main(words) == 75
 
 
@@ -102,7 +102,7 @@ def test_a_run_without_its_configuration_is_not_taken_for_one_that_never_began(b
 
 def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(attempt, "gathered", None)
+    monkeypatch.setattr(start_and_resume, "gathered", None)
     assert main([*WORDS, "distributed.procs=500"]) == 2
     assert "for 500 ranks" in capsys.readouterr().err
 
@@ -190,7 +190,9 @@ def test_the_header_says_how_many_parameters_are_trained_where_those_are_not_all
     assert "parameters, 170 trainable" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("place", ["mptrain.run.attempt.build", "mptrain.engine.rehearsal.accumulate_gradients"])
+@pytest.mark.parametrize(
+    "place", ["mptrain.run.start_and_resume.build", "mptrain.engine.rehearsal.accumulate_gradients"]
+)
 @pytest.mark.parametrize("error", [
     RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."),
     MemoryError(),
