@@ -203,15 +203,15 @@ def _resume(words: list[str]) -> int:
     words, found = take_options(words, {"--jobs": "VALUE", "--launcher": "VALUE"})
     flags = command_line.training_flags(found, (), multirun=True)
     run, overrides = run_and_overrides("resume", words)
-    from mptrain.config.trust import is_trust, let_in
+    from mptrain.config.trust import allowed_packages, is_allow_override
 
-    trusted = [word for word in overrides if is_trust(word)]
+    trusted = [word for word in overrides if is_allow_override(word)]
     from mptrain.cli.sweep import find_sweep, resume_sweep
 
     sweep = find_sweep(run, [word for word in overrides if word not in trusted], flags.jobs, flags.launcher)
     if sweep is not None:
         _refuse_torchrun("a sweep")
-        return resume_sweep(sweep, flags.jobs, let_in(trusted), flags.launcher)
+        return resume_sweep(sweep, flags.jobs, allowed_packages(trusted), flags.launcher)
     from mptrain.engine.interrupt import ending_at_once
 
     with ending_at_once():

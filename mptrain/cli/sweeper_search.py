@@ -14,7 +14,7 @@ from mptrain.config.compose import Composer
 from mptrain.config.overrides import read
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
-from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper, fixed_words, key_of
+from mptrain.sweep.hydra_launcher import JobFailedError, fixed_overrides, key_of, run_sweeper
 from mptrain.sweep.points import NOT_SWEPT, Point
 from mptrain.sweep.runner import run_sweep, sweep_folder
 
@@ -30,7 +30,7 @@ def search(flags: Flags) -> int:
     """
     with each_warning_once():
         composer = Composer(flags.config_dirs, flags.config_name)
-        fixed = fixed_words(flags.overrides)
+        fixed = fixed_overrides(flags.overrides)
         problems = [*read(fixed, composer.catalogue).problems]
         for word in flags.overrides:
             if key_of(word).startswith(("hydra/launcher", "hydra.launcher")):
@@ -46,7 +46,7 @@ def search(flags: Flags) -> int:
         if resumed:
             read_sweep(batches.folder)  # what cannot be read is refused before the sweeper writes into its folder
         try:
-            ask_sweeper(flags.overrides, composer, batches.folder, batches.run)
+            run_sweeper(flags.overrides, composer, batches.folder, batches.run)
         except JobFailedError:  # the table says it
             pass
         except KeyboardInterrupt:

@@ -52,7 +52,7 @@ def diff(old_yaml: str, new_yaml: str, ignoring: Sequence[str] = IGNORED) -> lis
     ]
 
 
-def change_in_words(key: str, before: Any, after: Any) -> str:
+def describe_change(key: str, before: Any, after: Any) -> str:
     """One difference as a reader of YAML knows its values: ``train.clip_norm was null, now 1``."""
     return f"{key} was {show(before)}, now {show(after)}"
 

@@ -43,7 +43,7 @@ _DIRECTORIES = [f"hydra.{name}" for name in ("run.dir", "sweep.dir", "sweep.subd
 
 
 @dataclass(frozen=True)
-class Words:
+class ParsedOverrides:
     """The parsed words of a command line.
 
     Attributes:
@@ -58,14 +58,14 @@ class Words:
     hydra: tuple[str, ...]
     problems: tuple[Problem, ...]
 
-    def among(self, words: Sequence[str]) -> Words:
+    def among(self, words: Sequence[str]) -> ParsedOverrides:
         """Return the overrides that are written like one of these."""
         groups = tuple(word for word in self.groups if word.input_line in words)
         values = tuple(word for word in self.values if word.input_line in words)
         return replace(self, groups=groups, values=values)
 
 
-def read(words: Sequence[str], catalogue: Catalogue) -> Words:
+def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
     """Parses and sorts the words; of several words for one group the last one counts, as for keys."""
     groups: dict[str, Override] = {}
     values: list[Override] = []
@@ -96,7 +96,7 @@ def read(words: Sequence[str], catalogue: Catalogue) -> Words:
                 groups[key] = override
         else:
             values.append(override)
-    return Words(tuple(groups.values()), tuple(values), tuple(hydra), tuple(problems))
+    return ParsedOverrides(tuple(groups.values()), tuple(values), tuple(hydra), tuple(problems))
 
 
 def parse(word: str) -> tuple[Override | None, Problem | None]:

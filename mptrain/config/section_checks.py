@@ -13,7 +13,7 @@ from typing import Any
 
 from mptrain.config.schema import LEARNER_GROUPS, LearnerChoices
 from mptrain.config.targets import Target
-from mptrain.config.value_checks import UNRESOLVED, fit_field, show
+from mptrain.config.value_checks import UNRESOLVED, check_field, show
 from mptrain.engine.options import TrainOptions
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.numerics.formats import FLOAT16, FLOAT32
@@ -67,7 +67,7 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
             hint = HEADER.format(group=name) if key == name else hint
             problems.append(Problem(f"unknown key '{prefix}{key}'", hint))
             continue
-        values[key] = fit_field(f"{prefix}{key}", value, hints[key], problems)
+        values[key] = check_field(f"{prefix}{key}", value, hints[key], problems)
     for field in fields_of(schema):
         missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if missing and field.name not in node:
@@ -81,7 +81,7 @@ def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -
     return None
 
 
-def check_together(policy: Policy, optimizer: Target) -> list[Problem]:
+def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
     """Problems between parts: an eps that FP16 optimizer state cannot hold."""
     if policy.optimizer_state != "parameters" or policy.parameters != "float16":
         return []
@@ -157,7 +157,7 @@ def read_learners(
             for group in LEARNER_GROUPS
         }
         clip = own.get("clip_norm", train.clip_norm)
-        clip = fit_field(f"learners.{name}.clip_norm", clip, hints["clip_norm"], problems)
+        clip = check_field(f"learners.{name}.clip_norm", clip, hints["clip_norm"], problems)
         chosen[str(name)] = LearnerChoices(**parts, clip_norm=clip)
     return chosen
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mptrain.config.synonyms import new_target, torchvision_names
-from mptrain.config.value_checks import UNRESOLVED, first_line, fit_field, show
+from mptrain.config.value_checks import UNRESOLVED, check_field, first_line, show
 from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, out_of_memory
 
 if typing.TYPE_CHECKING:
@@ -206,7 +206,9 @@ class Target:
             annotation = accepted[name].annotation
             if name in _PRETRAINED and isinstance(value, str) and is_allowed(self.path, ("torchvision",)):
                 annotation = None  # torchvision takes its weights by name too
-            converted[name] = value if annotation is None else fit_field(f"{group}.{name}", value, annotation, problems)
+            converted[name] = (
+                value if annotation is None else check_field(f"{group}.{name}", value, annotation, problems)
+            )
         facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         for name in () if other_facts else missing:

@@ -29,7 +29,7 @@ _NAMES = {bool: "true or false", str: "text", Path: "the path of a file or folde
 
 
 @dataclass(frozen=True)
-class Says:
+class RangeDescription:
     """Words for an annotation whose constraint (a pattern) says little to a reader."""
 
     text: str
@@ -45,11 +45,11 @@ class _Unresolved:
 UNRESOLVED = _Unresolved()
 
 
-class UnfitError(Exception):
+class InvalidValueError(Exception):
     """A value does not fit its annotation; the text says what would."""
 
 
-def fit(value: Any, annotation: Any) -> Any:
+def check_value(value: Any, annotation: Any) -> Any:
     """The value as its field wants it: a list becomes a tuple, and 1e3 an int, where one is annotated.
 
     An annotation that pydantic cannot read (it belongs to a third party) accepts everything.
@@ -72,14 +72,14 @@ def fit(value: Any, annotation: Any) -> Any:
         words = describe(annotation)
         if _has_nonfinite(value):
             words = words.replace("a number", "a finite number", 1)
-        raise UnfitError(f"must be {words}") from None
+        raise InvalidValueError(f"must be {words}") from None
 
 
-def fit_field(key: str, value: Any, annotation: Any, problems: list[Problem]) -> Any:
+def check_field(key: str, value: Any, annotation: Any, problems: list[Problem]) -> Any:
     """Return the value of a key as its field wants it, or `UNRESOLVED` with one more problem where it does not fit."""
     try:
-        return fit(value, annotation)
-    except UnfitError as unfit:
+        return check_value(value, annotation)
+    except InvalidValueError as unfit:
         problems.append(Problem(f"{key}={show(value)}: {unfit}", hint_for(key, value, annotation), key))
         return UNRESOLVED
 
@@ -89,15 +89,15 @@ def hint_for(key: str, value: Any, annotation: Any) -> str:
     if other := translate_value(key, value):
         return f"did you mean {key}={other}?"
     for meaning in _meanings(value):
-        with contextlib.suppress(UnfitError):
-            fit(meaning, annotation)
+        with contextlib.suppress(InvalidValueError):
+            check_value(meaning, annotation)
             return f"write {key}={show(meaning)}"
     base, _ = _peel(annotation)
     if get_origin(base) not in (tuple, list, Sequence) or not isinstance(value, (str, int, float)):
         return ""
     try:
-        fit([value], annotation)
-    except UnfitError:
+        check_value([value], annotation)
+    except InvalidValueError:
         return ""
     return f"write {key}=[{show(value)}]"
 
@@ -123,7 +123,7 @@ def describe(annotation: Any) -> str:
     """The allowed values in words, to follow "must be": ``a whole number, at least 1``."""
     base, metadata = _peel(annotation)
     for item in metadata:
-        if isinstance(item, Says):
+        if isinstance(item, RangeDescription):
             return item.text
     origin, arguments = get_origin(base), get_args(base)
     if origin in (Union, types.UnionType):
@@ -185,7 +185,9 @@ def _peel(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
         base, *metadata = get_args(annotation)
         flat: list[Any] = []
         for item in metadata:
-            flat.extend(item if isinstance(item, GroupedMetadata) and not isinstance(item, Says) else [item])
+            flat.extend(
+                item if isinstance(item, GroupedMetadata) and not isinstance(item, RangeDescription) else [item]
+            )
         inner, more = _peel(base)
         return inner, (*more, *flat)
     return annotation, ()

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
-from mptrain.config.trust import fetches, is_trust, retyped
+from mptrain.config.trust import allow_argument, allowed_downloads, is_allow_override
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
@@ -72,10 +72,10 @@ def diagnose_run(
     directory = find_run(run)
     text = directory.read_config()
     config = reload(text, overrides)
-    overrides = [word for word in overrides if not is_trust(word)]  # which changes no number
+    overrides = [word for word in overrides if not is_allow_override(word)]  # which changes no number
     before: dict[str, _Beginning] = {}
     if overrides:
-        own, _ = build(reload(text, allow=config.extensions.allow, fetch=fetches(config)), weights=False)
+        own, _ = build(reload(text, allow=config.extensions.allow, fetch=allowed_downloads(config)), weights=False)
         before = _begins(own)
     place = (_failed(directory, config) if step is None else None) or _standing(directory, config, step)
     if overrides:
@@ -116,7 +116,7 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     state = directory.read_state()
     if not paths.failure.exists() or (state is not None and state.status == "done"):
         return None
-    trust = retyped(config.extensions.allow)
+    trust = allow_argument(config.extensions.allow)
     ending = _read_ending(directory, trust)
     store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)
     saved = manifests_in(store.folder)
@@ -168,7 +168,7 @@ def _read_ending(directory: RunDirectory, trust: str = "") -> Ending:
 
     Args:
         directory: Of the run.
-        trust: What a line that names it needs behind it (see `mptrain.config.trust.retyped`).
+        trust: What a line that names it needs behind it (see `mptrain.config.trust.allow_argument`).
 
     Raises:
         StorageError: A file of it is missing or damaged; names the command that does without.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
-from mptrain.config.trust import fetches
+from mptrain.config.trust import allowed_downloads
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
@@ -30,7 +30,7 @@ def reloaded(config: Config, *words: str) -> Config:
     Raises:
         ConfigError: The words do not fit it.
     """
-    return reload(config.yaml, words, allow=config.extensions.allow, fetch=fetches(config))
+    return reload(config.yaml, words, allow=config.extensions.allow, fetch=allowed_downloads(config))
 
 
 @dataclass(frozen=True)

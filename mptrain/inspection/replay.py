@@ -25,7 +25,7 @@ from torch import Tensor
 
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
-from mptrain.config.trust import is_trust, retyped
+from mptrain.config.trust import allow_argument, is_allow_override
 from mptrain.errors import DataError, UsageError
 from mptrain.inspection.trace import Basis, Trace, read_traces
 from mptrain.numerics.measures import Measure
@@ -55,7 +55,7 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
         DataError: There are no steps, or the rule needs to know what is not on record.
         MptrainError: No such run, damaged records, or a rule that cannot be had.
     """
-    trusted = [word for word in overrides if is_trust(word)]
+    trusted = [word for word in overrides if is_allow_override(word)]
     overrides = [word for word in overrides if word not in trusted]
     for word in overrides:
         if not _SCALER_WORD.match(word):
@@ -80,7 +80,7 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     notes = _notes(own, recorded, dead=directory.holder() is None)
     untold = sum(one.replayed.unknown for one in learners)
     if untold:
-        notes.append(_nothing_tells(directory.root, untold, retyped(config.extensions.allow)))
+        notes.append(_nothing_tells(directory.root, untold, allow_argument(config.extensions.allow)))
     elif any(one.estimated for one in learners) and not any(one.tells_gradients() for one in traces.values()):
         notes.append(_NO_HISTOGRAMS)
     if any(one.stuck for one in learners):

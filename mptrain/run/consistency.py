@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.config.compose import compose, reload
-from mptrain.config.config_diff import change_in_words, config_digest, diff
+from mptrain.config.config_diff import config_digest, describe_change, diff
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import show
 from mptrain.config.yaml_files import read_yaml
@@ -63,7 +63,7 @@ def written_config(directory: RunDirectory) -> str:
     return written
 
 
-def require_as_trained(
+def require_unchanged_config(
     directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest, said: Mapping[str, str]
 ) -> str:
     """Refuse a ``config.yaml`` that no command has changed, and that is another than the checkpoint was made with.
@@ -88,7 +88,7 @@ def require_as_trained(
     untold = [change for change in edits if not any(f"{change[0]}.".startswith(f"{key}.") for key in said)]
     if said and not untold:
         return strange
-    told = f": {'; '.join(change_in_words(*change) for change in untold)}" if untold else ""
+    told = f": {'; '.join(describe_change(*change) for change in untold)}" if untold else ""
     words = [f"{key}={show(value)}" for key, _, value in untold] if len(untold) <= 3 and untold else ["KEY=VALUE"]
     line = " ".join([*words, *map(shlex.quote, said.values())])
     raise StorageError(
@@ -96,7 +96,7 @@ def require_as_trained(
     )
 
 
-def require_no_damage(directory: RunDirectory, written: str, state: RunState | None) -> None:
+def require_undamaged_config(directory: RunDirectory, written: str, state: RunState | None) -> None:
     """Refuse a ``config.yaml`` that no command has changed, where a command would be blamed for being another.
 
     Args:
@@ -136,7 +136,7 @@ def _edits(directory: RunDirectory, written: str, manifest: Manifest) -> list[Ch
     return []
 
 
-def other_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
+def changed_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
     """A sentence where the newest epoch on record would consist of other samples now; nothing where it would not, or none is known.
 
     Args:
@@ -159,7 +159,7 @@ def other_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
     return (f"the training data are other ones: epoch {known['epoch'] + 1} would not begin as it did",)
 
 
-def other_evaluated_data(root: Path, records: Sequence[EvalRecord], changed: Sequence[str]) -> tuple[str, ...]:
+def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: Sequence[str]) -> tuple[str, ...]:
     """A sentence for each split that holds other data than the run last evaluated.
 
     Args:

@@ -12,7 +12,7 @@ import torch
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
-from mptrain.config.config_diff import change_in_words, diff
+from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
@@ -20,7 +20,7 @@ from mptrain.engine.weights_io import has_averages, in_dtype, plain_weights
 from mptrain.errors import DataError
 from mptrain.precision.apply import about_clamped, count_beyond
 from mptrain.records import EvalRecord
-from mptrain.run.consistency import other_evaluated_data
+from mptrain.run.consistency import changed_evaluation_data
 from mptrain.runlog.atomic_files import storing, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
@@ -77,8 +77,8 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
     ]
     records = tuple(outcome.record for outcome in measured if outcome is not None)
     changes = diff(text, config.yaml)
-    notes = [change_in_words(*change) for change in changes]
-    notes += other_evaluated_data(directory.root, records, [key for key, _, _ in changes])
+    notes = [describe_change(*change) for change in changes]
+    notes += changed_evaluation_data(directory.root, records, [key for key, _, _ in changes])
     return Evaluation(
         directory.root, step, average and bool(parts.averages()) and has_averages(loaded.state), records, tuple(notes)
     )

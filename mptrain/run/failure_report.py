@@ -9,7 +9,7 @@ from typing import Any
 
 from mptrain.config.schema import Config
 from mptrain.config.targets import is_allowed
-from mptrain.config.trust import retyped
+from mptrain.config.trust import allow_argument
 from mptrain.config.value_checks import first_line
 from mptrain.engine.interrupt import AskedToEnd
 from mptrain.errors import (
@@ -32,7 +32,7 @@ from mptrain.runlog import RunDirectory, storing, write_atomically
 
 def explain_error(error: BaseException, config: Config, directory: RunDirectory, comm: Communicator) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
-    trust = retyped(config.extensions.allow)
+    trust = allow_argument(config.extensions.allow)
     resume = begun_alike("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"
     if comm.is_lost(error):
@@ -62,9 +62,9 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
         )
     elif isinstance(error, FirstBatchError) and error.__cause__ is not None:
         cause = error.__cause__
-        own = users_own(cause, config) or error
+        own = error_in_user_code(cause, config) or error
     elif isinstance(error, Exception) and not isinstance(error, MptrainError):
-        own = users_own(error, config)
+        own = error_in_user_code(error, config)
     if own is not None:
         failure_status(cause, directory)  # keeps the traceback
     return own or error
@@ -83,7 +83,7 @@ def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, 
     return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
 
 
-def users_own(error: BaseException, config: Config) -> ConfigError | None:
+def error_in_user_code(error: BaseException, config: Config) -> ConfigError | None:
     """What to say about an exception that came out of a package of the user's, rather than out of ours.
 
     Args:

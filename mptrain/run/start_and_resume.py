@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.config.build import build
-from mptrain.config.config_diff import change_in_words, config_digest, diff
+from mptrain.config.config_diff import config_digest, describe_change, diff
 from mptrain.config.parallelism import check_parallelism, device_of
 from mptrain.config.schema import Config
-from mptrain.config.trust import is_trust, retyped
+from mptrain.config.trust import allow_argument, is_allow_override
 from mptrain.config.value_checks import show
 from mptrain.engine.loop import Loop
 from mptrain.engine.parts import Options, Parts
@@ -40,10 +40,10 @@ from mptrain.parallel.torchrun import begun_alike, remember_run, run_before_rest
 from mptrain.precision.support import Support, require_support
 from mptrain.records import EventRecord
 from mptrain.run.consistency import (
-    other_training_data,
+    changed_training_data,
     reload_config,
-    require_as_trained,
-    require_no_damage,
+    require_unchanged_config,
+    require_undamaged_config,
     written_config,
 )
 from mptrain.run.describe import describe
@@ -99,7 +99,7 @@ class StartState:
 
 
 @dataclass(frozen=True)
-class Opening:
+class RunInfo:
     """What is known when training is about to begin.
 
     Attributes:
@@ -123,7 +123,7 @@ class Opening:
     warnings: tuple[str, ...]
 
 
-Show = Callable[[Opening], Sequence[Sink]]
+Show = Callable[[RunInfo], Sequence[Sink]]
 
 
 def launch(config: Config, show: Show) -> Outcome:
@@ -199,7 +199,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     changed = {word.partition("=")[0] for word in overrides}
     before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
     config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
-    said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_trust(word)}
+    said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
     check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
     with gathered(config.distributed) as comm:
         if not comm.is_rank_zero:
@@ -222,9 +222,11 @@ def _continue(
         changes = diff(old, config.yaml)
         state = directory.read_state()
         if changes and not explicit:
-            require_no_damage(directory, old, state)
-            problems = [Problem(f"{directory.root}: {change_in_words(*change)}") for change in changes]
-            line = f"{begun_alike('mptrain resume')} {directory.root} KEY=VALUE{retyped(config.extensions.allow)}"
+            require_undamaged_config(directory, old, state)
+            problems = [Problem(f"{directory.root}: {describe_change(*change)}") for change in changes]
+            line = (
+                f"{begun_alike('mptrain resume')} {directory.root} KEY=VALUE{allow_argument(config.extensions.allow)}"
+            )
             hint = f"choose another run.name, or change it on purpose: {line}"
             raise ConfigError([*problems, Problem("a run goes on with the configuration it began with", hint)])
         if state is not None and state.status == "done" and not changes:
@@ -236,7 +238,9 @@ def _continue(
         loaded = store.load_latest()
         if loaded is not None and explicit:
             _require_effect(changes)
-        strange = require_as_trained(directory, old, state, loaded.manifest, said or {}) if loaded is not None else ""
+        strange = (
+            require_unchanged_config(directory, old, state, loaded.manifest, said or {}) if loaded is not None else ""
+        )
         manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
         forgive = state is not None and state.status == "failed"
         comm.broadcast_object(StartState(manifest and manifest.absolute(), forgive))
@@ -246,7 +250,7 @@ def _continue(
         if loaded is not None:
             require_fit(built[0], loaded.state)  # before anything of the run is changed
             _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
-        changed = tuple(change_in_words(*change) for change in changes)
+        changed = tuple(describe_change(*change) for change in changes)
         notes = [f"changed: {sentence}" for sentence in changed]
         warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
         warnings += [strange] if strange else []
@@ -380,7 +384,7 @@ def _attempt(
     warnings = (*parts.warnings, *warnings, *lost)
     before = directory.read_state()
     from_step = loaded.manifest.step if loaded else 0
-    if loaded and (other := other_training_data(directory.root, parts)):
+    if loaded and (other := changed_training_data(directory.root, parts)):
         warnings, changed = (*warnings, *other), (*changed, *other)
     write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
     state = describe(directory, config, parts.device, parts.comm.world_size, before)
@@ -407,7 +411,7 @@ def _attempt(
             notes = (*notes, *loop.checkpointing.restore(loaded.state, forgive=forgive))
             writer.take(EventRecord("resume", from_step, {"notes": list(notes), "warnings": list(warnings)}))
         support = require_support(config.precision, parts.device)
-        sinks = show(Opening(config, parts, support, directory.root, loop.planned, from_step, notes, warnings))
+        sinks = show(RunInfo(config, parts, support, directory.root, loop.planned, from_step, notes, warnings))
         sinks = [*track(config, directory, state.id, from_step, [writer, *sinks]), *sinks]
         displays.sinks = tuple(sinks)
         summary = loop.run()

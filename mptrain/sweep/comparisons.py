@@ -18,8 +18,8 @@ from mptrain.comparison.configurations import differing, settings
 from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures, write_comparisons
 from mptrain.comparison.run_measures import measure
 from mptrain.config.overrides import parse
-from mptrain.config.trust import retyped_for
-from mptrain.config.value_checks import UnfitError, fit, show
+from mptrain.config.trust import allow_argument_for
+from mptrain.config.value_checks import InvalidValueError, check_value, show
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
 from mptrain.runlog import last_run, read_run, read_runs
@@ -32,7 +32,7 @@ _PRECISION_GROUPS = ("precision", "scaler")
 
 
 @dataclass(frozen=True)
-class Question:
+class ComparisonOptions:
     """What is to be found out.
 
     Attributes:
@@ -52,7 +52,7 @@ class Question:
         return {**asdict(self), "claimed": list(self.claimed)}
 
     @classmethod
-    def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> Question:
+    def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> ComparisonOptions:
         """The question of a sweep; one without any is asked with the defaults.
 
         Raises:
@@ -61,8 +61,8 @@ class Question:
         known: dict[str, Any] = {}
         for name, annotation in get_type_hints(cls, include_extras=True).items():
             try:
-                known |= {name: fit(plan[name], annotation)} if name in plan else {}
-            except UnfitError as unfit:
+                known |= {name: check_value(plan[name], annotation)} if name in plan else {}
+            except InvalidValueError as unfit:
                 what = f"{where} is damaged: plan.{name}={show(plan[name])}: {unfit}"
                 raise StorageError(what, "restore the file from a copy, or start it again") from unfit
         return cls(**known)
@@ -138,7 +138,7 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
         UsageError: There is nothing to compare.
         StorageError: The records of a run are damaged, or the disk refuses.
     """
-    question = Question.of(sweep.plan, sweep.paths.json)
+    question = ComparisonOptions.of(sweep.plan, sweep.paths.json)
     members: dict[str, list[tuple[str, RunMeasures]]] = {}
     lost: dict[str, list[SweepJob]] = {}
     for job in sweep.jobs:
@@ -153,13 +153,15 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
         without = lost.get(group, [])
         _require_reference(question, [arm for arm, _ in runs], without, sweep)
         arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
-        found = beside(_compare(arms, question, _notes(sweep)), sweep.folder)
+        found = with_relative_paths(_compare(arms, question, _notes(sweep)), sweep.folder)
         groups[group] = replace(found, objections=(*_lost_arms(without), *found.objections))
     write_comparisons(sweep.paths.comparison, groups)
     return groups
 
 
-def _require_reference(question: Question, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:
+def _require_reference(
+    question: ComparisonOptions, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep
+) -> None:
     """Refuse to compare with another arm than was planned, because no run of that one began.
 
     Raises:
@@ -169,7 +171,7 @@ def _require_reference(question: Question, arms: Sequence[str], lost: Sequence[S
     if question.reference not in arms and gone:
         raise UsageError(
             f"the reference {question.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
-            f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder}{retyped_for(sweep)} runs what is missing",
+            f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder}{allow_argument_for(sweep)} runs what is missing",
         )
 
 
@@ -188,7 +190,7 @@ def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
     ]
 
 
-def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Comparison:
+def judge_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> Comparison:
     """Compare runs that exist.
 
     Args:
@@ -215,7 +217,9 @@ def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Co
     return comparison
 
 
-def _compare(arms: tuple[Arm, ...], question: Question, notes: Sequence[str], *, anyway: bool = False) -> Comparison:
+def _compare(
+    arms: tuple[Arm, ...], question: ComparisonOptions, notes: Sequence[str], *, anyway: bool = False
+) -> Comparison:
     return compare(
         arms,
         reference=_reference(arms, question.reference),
@@ -242,7 +246,7 @@ def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
             )
 
 
-def beside(comparison: Comparison, folder: Path) -> Comparison:
+def with_relative_paths(comparison: Comparison, folder: Path) -> Comparison:
     """The same with the paths of runs relative to a folder, so that it can be moved with its runs."""
 
     def moved(arm: Arm) -> Arm:
@@ -267,7 +271,7 @@ def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
 def _notes(sweep: Sweep) -> list[str]:
     unfinished = [job for job in sweep.jobs if job.status not in ("done", "failed")]
     if unfinished:
-        line = f"mptrain resume {sweep.folder}{retyped_for(sweep)}"
+        line = f"mptrain resume {sweep.folder}{allow_argument_for(sweep)}"
         return [f"{len(unfinished)} of {len(sweep.jobs)} runs have not ended: {line} runs them"]
     return []
 

@@ -18,7 +18,7 @@ from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.config.overrides import quoted
 from mptrain.config.schema import RunOptions
-from mptrain.config.trust import retyped_for
+from mptrain.config.trust import allow_argument_for
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
 from mptrain.runlog.atomic_files import TEMPORARY, storing
@@ -27,7 +27,7 @@ from mptrain.runlog.lock import Holder, hold, holder_of
 from mptrain.runlog.run_paths import RUN_JSON, RunPaths, fresh_name
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep, write_sweep
-from mptrain.sweep.executor import Ended, Executor, JobSpec, Listener, Program, Progress
+from mptrain.sweep.executor import Executor, JobOutcome, JobProgress, JobSpec, Listener, Program
 from mptrain.sweep.local_executor import LocalExecutor, Slots
 from mptrain.sweep.points import NOT_SWEPT, Point
 from mptrain.sweep.slurm_executor import SlurmExecutor, require_none_queued
@@ -36,13 +36,13 @@ from mptrain.sweep.slurm_executor import SlurmExecutor, require_none_queued
 _PATIENCE = 60.0
 
 
-class Watcher(Protocol):
+class SweepDisplay(Protocol):
     """Shows a sweep, in the process that runs it."""
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
         """A job was started, or has ended; both are as ``sweep.json`` has them now."""
 
-    def progressed(self, number: int, progress: Progress) -> None:
+    def progressed(self, number: int, progress: JobProgress) -> None:
         """A job said how far it is."""
 
     def stopping(self, name: str) -> None:
@@ -88,7 +88,7 @@ def _named_folder(root: Path, name: str, resume: str) -> Path:
             raise StorageError(f"{place} is a run, and no place for a sweep", "choose another run.name")
     if is_sweep(folder):
         if resume == "never":
-            trust = retyped_for(read_sweep(folder))
+            trust = allow_argument_for(read_sweep(folder))
             hint = f"go on with it: mptrain resume {folder}{trust} (or add run.resume=auto), or choose another run.name"
             raise StorageError(f"there is a sweep in {folder}", hint)
         return folder
@@ -150,7 +150,7 @@ def plan_sweep(
     return fresh
 
 
-def take_stock(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep:
+def refresh_status(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep:
     """The sweep as its run directories stand: what is not done there waits to be run; the other jobs as they are."""
     wanted = [numbers is None or job.number in numbers for job in sweep.jobs]
     jobs = zip(sweep.jobs, wanted, strict=True)
@@ -181,7 +181,7 @@ def run_sweep(
     sweep: Sweep,
     composer: Composer,
     program: Program,
-    watch: Watcher,
+    watch: SweepDisplay,
     numbers: Container[int] | None = None,
     launcher: Launcher | None = None,
 ) -> tuple[Sweep, int]:
@@ -205,7 +205,7 @@ def run_sweep(
     """
     with hold(sweep.paths.lock):
         require_none_queued(sweep.folder)
-        record = _Record(take_stock(sweep, numbers), watch)
+        record = _Record(refresh_status(sweep, numbers), watch)
         about = [job for job in record.sweep.jobs if numbers is None or job.number in numbers]
         living = _wait_for_orphans(record, {job.number for job in about if not sweep.has_ended(job)})
         sweep = record.sweep
@@ -249,17 +249,17 @@ def directory_name(point: Point) -> str:
 class _Record(Listener):
     """Keeps the sweep and its file current, and passes on what happens."""
 
-    def __init__(self, sweep: Sweep, watch: Watcher) -> None:
+    def __init__(self, sweep: Sweep, watch: SweepDisplay) -> None:
         self.sweep = sweep
         self._watch = watch
 
     def started(self, number: int) -> None:
         self._change(replace(self.sweep.jobs[number], status="running", reason=""))
 
-    def progressed(self, number: int, progress: Progress) -> None:
+    def progressed(self, number: int, progress: JobProgress) -> None:
         self._watch.progressed(number, progress)
 
-    def ended(self, number: int, ended: Ended, seconds: float) -> None:
+    def ended(self, number: int, ended: JobOutcome, seconds: float) -> None:
         job = self.sweep.jobs[number]
         status, code, reason = ended.status, ended.code, ended.reason
         seconds = round((job.seconds or 0.0) + seconds, 3)  # of all its processes

@@ -30,8 +30,8 @@ from mptrain.files import read_text
 from mptrain.interpreter import command
 from mptrain.runlog.atomic_files import storing, write_atomically
 from mptrain.runlog.sweeps import Sweep
-from mptrain.sweep.executor import Ended, JobSpec, Listener, Program, stopped
-from mptrain.sweep.worker import TIME_IS_UP, JobResult, Submission, one_line, read_result, work_submitted
+from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
+from mptrain.sweep.worker import TIME_IS_UP, JobResult, SubmittedJob, one_line, read_result, run_submitted_job
 
 #: The folder in that of a sweep which has a folder for each time that jobs were handed over, and the file there that names them.
 FOLDER, JOBS_JSON = "submitted", "jobs.json"
@@ -54,7 +54,7 @@ _ALIVE = ("READY", "PENDING", "RUNNING", "UNKNOWN", "REQUEUED", "COMPLETING", "C
 class _Job:
     """A job that was handed over, and what is known about it."""
 
-    submission: Submission
+    submission: SubmittedJob
     handle: Any
     began: float | None = None
     over: float | None = None
@@ -83,7 +83,7 @@ class SlurmExecutor:
         folder = fresh_folder(sweep.folder)
         results = [folder / f"{job.number:03d}.json" for job in jobs]
         submissions = [
-            Submission(job, sweep.config_dirs, sweep.config_name, self.typed, result, self.program)
+            SubmittedJob(job, sweep.config_dirs, sweep.config_name, self.typed, result, self.program)
             for job, result in zip(jobs, results, strict=True)
         ]
         executor = _executor(launcher, folder)
@@ -203,7 +203,7 @@ class _Queue:
         self._stopping: float | None = None
         self._asked = time.monotonic()
 
-    def run(self, submissions: Sequence[Submission], at_once: int) -> None:
+    def run(self, submissions: Sequence[SubmittedJob], at_once: int) -> None:
         """Until nothing waits and nothing is queued, with at most so many jobs in the queue at a time."""
         waiting = list(reversed(submissions))
         while waiting or self._jobs:
@@ -237,14 +237,14 @@ class _Queue:
         for job in list(self._jobs):
             self._end(job, self._stopped("cancelled"))
 
-    def _submit(self, submission: Submission) -> None:
+    def _submit(self, submission: SubmittedJob) -> None:
         # Jobs of the local executor inherit that Ctrl-C and the end of the terminal do not reach them.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
         try:
-            handle = self._executor.submit(work_submitted, submission)
+            handle = self._executor.submit(run_submitted_job, submission)
         except Exception as error:  # submitit and sbatch have no common error
             number = submission.job.number
-            self._listener.ended(number, Ended("failed", EXIT_BUG, f"not submitted: {one_line(error)}"), 0.0)
+            self._listener.ended(number, JobOutcome("failed", EXIT_BUG, f"not submitted: {one_line(error)}"), 0.0)
             return
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -265,7 +265,7 @@ class _Queue:
                 job.began = now
                 self._listener.started(job.submission.job.number)
             if told is not None and told.status in ("done", "failed", "interrupted"):
-                self._end(job, Ended(told.status, told.code or 0, told.reason))
+                self._end(job, JobOutcome(told.status, told.code or 0, told.reason))
             elif asking:
                 self._judge(job, told, _state(job.handle, "cache" if place else "force"))
             if job in self._jobs and self._stopping is not None and now - self._stopping > _LEAVING:
@@ -280,18 +280,18 @@ class _Queue:
             return
         job.over = job.over or now
         if told is not None and told.status == "preempted":
-            self._end(job, Ended("preempted", told.code or EXIT_PREEMPTED, told.reason))
+            self._end(job, JobOutcome("preempted", told.code or EXIT_PREEMPTED, told.reason))
         elif self._stopping is not None and (told is None or told.status == "waiting"):
             self._end(job, self._stopped("cancelled before it began"))
         elif now - job.over > (_TICK if self._local else _LATE):
             what = f"its job {job.handle.job_id} ended as {state} and said nothing"
             cancelled = self._stopping is not None or state.startswith(("CANCELLED", "PREEMPTED"))
-            self._end(job, self._stopped(what) if cancelled else Ended("failed", EXIT_BUG, what))
+            self._end(job, self._stopped(what) if cancelled else JobOutcome("failed", EXIT_BUG, what))
 
-    def _stopped(self, reason: str) -> Ended:
+    def _stopped(self, reason: str) -> JobOutcome:
         return stopped(self._interrupts.received == "SIGINT", reason)
 
-    def _end(self, job: _Job, ended: Ended) -> None:
+    def _end(self, job: _Job, ended: JobOutcome) -> None:
         self._jobs.remove(job)
         deadline = time.monotonic() + _LATE
         while self._local and not job.handle.done() and time.monotonic() < deadline:

@@ -1,5 +1,5 @@
 from mptrain.config.compose import compose
-from mptrain.config.config_diff import change_in_words, config_digest, diff
+from mptrain.config.config_diff import config_digest, describe_change, diff
 
 
 def test_where_and_how_often_to_write_is_no_difference():
@@ -33,5 +33,5 @@ def test_layout_and_number_form_change_no_digest():
 
 
 def test_a_change_is_said_as_yaml_writes_values():
-    assert change_in_words("train.clip_norm", None, 1.0) == "train.clip_norm was null, now 1"
-    assert change_in_words("train.channels_last", True, False) == "train.channels_last was true, now false"
+    assert describe_change("train.clip_norm", None, 1.0) == "train.clip_norm was null, now 1"
+    assert describe_change("train.channels_last", True, False) == "train.channels_last was true, now false"

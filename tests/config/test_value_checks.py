@@ -6,7 +6,7 @@ import pytest
 from annotated_types import Interval, MinLen, MultipleOf
 from loops import each
 
-from mptrain.config.value_checks import UNRESOLVED, UnfitError, describe, fit, show
+from mptrain.config.value_checks import UNRESOLVED, InvalidValueError, check_value, describe, show
 from mptrain.fields import AboveOne, BelowOne, BelowOneOrZero, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 REFUSED = [
@@ -44,8 +44,8 @@ REFUSED = [
 
 @each(("value", "annotation"), REFUSED)
 def test_a_value_outside_its_annotation_is_refused_with_words(value, annotation):
-    with pytest.raises(UnfitError, match=r"^must be "):
-        fit(value, annotation)
+    with pytest.raises(InvalidValueError, match=r"^must be "):
+        check_value(value, annotation)
 
 
 ACCEPTED = [
@@ -69,7 +69,7 @@ ACCEPTED = [
 
 @each(("value", "annotation", "expected"), ACCEPTED)
 def test_a_value_inside_is_converted_to_what_the_field_wants(value, annotation, expected):
-    found = fit(value, annotation)
+    found = check_value(value, annotation)
     assert found == expected
     assert type(found) is type(expected)
 
@@ -106,9 +106,9 @@ def test_values_are_shown_as_one_would_write_them():
 
 
 def test_an_annotation_that_cannot_be_read_accepts_everything():
-    assert fit("anything", "not a type") == "anything"
+    assert check_value("anything", "not a type") == "anything"
 
 
 def test_a_value_that_could_not_be_resolved_is_not_complained_about_again():
-    assert fit(UNRESOLVED, PositiveInt) is UNRESOLVED
-    assert fit([1, UNRESOLVED], tuple[int, ...]) == [1, UNRESOLVED]
+    assert check_value(UNRESOLVED, PositiveInt) is UNRESOLVED
+    assert check_value([1, UNRESOLVED], tuple[int, ...]) == [1, UNRESOLVED]

@@ -40,7 +40,7 @@ class Hooks:
 
         for holder, name in (
             (start_and_resume, "build"), (start_and_resume, "create_run"), (start_and_resume, "existing_run"), (start_and_resume, "truncate_records"),
-            (start_and_resume, "describe"), (start_and_resume, "RecordWriter"), (start_and_resume, "Loop"), (loop, "rehearse_run"), (train, "_open"),
+            (start_and_resume, "describe"), (start_and_resume, "RecordWriter"), (start_and_resume, "Loop"), (loop, "rehearse_run"), (train, "_displays"),
         ):  # fmt: skip
             self._wrap(holder, name, "start")
         for holder, name in (

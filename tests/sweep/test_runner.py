@@ -23,10 +23,10 @@ from mptrain.sweep.runner import (
     missing_points,
     plan_sweep,
     quoted,
+    refresh_status,
     require_free,
     run_sweep,
     sweep_folder,
-    take_stock,
 )
 
 
@@ -83,7 +83,7 @@ def test_a_second_run_of_it_runs_what_is_not_done_by_what_the_runs_say(composer,
     sweep = planned(composer, tmp_path / "s", f"seed={jobs.DONE},{jobs.BUG},{jobs.SAYS}", parallel=2)
     sweep, _ = run_sweep(sweep, composer, jobs.program(), Watched())
     (sweep.folder / "002-seed=9" / "run.json").unlink()  # sweep.json says that it is done
-    found = take_stock(read_sweep(sweep.folder))
+    found = refresh_status(read_sweep(sweep.folder))
     assert statuses(found) == ["done", "waiting", "waiting"]
     assert [(point.number, point.place) for point in missing_points(found)] == [
         (1, "point 2/3 (seed=2)"),
@@ -218,11 +218,11 @@ def test_attempts_that_no_sweep_saw_end_count_as_well(composer, tmp_path):
         run.paths.steps.touch()
     os.utime(run.paths.run_json, (1000, 1000))
     os.utime(run.paths.steps, (1012.5, 1012.5))  # its last step before it was killed
-    found = take_stock(sweep)
+    found = refresh_status(sweep)
     assert [job.seconds for job in found.jobs] == [17.0, 12.5]
-    assert [job.seconds for job in take_stock(found).jobs] == [17.0, 12.5]
+    assert [job.seconds for job in refresh_status(found).jobs] == [17.0, 12.5]
     longer = found.with_job(replace(found.jobs[0], seconds=20.0))  # with the start of its process
-    assert take_stock(longer).jobs[0].seconds == 20.0
+    assert refresh_status(longer).jobs[0].seconds == 20.0
 
 
 def test_the_plan_and_the_arms_of_a_comparison_are_kept(composer, tmp_path):

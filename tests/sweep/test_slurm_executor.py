@@ -21,7 +21,7 @@ from mptrain.errors import EnvironmentRefused, StorageError
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.sweep import slurm_executor
 from mptrain.sweep.points import expand
-from mptrain.sweep.runner import plan_sweep, run_sweep, take_stock
+from mptrain.sweep.runner import plan_sweep, refresh_status, run_sweep
 from mptrain.sweep.slurm_executor import FOLDER, require_none_queued, require_scheduler
 from mptrain.sweep.worker import JobResult, read_result
 
@@ -97,7 +97,7 @@ def test_jobs_that_are_done_that_fail_and_that_are_killed(composer, folder):
     assert {(0, "running"), (0, "done"), (2, "running")} <= set(watch.seen)
     assert read_sweep(sweep.folder) == sweep
 
-    again, code = run(take_stock(sweep), composer, LOCAL, jobs.finish_at_once)
+    again, code = run(refresh_status(sweep), composer, LOCAL, jobs.finish_at_once)
     assert code == 0
     assert len(list((sweep.folder / FOLDER).iterdir())) == 2  # each time has a folder that was empty
     assert again.jobs[0] == sweep.jobs[0] or again.jobs[0].status == "done"
