@@ -17,7 +17,7 @@ from small_runs import Kept, command, environment
 
 from mptrain.config.build import build
 from mptrain.config.compose import compose
-from mptrain.engine.evaluate import complete
+from mptrain.engine.evaluate import gather_model
 from mptrain.engine.fingerprints import digest_of_weights
 from mptrain.engine.loop import Loop
 from mptrain.engine.run_storage import NoStorage
@@ -62,7 +62,7 @@ def _train(overrides: list[str], ranks) -> dict:
         "steps": [asdict(record) for record in kept.of(StepRecord)],
         "evaluations": [asdict(record) for record in kept.of(EvalRecord)],
         "events": [[record.kind, record.step] for record in kept.records if hasattr(record, "kind")],
-        "weights": digest_of_weights(complete(parts).float()),
+        "weights": digest_of_weights(gather_model(parts).float()),
         "averages": averages,
     }
 

@@ -10,14 +10,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mptrain.comparison.arms import choose_reference, pairs
-from mptrain.comparison.explanations import most_at_once, remarks
-from mptrain.comparison.fairness import differs, inspect
-from mptrain.comparison.learning_curve import align, align_alone, unsettled
+from mptrain.comparison.arms import choose_reference, pair_by_seed
+from mptrain.comparison.explanations import max_concurrent_runs, remarks
+from mptrain.comparison.fairness import check_fairness, differing_keys
+from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings
 from mptrain.comparison.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
 from mptrain.comparison.run_measures import is_share, step_of
 from mptrain.comparison.statistics import equivalence, mean_interval, ratio_interval, rounding_spread
-from mptrain.comparison.verdict import Evidence, decide
+from mptrain.comparison.verdict import PairedEvidence, decide
 from mptrain.errors import EXIT_NUMERICS, UsageError, did_you_mean
 
 #: Largest difference that counts as none, in the metric's own unit: a point of accuracy, a hundredth of a nat.
@@ -94,9 +94,9 @@ def compare(
         raise UsageError(f"a margin of {margin:g} is not positive", f"the default is {MARGIN:g}, in the metric's unit")
     chosen = choose_reference(arms, reference)
     measured = _metric(arms, chosen, metric)
-    objections, checks = inspect(arms, chosen, claimed)
+    objections, checks = check_fairness(arms, chosen, claimed)
     objections = (*_other_splits(arms, measured), *objections)
-    together = most_at_once(run for arm in arms for run in arm.runs)
+    together = max_concurrent_runs(run for arm in arms for run in arm.runs)
     ordered = [chosen, *(arm for arm in arms if arm is not chosen)]
     results = _with_twins([_result(arm, chosen, measured, margin, together) for arm in ordered])
     if (fatal := [objection for objection in objections if objection.fatal]) and not anyway:
@@ -164,15 +164,15 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         skip_rate=sum(run.skip_rate for run in arm.runs) / len(arm.runs),
     )
     if arm is reference:
-        return replace(alone, aligned=align_alone(finite, metric.name), remarks=remarks(arm, arm, None, None))
-    shared = pairs(arm, reference)
+        return replace(alone, aligned=align_reference(finite, metric.name), remarks=remarks(arm, arm, None, None))
+    shared = pair_by_seed(arm, reference)
     complete = [(run, other) for run, other in shared if metric.finite(run) and metric.finite(other)]
     both_done = [(run, other) for run, other in shared if run.status == "done" and other.status == "done"]
     values = [(metric.of(run) or 0.0) - (metric.of(other) or 0.0) for run, other in complete]
     rounding = rounding_spread(step, step)
     difference = mean_interval(values, rounding=rounding) if values else None
     equal = equivalence(values, margin, rounding=rounding) if len(values) > 1 else None
-    evidence = Evidence(
+    evidence = PairedEvidence(
         metric=metric.name,
         higher_is_better=metric.higher_is_better,
         margin=margin,
@@ -195,7 +195,7 @@ def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: 
         memory=memory,
         energy=_ratio(both_done, lambda run: run.energy),
         aligned=align(complete, metric.name),
-        differs=differs(arm, reference),
+        differs=differing_keys(arm, reference),
         remarks=remarks(arm, reference, speed, memory, together),
     )
 
@@ -212,7 +212,7 @@ def _with_twins(results: Sequence[ArmResult]) -> list[ArmResult]:
 
 def _are_twins(arm: Arm, other: Arm) -> bool:
     """Return whether all runs ended with the same metrics, loss included, and went the same course."""
-    both = pairs(arm, other)
+    both = pair_by_seed(arm, other)
     return len(both) == len(arm.runs) == len(other.runs) and all(
         "done" == run.status == twin.status
         and "loss" in run.metrics
@@ -248,7 +248,7 @@ def _other_splits(arms: Sequence[Arm], metric: _Metric) -> list[Objection]:
 
 
 def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, together: int) -> list[str]:
-    found = [*_resolution(reference, metric, margin), *unsettled(reference, metric.name, margin)]
+    found = [*_resolution(reference, metric, margin), *convergence_warnings(reference, metric.name, margin)]
     others = len(arms) - 1
     if others > 1:
         found.append(

@@ -75,7 +75,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CurvePoint:
     """The state of a run at one moment, as far as it is on record.
 
     Attributes:
@@ -177,7 +177,7 @@ class RunMeasures:
     unusable: dict[str, int] = field(default_factory=dict)
     steady_steps: int | None = None
     zero_gradients: float | None = None
-    course: tuple[Moment, ...] = ()
+    course: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from mptrain.comparison.configurations import chosen, settings
-from mptrain.comparison.learning_curve import course_of
+from mptrain.comparison.configurations import chosen_options, flat_settings
+from mptrain.comparison.learning_curve import learning_curve
 from mptrain.comparison.results import RunMeasures
 from mptrain.errors import ConfigError, StorageError
 from mptrain.numerics.exponents import merged, total
@@ -72,7 +72,7 @@ def _with_ranks(run: Run) -> str:
 
 
 def _measured(run: Run, seen: _Events) -> RunMeasures:
-    config = settings(run.config)
+    config = flat_settings(run.config)
     summary = _summary_of_its_end(run) or _summary_of_steps(run, seen)
     learners: list[dict[str, Any]] = list(summary["learners"].values())
     steps, skipped = int(summary["steps"]), sum(learner["skipped"] for learner in learners)
@@ -88,7 +88,7 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
         reason=run.state.reason,
         config=_with_ranks(run),
         overrides=run.overrides,
-        chosen=chosen(run.config),
+        chosen=chosen_options(run.config),
         metrics=_numbers(summary.get(split) or seen.metrics.get(split, {})),
         metric_name=summary.get("metric_name"),
         higher_is_better=summary.get("higher_is_better"),
@@ -120,7 +120,7 @@ def _measured(run: Run, seen: _Events) -> RunMeasures:
         data_card=_digest_of_data(run),
         unusable=dict(summary.get("unusable_samples") or {}),
         steady_steps=summary.get("steady_steps"),
-        course=course_of(run, steps, samples),
+        course=learning_curve(run, steps, samples),
     )
 
 

@@ -23,15 +23,15 @@ from mptrain.config.parallelism import (
 from mptrain.config.schema import Config
 from mptrain.config.value_checks import first_line, show
 from mptrain.device import capabilities, untried, use
-from mptrain.engine.evaluate import complete
+from mptrain.engine.evaluate import gather_model
 from mptrain.engine.fault_injection import Injection
-from mptrain.engine.fingerprints import Origin, digest_of_weights
+from mptrain.engine.fingerprints import StartFingerprints, digest_of_weights
 from mptrain.engine.guard import BufferGuard
 from mptrain.engine.memory import keep_freed_memory, memory_in_use
 from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.step import Learner, Plan
-from mptrain.engine.weights_io import has_averages, plain_weights, read_weights, take_over
+from mptrain.engine.weights_io import has_averages, load_matching, plain_weights, read_weights
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, out_of_memory
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.rules import Rule
@@ -81,7 +81,7 @@ def build(
     model = build_model(config, dataset)
     notes = _begin_with(model, config.weights) if weights and config.weights is not None else ()
     model.float()
-    origin = Origin(digest_of_weights(model) if weights else "", memory_before)
+    origin = StartFingerprints(digest_of_weights(model) if weights else "", memory_before)
     require_same_weights(origin.initial_weights, comm)
     if config.distributed.sync_batchnorm and comm.world_size > 1:
         model = synchronised(model, comm)
@@ -198,7 +198,7 @@ def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
         source = f"{path} (step {loaded.manifest.step:,}{averaged})"
     else:
         found, source = read_weights(path), str(path)
-    return (take_over(model, found, source).describe(source),)
+    return (load_matching(model, found, source).describe(source),)
 
 
 def build_loaders(
@@ -326,7 +326,7 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
     if not any(isinstance(module, BatchNorm) for module in parts.model.modules()):
         return
     for name, split in single:
-        trial = cast("Any", copy.deepcopy(complete(parts))).train(name == "train")
+        trial = cast("Any", copy.deepcopy(gather_model(parts))).train(name == "train")
         sample = parts.prepare(split.fetch([0], 0, config.seed))
         try:
             with torch.no_grad(), parts.plan.products.context, parts.plan.autocast:

@@ -16,7 +16,7 @@ from mptrain.config.compose import reload
 from mptrain.config.schema import Config
 from mptrain.config.targets import DATA_FACTS, Target, parameters
 from mptrain.engine.snapshot import require_same_schema
-from mptrain.engine.weights_io import plain_weights, take_over
+from mptrain.engine.weights_io import load_matching, plain_weights
 from mptrain.errors import CheckpointError, ConfigError, Problem
 from mptrain.files import read_text
 from mptrain.runlog import open_run
@@ -190,7 +190,7 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
     loaded = store.load("best" if store.best() else "last")
     require_same_schema(loaded.state)
     model: nn.Module = trained.model.build(**{name: card[name] for name in DATA_FACTS if name in card})
-    fit = take_over(model, plain_weights(loaded.state, average=True), str(path))
+    fit = load_matching(model, plain_weights(loaded.state, average=True), str(path))
     if fit.fresh:
         raise CheckpointError(
             f"task.classifier={classifier}: its weights do not fit the model its configuration describes",

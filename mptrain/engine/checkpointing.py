@@ -37,7 +37,7 @@ class Checkpointing:
         self._parts, self._options, self._storage = parts, options.checkpoint, storage
         self._progress, self._telemetry = progress, telemetry
         self.saver = storage.saver(async_save=options.checkpoint.async_save)
-        self.carried = Carried(parts)
+        self.carried = CarriedBuffers(parts)
 
     def restore(self, state: Mapping[str, Any], *, forgive: bool) -> list[str]:
         """Go back to where a checkpoint was taken.
@@ -95,7 +95,7 @@ class Checkpointing:
             self.saver.wait()
 
 
-class Carried:
+class CarriedBuffers:
     """The carried buffers of a run.
 
     Args:

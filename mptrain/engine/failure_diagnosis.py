@@ -126,7 +126,7 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
     return Diagnosis(learner.name, last.step, last.loss_scale, refused, cause, tensors, count, advice)
 
 
-def explain(
+def diagnose_overflows(
     parts: Parts,
     account: LearnerLog,
     progress: Progress,
@@ -172,7 +172,7 @@ def _scale_keys(scaler: Scaler) -> str:
     return f" ({' or '.join(keys)})" if keys else ""
 
 
-def is_sound(parts: Parts) -> bool:
+def is_finite(parts: Parts) -> bool:
     """Whether all weights and buffers are finite, so that the state is worth saving."""
     return _non_finite(parts.must_be_finite())[0] == 0
 

@@ -14,7 +14,7 @@ from mptrain.engine.batch_sync import BatchSync, DistributedBatchSync, SyncedBat
 from mptrain.engine.checkpointing import Checkpointing
 from mptrain.engine.failure_diagnosis import require_success
 from mptrain.engine.fingerprints import data_order
-from mptrain.engine.interrupt import Interrupts
+from mptrain.engine.interrupt import SignalListener
 from mptrain.engine.memory import forget_peak
 from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import rehearse_run
@@ -57,7 +57,7 @@ class Loop:
     ) -> None:
         self.parts, self.options, self.storage = parts, options, storage
         self.progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
-        self.interrupts = Interrupts()
+        self.interrupts = SignalListener()
         self.telemetry = Telemetry(parts, options, storage, self.progress, self.planned, displays)
         self.checkpointing = Checkpointing(parts, options, storage, self.progress, self.telemetry)
         self._validation = Validation(parts, storage.paths.samples, self.progress, self.telemetry)

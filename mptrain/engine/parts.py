@@ -18,7 +18,7 @@ from mptrain.precision.apply import input_dtype
 
 if TYPE_CHECKING:
     from mptrain.engine.fault_injection import Injection
-    from mptrain.engine.fingerprints import Origin
+    from mptrain.engine.fingerprints import StartFingerprints
     from mptrain.engine.options import CheckpointOptions, LogOptions, TrainOptions
     from mptrain.engine.step import Learner, Plan
     from mptrain.precision.policy import Policy
@@ -64,7 +64,7 @@ class Parts:
     plan: Plan
     memory_format: torch.memory_format
     loaders: dict[str, Loader]
-    origin: Origin
+    origin: StartFingerprints
     probe: Probe
     fault: Injection
     notes: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.device import capabilities
-from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost, host_waits
+from mptrain.engine.cuda_graphs import CudaGraphs, GraphsInvalidated, host_waits
 from mptrain.engine.step import StepValues, train_step
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class StepRunner:
         try:
             self._graphs[key] = self._captured(batch)
         except (RuntimeError, torch.AcceleratorError) as error:
-            if isinstance(error, GraphsLost):
+            if isinstance(error, GraphsInvalidated):
                 self._graphs.clear()
             self._refuse(key, str(error).splitlines()[0] if str(error) else type(error).__name__)
         return self._graphs.get(key)

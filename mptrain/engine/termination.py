@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from mptrain.engine.failure_diagnosis import explain, is_sound
+from mptrain.engine.failure_diagnosis import diagnose_overflows, is_finite
 from mptrain.errors import EXIT_PREEMPTED, NumericsError, Preempted
 from mptrain.parallel.communicator import RankLost
 
@@ -112,8 +112,8 @@ class Termination:
             NumericsError: Always.
         """
         failure: Path = self._paths.failure
-        diagnosis = explain(self._parts, log, self._progress, batch, given, random, failure)
-        sound = self._parts.comm.all_reduce_ints([not is_sound(self._parts)]) == [0]
+        diagnosis = diagnose_overflows(self._parts, log, self._progress, batch, given, random, failure)
+        sound = self._parts.comm.all_reduce_ints([not is_finite(self._parts)]) == [0]
         self._telemetry.event("failure", cause=diagnosis.cause)
         if sound:
             self._checkpointing.save(wait=True)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
-from mptrain.engine.rehearsal import untrained
+from mptrain.engine.rehearsal import untrained_parameters
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot
 from mptrain.engine.step import Learner, accumulate_gradients, train_step
@@ -189,7 +189,7 @@ def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale
         weights=faulty_weights,
         largest_weight=_largest(parts.full_precision()),
         gradients=offenders(learner.weights.names, norms)[1],
-        untrained={**untrained(parts), "no_gradient": missing},
+        untrained={**untrained_parameters(parts), "no_gradient": missing},
         census=census.table(),
     )
 

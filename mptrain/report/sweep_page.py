@@ -16,7 +16,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from mptrain.comparison.configurations import in_short
+from mptrain.comparison.configurations import short_label
 from mptrain.comparison.ranking import sweep_lead
 from mptrain.report import plotting
 from mptrain.report.curves import Curve
@@ -134,7 +134,7 @@ def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
     along = [name for name, some in groups.items() if axis is not None and some[0].setting(axis.key) is not None]
     if axis is not None and len(axis.values) == len(along):  # one kind for each value: the value is name enough
         groups = {
-            in_short({axis.key: some[0].words[axis.key]}) if name in along else name: some
+            short_label({axis.key: some[0].words[axis.key]}) if name in along else name: some
             for name, some in groups.items()
         }
         rest = len(groups) - len(along)

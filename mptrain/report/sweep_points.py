@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, as_number, differing, flat, in_short, is_below
+from mptrain.comparison.configurations import (
+    MACHINE,
+    NOT_COMPARED,
+    as_number,
+    config_differences,
+    flat,
+    is_below,
+    short_label,
+)
 from mptrain.comparison.fairness import is_claimed
 from mptrain.comparison.ranking import SEED, metric_in_words
 from mptrain.config.value_checks import show
@@ -46,7 +54,7 @@ class OpenedPoint:
     @property
     def label(self) -> str:
         """The words in which points differ, in short."""
-        return in_short(self.words) or self.job.name
+        return short_label(self.words) or self.job.name
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -141,7 +149,7 @@ def kinds(points: Sequence[OpenedPoint], without: Sequence[str] = ()) -> dict[st
     found: dict[str, list[OpenedPoint]] = {}
     for point in points:
         left = {key: value for key, value in point.words.items() if key not in without and key != SEED}
-        found.setdefault(in_short(left), []).append(point)
+        found.setdefault(short_label(left), []).append(point)
     return found
 
 
@@ -202,7 +210,7 @@ class Measured:
         found: dict[str, tuple[str, list[str]]] = {}
         exchanged: set[str] = set()
         for one in self.configs if flat(config) else ():
-            for key, (own, other) in differing(config, one, (*NOT_COMPARED, *MACHINE)).items():
+            for key, (own, other) in config_differences(config, one, (*NOT_COMPARED, *MACHINE)).items():
                 if key.endswith("._target_"):
                     exchanged.add(key.removesuffix("._target_"))
                 theirs = found.setdefault(key, (show(own), []))[1]
@@ -228,7 +236,7 @@ def read_measured(folder: Path) -> Measured:
         scale = _scale_of(point)
         if scale is not None:
             rest = {key: value for key, value in point.words.items() if key not in (SCALE, SEED)}
-            kinds.setdefault(in_short(rest), []).append(_run(point, scale))
+            kinds.setdefault(short_label(rest), []).append(_run(point, scale))
             used.append(point)
     if not used:
         raise StorageError(

@@ -11,7 +11,7 @@ from mptrain.config.schema import Config
 from mptrain.config.targets import is_allowed
 from mptrain.config.trust import allow_argument
 from mptrain.config.value_checks import first_line
-from mptrain.engine.interrupt import AskedToEnd
+from mptrain.engine.interrupt import EndRequested
 from mptrain.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
@@ -47,7 +47,7 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
         return Preempted(str(error), f"{hint}{trust}", error.exit_code, saved=error.saved, asked=error.asked)
     if isinstance(error, KeyboardInterrupt):
         by, code = "interrupted", EXIT_INTERRUPTED
-        if isinstance(error, AskedToEnd):
+        if isinstance(error, EndRequested):
             by, code = f"{error.name}, ended", EXIT_PREEMPTED
         what = f"{by} at once; resuming repeats the steps after the last checkpoint"
         return Preempted(what, again, code, saved=False)

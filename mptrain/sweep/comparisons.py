@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from mptrain.comparison.arms import group as group_runs
+from mptrain.comparison.arms import group_into_arms as group_runs
 from mptrain.comparison.arms import precision_of
 from mptrain.comparison.compare_arms import MARGIN, compare
-from mptrain.comparison.configurations import differing, settings
+from mptrain.comparison.configurations import config_differences, flat_settings
 from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures, write_comparisons
 from mptrain.comparison.run_measures import measure
 from mptrain.config.overrides import parse
@@ -113,7 +113,7 @@ def _claimed_within(points: Sequence[Point]) -> set[str]:
     first = points[0].config
     for point in points:
         if first is not None and point.config is not None:
-            keys |= differing(first.yaml, point.config.yaml).keys()
+            keys |= config_differences(first.yaml, point.config.yaml).keys()
     return {key for key in keys if key.split(".")[0] not in _PRECISION_GROUPS}
 
 
@@ -237,7 +237,7 @@ def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
     Raises:
         UsageError: Names the first, and the nearest key.
     """
-    keys = {key for run in runs for key in settings(run.config)}
+    keys = {key for run in runs for key in flat_settings(run.config)}
     for claim in claimed:
         if not any(key == claim or key.startswith(f"{claim}.") for key in keys):
             near = did_you_mean(claim, keys)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mptrain.config.compose import Composer
 from mptrain.config.schema import Config
-from mptrain.engine.interrupt import Interrupts
+from mptrain.engine.interrupt import SignalListener
 from mptrain.errors import EXIT_BUG
 from mptrain.machine import is_running, usable_cores
 from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
@@ -96,7 +96,7 @@ class LocalExecutor:
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
         """See `Executor`; every job is composed before the first one starts."""
         composed = [(job, self.composer.compose(job.words)) for job in jobs]
-        with Interrupts() as interrupts:
+        with SignalListener() as interrupts:
             pool = _Pool(self.slots, self.program, listener, interrupts)
             try:
                 pool.run(composed)
@@ -111,7 +111,7 @@ class LocalExecutor:
 
 
 class _Pool:
-    def __init__(self, slots: Slots, program: Program, listener: Listener, interrupts: Interrupts) -> None:
+    def __init__(self, slots: Slots, program: Program, listener: Listener, interrupts: SignalListener) -> None:
         self._slots, self._program, self._listener, self._interrupts = slots, program, listener, interrupts
         self._free = list(range(slots.count))
         self._running: list[_Running] = []

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from mptrain.config.launcher import Launcher
-from mptrain.engine.interrupt import Interrupts
+from mptrain.engine.interrupt import SignalListener
 from mptrain.errors import EXIT_BUG, EXIT_PREEMPTED, EnvironmentRefused, StorageError
 from mptrain.extras import load_extra
 from mptrain.files import read_text
@@ -87,7 +87,7 @@ class SlurmExecutor:
             for job, result in zip(jobs, results, strict=True)
         ]
         executor = _executor(launcher, folder)
-        with Interrupts() as interrupts:
+        with SignalListener() as interrupts:
             queue = _Queue(executor, launcher, folder, listener, interrupts)
             try:
                 queue.run(submissions, launcher.at_once or (1 if launcher.executor == "local" else len(jobs)))
@@ -193,7 +193,7 @@ _PASSED_ON = ("signal_delay_s", "cpus_per_task", "job_name", "partition", "accou
 
 class _Queue:
     def __init__(
-        self, executor: Any, launcher: Launcher, folder: Path, listener: Listener, interrupts: Interrupts
+        self, executor: Any, launcher: Launcher, folder: Path, listener: Listener, interrupts: SignalListener
     ) -> None:
         self._executor, self._listener, self._interrupts = executor, listener, interrupts
         self._local = launcher.executor == "local"

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from comparison.fake_runs import SOME_RECORDS, arm, epoch, failed, measures, some_summary, write_run, yaml_of
 
-from mptrain.comparison.arms import group
+from mptrain.comparison.arms import group_into_arms
 from mptrain.comparison.compare_arms import compare
 from mptrain.comparison.results import Arm
 from mptrain.comparison.run_measures import measure
@@ -195,7 +195,7 @@ def test_a_margin_that_is_none_is_refused(margin):
 
 def test_one_arm_alone_or_an_empty_one_is_refused():
     with pytest.raises(UsageError, match="all runs are of one arm, fp32"):
-        compare(group([measures(0), measures(1)]))
+        compare(group_into_arms([measures(0), measures(1)]))
     with pytest.raises(UsageError, match="no run of b"):
         compare([arm("fp32", [0.9]), Arm("b", ())])
 

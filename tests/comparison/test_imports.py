@@ -14,7 +14,7 @@ from pathlib import Path
 import mptrain.comparison
 for module in pkgutil.iter_modules(mptrain.comparison.__path__):
     importlib.import_module(f"mptrain.comparison.{module.name}")
-from mptrain.comparison.arms import group
+from mptrain.comparison.arms import group_into_arms
 from mptrain.comparison.compare_arms import compare
 from mptrain.comparison.run_measures import measure
 from mptrain.runlog import read_run

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from comparison.fake_runs import SOME_DATA, SOME_RECORDS, epoch, some_summary, step, write_run, yaml_of
 
-from mptrain.comparison.configurations import settings
+from mptrain.comparison.configurations import flat_settings
 from mptrain.comparison.run_measures import measure
 from mptrain.errors import StorageError
 from mptrain.records import EvalRecord, EventRecord, ExponentCounts, HistogramRecord, OverflowRecord
@@ -169,8 +169,8 @@ def test_damage_of_what_is_said_of_the_data_is_located(tmp_path):
 def test_how_many_ranks_there_were_stands_where_torchrun_is_not_known_of(tmp_path, ranks, known):
     config = yaml_of(distributed={"kind": "ddp", "deeper": {"procs": 7}, "procs": None, "timeout": 1800.0})
     run = write_run(tmp_path, config=config, summary=some_summary())
-    found = settings(measure(replace(run, state=replace(run.state, ranks=ranks))).config)
+    found = flat_settings(measure(replace(run, state=replace(run.state, ranks=ranks))).config)
     assert found["distributed.procs"] == known
     assert {key: value for key, value in found.items() if key != "distributed.procs"} == {
-        key: value for key, value in settings(config).items() if key != "distributed.procs"
+        key: value for key, value in flat_settings(config).items() if key != "distributed.procs"
     }

@@ -10,7 +10,7 @@ import torch
 from small_runs import TINY, parts_of
 
 from mptrain.engine import cuda_graphs, step_runner
-from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
+from mptrain.engine.cuda_graphs import CudaGraphs, GraphsInvalidated
 from mptrain.engine.ring import Ring
 from mptrain.engine.step_runner import WARM_UP, StepRunner
 
@@ -145,7 +145,7 @@ def test_all_graphs_have_one_pool_which_outlives_a_failed_capture(device):
     with pytest.raises(RuntimeError) as raised:
         capture(lambda: None)
     assert list(device.pools.values()) == [2]
-    assert isinstance(raised.value, GraphsLost) == (device.version < "2.14")
+    assert isinstance(raised.value, GraphsInvalidated) == (device.version < "2.14")
 
 
 def trained(capture):

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from mptrain.cli.main import main
-from mptrain.engine.interrupt import AskedToEnd, Interrupts, ending_at_once
+from mptrain.engine.interrupt import EndRequested, SignalListener, ending_at_once
 from mptrain.errors import Preempted
 from mptrain.run import start_and_resume
 
@@ -33,13 +33,13 @@ def test_a_signal_ends_at_once_what_would_not_hear_it(number):
 
 
 def test_no_handler_of_errors_takes_a_signal_for_one():
-    assert not issubclass(AskedToEnd, Exception)  # what torch.load raises is caught so, and its checkpoint dropped
+    assert not issubclass(EndRequested, Exception)  # what torch.load raises is caught so, and its checkpoint dropped
 
 
 def test_training_hears_it_first_and_a_signal_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with ending_at_once(), Interrupts() as interrupts:
+        with ending_at_once(), SignalListener() as interrupts:
             ask(signal.SIGHUP)
             assert interrupts.received is None
             ask(signal.SIGTERM)
@@ -68,7 +68,7 @@ def test_sigterm_before_and_after_training_ends_with_75_and_the_run_goes_on(tmp_
 
 
 def test_asked_to_end_says_by_which_signal():
-    assert AskedToEnd("SIGTERM").name == "SIGTERM"
+    assert EndRequested("SIGTERM").name == "SIGTERM"
 
 
 def test_a_second_ctrl_c_before_the_first_checkpoint_leaves_a_run_that_begins_again(tmp_path, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from small_runs import TINY, environment, parts_of
 
 from mptrain.engine.batch_sync import DistributedBatchSync
 from mptrain.engine.fingerprints import digest_of_samples, sample_digests
-from mptrain.engine.interrupt import Interrupts
+from mptrain.engine.interrupt import SignalListener
 from mptrain.engine.sample_metrics import SampleMetrics
 from mptrain.errors import CheckpointError, DataError, StorageError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
@@ -87,7 +87,7 @@ def test_what_ranks_have_gathered_is_put_in_the_order_of_one():
 
 
 def turns_of(ranks, batches, heard=None, late=False):
-    interrupts = Interrupts()
+    interrupts = SignalListener()
     interrupts.received = heard
     turns = DistributedBatchSync(interrupts, lambda: late, ranks)
     return turns, turns.next(iter(batches))

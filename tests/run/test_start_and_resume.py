@@ -11,7 +11,7 @@ import torch
 from mptrain.cli.main import main
 from mptrain.config.build import build, build_model
 from mptrain.config.compose import compose
-from mptrain.engine.interrupt import AskedToEnd
+from mptrain.engine.interrupt import EndRequested
 from mptrain.run import start_and_resume
 
 WORDS = ("model=mlp", "model.hidden=[16]", "dataset.train_samples=64", "train.epochs=2", "run.name=run")
@@ -30,7 +30,7 @@ def break_off(monkeypatch, words, step):
 
     def killed(loop, batch):
         if loop.progress.step + 1 == step:
-            raise AskedToEnd("SIGTERM")
+            raise EndRequested("SIGTERM")
         attempted(loop, batch)
 
     with monkeypatch.context() as patch:
