@@ -22,7 +22,7 @@ from mptrain.engine.fingerprints import digest_of_weights
 from mptrain.engine.loop import Loop
 from mptrain.engine.run_storage import NoStorage
 from mptrain.numerics.shards import whole
-from mptrain.parallel.launch import gathered
+from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.options import DistributedOptions
 from mptrain.records import EvalRecord, StepRecord
 from mptrain.runlog.run_paths import RunPaths
@@ -73,7 +73,7 @@ def digest(value) -> float:
 
 def main() -> None:
     cases = json.load(sys.stdin)
-    with gathered(DistributedOptions(procs=int(sys.argv[1]))) as ranks:
+    with launch_ranks(DistributedOptions(procs=int(sys.argv[1]))) as ranks:
         answers = [ranks.all_gather_object(_train(case, ranks)) for case in cases]
         if ranks.is_rank_zero:
             json.dump(answers, sys.stdout)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.cli.command_line import TRAINING, Flags, meant_by, take_options, training_flags
+from mptrain.cli.command_line import TRAINING, Flags, flag_hint, take_options, training_flags
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_running import checked, finish, launcher_of, recorded
@@ -90,7 +90,7 @@ def _refuse_option(word: str, rest: Sequence[str]) -> None:
     flag, _, value = word.partition("=")
     known = (*_OWN, "--anyway", *TRAINING)
     after = next(iter(rest[rest.index(word) + 1 :]), "VALUE")
-    meant = meant_by(word, value or after, known) or did_you_mean(flag, known)
+    meant = flag_hint(word, value or after, known) or did_you_mean(flag, known)
     listed = f"there is {', '.join((*_OWN, '--anyway', '--jobs'))}"
     raise UsageError(f"unknown option '{word}'", f"did you mean {meant}?" if meant else listed)
 

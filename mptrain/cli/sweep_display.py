@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mptrain.cli import formatting
-from mptrain.cli.messages import KeyValues, colourful, printable, say
+from mptrain.cli.messages import KeyValues, printable, say, supports_colour
 from mptrain.cli.panel import INTERVAL, LiveDisplay
-from mptrain.cli.tables import columns_of, drawn
+from mptrain.cli.tables import columns_of, render_table
 from mptrain.comparison.ranking import sweep_lead
 from mptrain.runlog.sweeps import summary_of
 
@@ -57,7 +57,7 @@ _BAR, _WIDE, _WIDE_AT_END = 12, 100, 120
 def watching(sweep: Sweep) -> Iterator[SweepDisplay]:
     """Give the display of a sweep on standard output."""
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        table = LiveTable(sweep, sys.stdout, colours=colourful(sys.stdout))
+        table = LiveTable(sweep, sys.stdout, colours=supports_colour(sys.stdout))
         try:
             yield table
         finally:
@@ -322,7 +322,7 @@ def _print(rows: Sequence[Mapping[str, str]]) -> None:
     """Print rows of cells by their titles, below an empty line; nothing where there are none."""
     if rows:
         columns = columns_of(list(rows[0]), [list(row.values()) for row in rows], numeric=("#", "exit", "skipped"))
-        say("\n" + "\n".join(drawn(columns, piped_width=200)), styled=True)
+        say("\n" + "\n".join(render_table(columns, piped_width=200)), styled=True)
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:

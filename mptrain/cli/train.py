@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from mptrain import __version__
 from mptrain.cli import formatting
 from mptrain.cli.display import make_display
-from mptrain.cli.messages import harmless, print_rows, warn
+from mptrain.cli.messages import print_rows, warn, without_control_characters
 from mptrain.config.trust import allow_argument, allowed_packages
 from mptrain.errors import EXIT_OK
-from mptrain.parallel.torchrun import begun_alike
+from mptrain.parallel.torchrun import torchrun_command
 from mptrain.records import EventRecord, Record
 from mptrain.run.evaluation import evaluate_run
 from mptrain.run.start_and_resume import Outcome, RunInfo, launch
@@ -68,13 +68,15 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
     """
     evaluation = evaluate_run(run, overrides, which, average=average)
     weights = "averaged" if evaluation.averaged else "raw"
-    print(harmless(f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}"))
+    print(
+        without_control_characters(f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}")
+    )
     for note in evaluation.notes:
-        print(harmless(f"note={note}"))
+        print(without_control_characters(f"note={note}"))
     for record in evaluation.records:
         metrics = " ".join(f"{name}={value:.6g}" for name, value in record.metrics.items())
         reach = (f" {name}_95={low:.6g},{high:.6g}" for name, (low, high) in record.intervals.items())
-        print(harmless(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}"))
+        print(without_control_characters(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}"))
     return EXIT_OK
 
 
@@ -134,8 +136,8 @@ class _Warnings:
 
 def _close(outcome: Outcome, packages: Sequence[str]) -> int:
     if outcome.already_done:
-        print(harmless(f"{outcome.root} is already done"))
-    print_closing(outcome.root, outcome.summary, begun_alike("mptrain resume"), allow_argument(packages))
+        print(without_control_characters(f"{outcome.root} is already done"))
+    print_closing(outcome.root, outcome.summary, torchrun_command("mptrain resume"), allow_argument(packages))
     return EXIT_OK
 
 

@@ -39,7 +39,14 @@ from mptrain.optimizer.weights import Weights
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.parallel.strategy import ParallelStrategy
 from mptrain.parallel.sync_batchnorm import synchronised
-from mptrain.precision.apply import about_clamped, autocast, cast_model, clamp_to_range, input_dtype, set_products
+from mptrain.precision.apply import (
+    autocast,
+    cast_model,
+    clamp_to_range,
+    describe_clamped,
+    input_dtype,
+    set_matmul_precision,
+)
 from mptrain.precision.support import require_support
 from mptrain.precision.upcast import products, upcasts
 from mptrain.random_state import seed_everything
@@ -90,7 +97,7 @@ def build(
     if unproven := untried(device):
         warnings = (*warnings, unproven)
     if clamped and weights:  # else others take their place
-        warnings = (*warnings, about_clamped(clamped, input_dtype(policy)))
+        warnings = (*warnings, describe_clamped(clamped, input_dtype(policy)))
     drawn = model.named_parameters() if policy.parameters != "float32" else ()
     initial = {name: value.detach().clone() for name, value in drawn}  # before they are cast, for master weights
     model.to(device)
@@ -156,7 +163,7 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
     use(device)
     if device.type == "cpu":
         keep_freed_memory()
-    set_products(policy)
+    set_matmul_precision(policy)
     return device
 
 

@@ -26,7 +26,7 @@ from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.classification.small_classifier import train_classifier
-from mptrain.workloads.images.classifier_features import Features
+from mptrain.workloads.images.classifier_features import ClassifierFeatures
 
 #: The word that asks for a classifier of the task's own data.
 TRAIN = "train"
@@ -147,7 +147,7 @@ def _require(group: str, target: Target, part: Any, missing: list[str], protocol
         )
 
 
-def build_features(classifier: str, config: Config, dataset: Dataset) -> Features:
+def build_features(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeatures:
     """What ``task.classifier`` names.
 
     Args:
@@ -168,10 +168,10 @@ def build_features(classifier: str, config: Config, dataset: Dataset) -> Feature
             f"task.classifier=train needs {', '.join(missing)}, which dataset={dataset.name} does not have",
             "choose pictures with classes, a run of a classifier, or task.classifier=null",
         )
-    return Features(functools.partial(train_classifier, dataset), None, labelled=True)
+    return ClassifierFeatures(functools.partial(train_classifier, dataset), None, labelled=True)
 
 
-def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
+def _of_run(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeatures:
     path = Path(classifier).expanduser()
     named = Path(config.run.root).expanduser() / classifier
     if not path.is_dir() and named.is_dir():
@@ -199,7 +199,7 @@ def _of_run(classifier: str, config: Config, dataset: Dataset) -> Features:
     _require_classifier(model, card, classifier)
     own = dataset.card().get("labels") if hasattr(dataset, "card") else None
     labelled = bool(own) and own == card.get("labels")
-    return Features(model.to, preparation, labelled=labelled)
+    return ClassifierFeatures(model.to, preparation, labelled=labelled)
 
 
 def _require_classifier(model: nn.Module, card: dict[str, Any], classifier: str) -> None:

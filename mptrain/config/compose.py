@@ -30,7 +30,7 @@ from mptrain.config.trust import apply_typed_allow, download_arguments
 from mptrain.config.value_checks import first_line, show
 from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem
-from mptrain.runlog.directory import refuse_older
+from mptrain.runlog.directory import refuse_older_layout
 
 #: What a folder of one's own looks like.
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
@@ -129,7 +129,7 @@ class Composer:
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder}: there is no such folder", FOLDER_HINT)
-            refuse_older(folder)  # a run's own folder, for its config.yaml
+            refuse_older_layout(folder)  # a run's own folder, for its config.yaml
         if problem := find_endless(folders[1:]):
             raise ConfigError(problem)
         # Hydra looks for the file at the top in its first folder only.

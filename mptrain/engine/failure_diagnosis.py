@@ -19,8 +19,8 @@ from mptrain.device import beside_fp64
 from mptrain.errors import NumericsError
 from mptrain.numerics.formats import scale_in_words
 from mptrain.numerics.shards import part
-from mptrain.probe.overflow_attribution import offenders
-from mptrain.runlog.atomic_files import storing, temporary, write_atomically
+from mptrain.probe.overflow_attribution import nonfinite_parameters
+from mptrain.runlog.atomic_files import storage_errors, temporary, write_atomically
 
 if TYPE_CHECKING:
     from mptrain.engine.parts import Parts, Progress
@@ -107,7 +107,7 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
                 for name, value in parts.must_be_finite().items()
             }
         ),
-        "gradients": offenders(learner.weights.names, gradients),
+        "gradients": nonfinite_parameters(learner.weights.names, gradients),
     }
     if found["input"][0]:
         cause, (count, tensors) = "input", found["input"]
@@ -225,7 +225,7 @@ def _keep(folder: Path, diagnosis: Diagnosis, batch: Batch, random: Mapping[str,
         random: The random state before that step, the first rank's. ``step.pt`` is loadable with ``weights_only=True``.
         world_size: Number of ranks that did it, if ``batch`` is that of all.
     """
-    with storing(folder):
+    with storage_errors(folder):
         folder.mkdir(exist_ok=True)
         saved = {
             "step": diagnosis.step,
@@ -245,4 +245,4 @@ def _non_finite(tensors: dict[str, torch.Tensor]) -> tuple[int, tuple[tuple[str,
     if not names:
         return 0, ()
     norms = [torch.linalg.vector_norm(beside_fp64(part(tensors[name].detach())), dtype=torch.float64) for name in names]
-    return offenders(names, torch.stack(norms).tolist())
+    return nonfinite_parameters(names, torch.stack(norms).tolist())

@@ -17,7 +17,7 @@ from mptrain.engine.parts import Parts, Progress
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
-from mptrain.precision.apply import about_clamped, count_beyond, input_dtype
+from mptrain.precision.apply import count_out_of_range, describe_clamped, input_dtype
 from mptrain.random_state import random_state, set_random_state
 
 if TYPE_CHECKING:
@@ -259,8 +259,8 @@ def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
     dtype = input_dtype(parts.policy)
     own = {name for name, value in parts.model.state_dict().items() if getattr(value, "dtype", None) == dtype}
     tensors = {name: saved["model"][name] for name in own if saved["model"][name].is_floating_point()}
-    counts = {name: count for name, value in tensors.items() if (count := count_beyond(value, dtype))}
-    return [about_clamped(counts, dtype)] if counts else []
+    counts = {name: count for name, value in tensors.items() if (count := count_out_of_range(value, dtype))}
+    return [describe_clamped(counts, dtype)] if counts else []
 
 
 def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mptrain.probe.overflow_attribution import OverflowHistory, offenders
+from mptrain.probe.overflow_attribution import OverflowHistory, nonfinite_parameters
 from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
 from mptrain.scaler.base import measure_of
 
@@ -55,7 +55,7 @@ class LearnerLog:
             overflow=row.overflow, loss=row.loss, scale=row.loss_scale, next_scale=row.next_scale
         )
         if phase is not None:
-            count, tensors = offenders(self._parameters, row.norms)
+            count, tensors = nonfinite_parameters(self._parameters, row.norms)
             sink.take(
                 OverflowRecord(
                     learner=self.name,

@@ -19,15 +19,15 @@ from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_labels, require_same_schema
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.files import read_text
-from mptrain.inspection.examine_step import LocatedStep, OnRecord, examine
-from mptrain.inspection.step_replay import SavedStep, moment_at, stand_at
+from mptrain.inspection.examine_step import LocatedStep, RecordedStep, examine
+from mptrain.inspection.step_replay import SavedStep, restore_step, saved_step_at
 from mptrain.numerics.formats import scale_in_words
 from mptrain.records import StepRecord
 from mptrain.report.diagnosis_page import write_diagnosis
 from mptrain.run.start_and_resume import min_micro_batches
 from mptrain.runlog import RunDirectory
 from mptrain.runlog.checkpoint_data import load_plain
-from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.diagnosis_file import Examination
 from mptrain.runlog.directory import find_run
 from mptrain.runlog.manifest import manifests_in, step_of
@@ -43,7 +43,7 @@ _OF_RANKS = "several ranks have other random numbers, and round their sums other
 
 
 @dataclass(frozen=True)
-class Diagnosed:
+class DiagnosisResult:
     """Result of ``mptrain diagnose``.
 
     Attributes:
@@ -57,7 +57,7 @@ class Diagnosed:
 
 def diagnose_run(
     run: str, overrides: Sequence[str] = (), step: int | None = None, learner: str | None = None
-) -> Diagnosed:
+) -> DiagnosisResult:
     """Look at the step that ended a run; or at its next one, where none did; or at a certain one.
 
     Args:
@@ -86,10 +86,10 @@ def diagnose_run(
         if not place.trained:
             place = _rescaled(place, before)
     found = examine(str(directory.root), config, place, learner)
-    return Diagnosed(found, write_diagnosis(directory.paths.diagnosis, found, overrides))
+    return DiagnosisResult(found, write_diagnosis(directory.paths.diagnosis, found, overrides))
 
 
-def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> Diagnosed:
+def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -> DiagnosisResult:
     """Look at a step of a run that was not started.
 
     Args:
@@ -102,7 +102,7 @@ def diagnose_config(config: Config, step: int = 1, learner: str | None = None) -
     """
     parts, options = build(config)
     place = LocatedStep(parts, _moment(parts, options, None, step), None, parts.notes)
-    return Diagnosed(examine(" ".join(config.overrides), config, place, learner), None)
+    return DiagnosisResult(examine(" ".join(config.overrides), config, place, learner), None)
 
 
 def _begins(parts: Parts) -> dict[str, _Beginning]:
@@ -132,7 +132,7 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     parts, _ = build(config, weights=False, micro_batches=min_micro_batches(config, loaded))
     _require_fit(parts, loaded.state)
     place = replace(_ended(parts, ending, loaded), record=_on_record(directory, ending.step))
-    stand_at(parts, place.moment)
+    restore_step(parts, place.moment)
     moved = _moved(directory, parts, ending) if place.moment.done else []
     if moved:
         remark = f"the weights hold what {' and '.join(moved)} did in that step: they were saved behind it"
@@ -141,7 +141,7 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
 
 
 @dataclass(frozen=True)
-class Ending:
+class FailedStep:
     """The step that ended a run.
 
     Attributes:
@@ -163,7 +163,7 @@ class Ending:
     ranks: int = 1
 
 
-def _read_ending(directory: RunDirectory, trust: str = "") -> Ending:
+def _read_ending(directory: RunDirectory, trust: str = "") -> FailedStep:
     """The step that ended a run.
 
     Args:
@@ -181,7 +181,7 @@ def _read_ending(directory: RunDirectory, trust: str = "") -> Ending:
         saved = load_plain(kept)
         tensors, counts = dict(saved["batch"]), saved["counts"]
         batch = Batch(tensors.pop("inputs"), tensors.pop("targets"), tuple(counts) if counts else None, tensors)
-        return Ending(
+        return FailedStep(
             step=int(saved["step"]),
             learner=str(fields["learner"]),
             loss_scale=float(fields["loss_scale"]),
@@ -198,7 +198,7 @@ def _read_ending(directory: RunDirectory, trust: str = "") -> Ending:
     raise StorageError(f"{path} {why}", hint) from cause
 
 
-def _ended(parts: Parts, ending: Ending, loaded: Loaded) -> LocatedStep:
+def _ended(parts: Parts, ending: FailedStep, loaded: LoadedCheckpoint) -> LocatedStep:
     """The step that ended a run, with the weights of a checkpoint."""
     remarks = [f"the step that ended the run, {ending.step:,}, done again: {ending.cause} was the cause on record"]
     same, because = loaded.manifest.step == ending.step, LocatedStep.because
@@ -233,7 +233,7 @@ def _rescaled(place: LocatedStep, before: Mapping[str, _Beginning]) -> LocatedSt
     )
 
 
-def _moved(directory: RunDirectory, parts: Parts, ending: Ending) -> list[str]:
+def _moved(directory: RunDirectory, parts: Parts, ending: FailedStep) -> list[str]:
     """The learners whose updates of the last step were applied after the one that ended the run took its own."""
     names = [learner.name for learner in parts.learners]
     later = names[names.index(ending.learner) :] if ending.learner in names else names
@@ -241,13 +241,13 @@ def _moved(directory: RunDirectory, parts: Parts, ending: Ending) -> list[str]:
     return [f"the {name}" for name in later if name in applied]
 
 
-def _on_record(directory: RunDirectory, step: int) -> OnRecord:
+def _on_record(directory: RunDirectory, step: int) -> RecordedStep:
     """Return the record of a step; nothing where it is damaged."""
     losses = {one.learner: one.loss for one in _steps(directory, step)}
     try:
         events = list(read_run(directory.root).events())
     except StorageError:
-        return OnRecord(losses)
+        return RecordedStep(losses)
     injected = {event.get("step") for event in events if event["event"] == "injected"}
     overflowed = [event for event in events if event["event"] == "overflow"]
     overflows = {
@@ -259,7 +259,7 @@ def _on_record(directory: RunDirectory, step: int) -> OnRecord:
     for one in overflowed:
         if one["loss"] == "finite" and one["step"] not in injected:
             ceilings[one["learner"]] = min(one["loss_scale"], ceilings.get(one["learner"], math.inf))
-    return OnRecord(losses, overflows, ceilings)
+    return RecordedStep(losses, overflows, ceilings)
 
 
 def _steps(directory: RunDirectory, step: int) -> list[StepRecord]:
@@ -294,7 +294,7 @@ def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, ste
     planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
     if step > max(planned, 1) and (state is None or step - 1 != state["progress"]["step"]):
         raise ConfigError(f"--step {step}: the training ends at step {planned:,}", f"write at most --step {planned}")
-    moment = moment_at(parts, options, state, step)
+    moment = saved_step_at(parts, options, state, step)
     if moment is None:
         raise StorageError(f"there is no batch for step {step}", "the data set has no usable sample")
     return moment

@@ -16,15 +16,15 @@ from mptrain.config.trust import allowed_downloads
 from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.findings import Finding, causes_of, compared, inexact, none
+from mptrain.inspection.findings import Finding, compare_with_fp32, find_causes, inexact, no_fault
 from mptrain.inspection.observations import NEVER_ZERO, underflows
 from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
-from mptrain.inspection.step_replay import SavedStep, look, stand_at
-from mptrain.precision.apply import set_products
+from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
+from mptrain.precision.apply import set_matmul_precision
 from mptrain.probe.observer import Observation, Operation
 
 
-def reloaded(config: Config, *words: str) -> Config:
+def with_overrides(config: Config, *words: str) -> Config:
     """Return a configuration under other words, with the code that was let in.
 
     Raises:
@@ -68,7 +68,7 @@ class DiagnosisCase:
             EnvironmentRefused: This device cannot do that.
             ConfigError: The words do not fit the configuration.
         """
-        config = reloaded(self.config, *words)
+        config = with_overrides(self.config, *words)
         parts = self._built(config)
         scales = dict(self.moment.scales)
         if scale is not None:
@@ -79,18 +79,20 @@ class DiagnosisCase:
 
     def at_scale(self, scale: float) -> DiagnosisCase:
         """The same step at another loss scale of the learner whose step it is."""
-        set_products(self.config.precision)  # what was built in between may have chosen others, for the whole process
+        set_matmul_precision(
+            self.config.precision
+        )  # what was built in between may have chosen others, for the whole process
         return self._another(self.config, self.parts, {**self.moment.scales, self.seen.learner: scale})
 
     def _another(self, config: Config, parts: Parts, scales: dict[str, float]) -> DiagnosisCase:
         moment = replace(self.moment, scales=scales)
-        seen = lost_in_training(of_learner(look(parts, moment), self.seen.learner), config)
+        seen = without_initial_nonfinite(observation_of(observe_step(parts, moment), self.seen.learner), config)
         original = self.original or self
         return replace(self, config=config, parts=parts, moment=moment, seen=seen, original=original)
 
     def _built(self, config: Config) -> Parts:
         parts, _ = build(config, weights=False, micro_batches=self.parts.plan.accumulate)
-        stand_at(parts, self.moment)
+        restore_step(parts, self.moment)
         return parts
 
     @property
@@ -107,13 +109,13 @@ class DiagnosisCase:
         exact = self.exact if self._comparable and self._suspicious else None
         if not self.config.precision.half and not self.faulted:
             exact = self.seen  # FP32 is what all else is compared with
-        causes = causes_of(self.seen, exact)
-        return compared(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
+        causes = find_causes(self.seen, exact)
+        return compare_with_fp32(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
 
     @property
     def cause(self) -> Finding:
-        """The first of them; one of kind ``none`` where there is none."""
-        return next(iter(self.causes), none(self.seen, self.accuracy))
+        """The first of them; one of kind ``no_fault`` where there is none."""
+        return next(iter(self.causes), no_fault(self.seen, self.accuracy))
 
     @property
     def right(self) -> bool:
@@ -126,7 +128,7 @@ class DiagnosisCase:
         if not self.seen.finite or not self.right:
             return ()
         agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
-        infinite = [f"{one.what}{agree}" for one in causes_of(self.seen)]
+        infinite = [f"{one.what}{agree}" for one in find_causes(self.seen)]
         return (*infinite, *(inexact(self.seen, self.accuracy) if self.accuracy is not None else ()))
 
     @property
@@ -152,13 +154,13 @@ class DiagnosisCase:
         if self._suspicious and (self.exact is None or not self.exact.finite):
             return None
         try:
-            fp32 = reloaded(self.config, "precision=fp32")
+            fp32 = with_overrides(self.config, "precision=fp32")
             half, wide = (functools.partial(self._built, config) for config in (self.config, fp32))
             return measure_accuracy(half, wide, self.moment, seen.learner, seen.loss_scale)
         except (EnvironmentRefused, ConfigError):
             return None
         finally:
-            set_products(self.config.precision)
+            set_matmul_precision(self.config.precision)
 
     @functools.cached_property
     def exact(self) -> Observation | None:
@@ -195,12 +197,12 @@ class DiagnosisCase:
         return any(operation.operator in NEVER_ZERO for operation in self.lost)
 
 
-def of_learner(seen: tuple[Observation, ...], learner: str) -> Observation:
+def observation_of(seen: tuple[Observation, ...], learner: str) -> Observation:
     """Return the observation of one learner."""
     return next(one for one in seen if one.learner == learner)
 
 
-def lost_in_training(seen: Observation, config: Config) -> Observation:
+def without_initial_nonfinite(seen: Observation, config: Config) -> Observation:
     """Return what was seen without those buffers that are not finite from the beginning, such as a mask of -inf.
 
     Args:

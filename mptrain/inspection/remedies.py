@@ -22,11 +22,11 @@ import torch
 from torch import nn
 
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.diagnosis_case import DiagnosisCase, of_learner
-from mptrain.inspection.findings import cause_of, first_break, operator_name, place
+from mptrain.inspection.diagnosis_case import DiagnosisCase, observation_of
+from mptrain.inspection.findings import describe_module, first_break, first_cause, operator_name
 from mptrain.inspection.observations import small_gradients
 from mptrain.inspection.scale_remedies import higher_scale, lower_scale, raised_scale
-from mptrain.inspection.step_replay import look
+from mptrain.inspection.step_replay import observe_step
 from mptrain.numerics.exponents import merged
 from mptrain.numerics.formats import FLOAT16
 from mptrain.precision.keep_fp32 import kept_modules
@@ -160,7 +160,7 @@ def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[
 
 def _blown_up(seen: Observation) -> Iterator[Remedy]:
     """The advice that is left where FP32 itself is not finite."""
-    cause = cause_of(seen)
+    cause = first_cause(seen)
     if seen.finite or cause.kind == "refused":
         return
     if cause.kind == "loss":
@@ -177,7 +177,7 @@ def _blown_up(seen: Observation) -> Iterator[Remedy]:
         text = "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint"
         outcome = f"even FP32 is not finite, where {evidence}: {cause.what}"
     else:  # where nothing is large, it is the arithmetic itself
-        where = place(seen, cause.module or "")
+        where = describe_module(seen, cause.module or "")
         text = f"look at {operator} in {where}" if operator else f"look at {where}"
         outcome = f"FP32 gives the same, and no weight is large (up to {size:.3g} in {name}): {cause.what}"
     yield Remedy((), text, None, outcome)
@@ -194,9 +194,9 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
         yield Remedy((), text, None, "no sample of the batch is finite")
         return
     moment = replace(case.moment, batch=_chosen(case.moment.batch, good))
-    seen = of_learner(look(case.parts, moment), case.seen.learner)
+    seen = observation_of(observe_step(case.parts, moment), case.seen.learner)
     without = f"without the {len(bad)} samples" if len(bad) > 1 else "without the one sample"
-    outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + cause_of(seen).what}"
+    outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + first_cause(seen).what}"
     yield Remedy((), text, seen.finite, outcome)
 
 

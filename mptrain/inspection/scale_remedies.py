@@ -13,7 +13,7 @@ import torch
 from mptrain.config.build import build
 from mptrain.device import widest
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.diagnosis_case import DiagnosisCase, reloaded
+from mptrain.inspection.diagnosis_case import DiagnosisCase, with_overrides
 from mptrain.inspection.observations import small_gradients
 from mptrain.numerics.exponents import lost_share
 from mptrain.numerics.forecast import MARGIN
@@ -217,7 +217,7 @@ def _written(scale: float) -> str:
 def _refusal(case: DiagnosisCase, words: tuple[str, ...], scale: float) -> str | None:
     """Why a run cannot begin at a scale under some words; None where it does."""
     try:
-        parts, _ = build(reloaded(case.config, *words), weights=False)
+        parts, _ = build(with_overrides(case.config, *words), weights=False)
     except (ConfigError, EnvironmentRefused) as error:
         return str(error)
     learner = next(learner for learner in parts.learners if learner.name == case.seen.learner)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from mptrain.engine.parts import Parts
-from mptrain.inspection.module_tensors import Outputs, distance, each_output, keep_in
+from mptrain.inspection.module_tensors import Outputs, distance, hook_outputs, record_outputs
 from mptrain.inspection.scale_check_gradients import compare_backward, compute_reference, gradients
-from mptrain.inspection.scale_check_observation import without_dropout
+from mptrain.inspection.scale_check_observation import disable_dropout
 from mptrain.inspection.scale_check_ranges import (
     EPSILONS,
     ILL_CONDITIONED_OUTPUT,
@@ -27,7 +27,7 @@ from mptrain.inspection.scale_check_ranges import (
 )
 from mptrain.inspection.step_replay import SavedStep
 from mptrain.numerics.formats import FORMATS, Format
-from mptrain.precision.apply import input_dtype, set_products
+from mptrain.precision.apply import input_dtype, set_matmul_precision
 
 #: An output that is further off than this has lost most of itself.
 MUCH = 0.5
@@ -123,7 +123,7 @@ def measure_accuracy(
     parts, batch32 = _alone(half(), learner), moment.batch.cast(torch.float32)
     form, batch = FORMATS[parts.policy.compute], moment.batch.cast(input_dtype(parts.policy))
     said: Outputs = {}
-    with each_output(parts.model, keep_in(said)):
+    with hook_outputs(parts.model, record_outputs(said)):
         found = gradients(parts, batch, scale)
     reference = compute_reference(_alone(wide(), learner), batch32, form, said)
     exponent = round(math.log2(scale))
@@ -136,7 +136,7 @@ def measure_accuracy(
     accuracy = StepAccuracy(form, reference.outputs, modules, reference.breaks)
     if not accuracy.inexact_gradients or accuracy.breaks:
         return accuracy
-    set_products(parts.policy)
+    set_matmul_precision(parts.policy)
     wrong = [module.name for module in accuracy.inexact_gradients]
     breaks, _ = compare_backward((parts, batch), lambda: (_alone(wide(), learner), batch32), said, scale, wrong, form)
     return replace(accuracy, breaks=breaks)
@@ -145,7 +145,7 @@ def measure_accuracy(
 def _alone(parts: Parts, learner: str) -> Parts:
     """The same parts with one learner, ready for passes whose numbers are compared."""
     parts = replace(parts, learners=tuple(one for one in parts.learners if one.name == learner))
-    set_products(parts.policy)
+    set_matmul_precision(parts.policy)
     parts.model.train()
-    without_dropout(parts.model)
+    disable_dropout(parts.model)
     return parts

@@ -26,9 +26,9 @@ from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.errors import out_of_memory
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
-from mptrain.probe.module_trail import LOSS, Trail
-from mptrain.probe.observer import Faulty, Observation, Observer, Refusal, in_one_line
-from mptrain.probe.overflow_attribution import offenders
+from mptrain.probe.module_trail import LOSS, ModuleTrail
+from mptrain.probe.observer import NonfiniteTensor, Observation, Observer, OperatorError, one_line
+from mptrain.probe.overflow_attribution import nonfinite_parameters
 from mptrain.random_state import random_state, set_random_state
 from mptrain.runlog.sink import Fanout
 from mptrain.torch_private import tree_map
@@ -58,7 +58,7 @@ class SavedStep:
     done: bool = False
 
 
-def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep | None:
+def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep | None:
     """Train up to a step, and stop before it.
 
     Args:
@@ -96,7 +96,7 @@ def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, s
     return None
 
 
-def stand_at(parts: Parts, moment: SavedStep) -> None:
+def restore_step(parts: Parts, moment: SavedStep) -> None:
     """Bring parts that were just built, perhaps in another precision, to a moment's weights, optimizers and carried state."""
     load_weights(parts, moment.state)
     for learner in parts.learners:
@@ -105,7 +105,7 @@ def stand_at(parts: Parts, moment: SavedStep) -> None:
         buffer.copy_(moment.state["carried"][name])
 
 
-def look(parts: Parts, moment: SavedStep) -> tuple[Observation, ...]:
+def observe_step(parts: Parts, moment: SavedStep) -> tuple[Observation, ...]:
     """Do the passes of a step, and see everything.
 
     Args:
@@ -150,7 +150,7 @@ def _put_back(parts: Parts, moment: SavedStep) -> Iterator[None]:
 
 
 def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale: float) -> Observation:
-    trail, census = Trail(), OperatorCensus()
+    trail, census = ModuleTrail(), OperatorCensus()
     observer = Observer(trail)
     plan = replace(parts.plan, products=census.inside(observer.inside(parts.plan.products)))
     faulty_inputs, faulty_weights = _faulty_inputs(parts, batch, moment), _faulty_weights(parts)
@@ -166,7 +166,7 @@ def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale
         if out_of_memory(error):
             raise
         module = trail.raised_in[0] if trail.raised_in else LOSS
-        refusal = observer.refusal or Refusal("forward", module, "", "", (), in_one_line(error))
+        refusal = observer.refusal or OperatorError("forward", module, "", "", (), one_line(error))
     norms = learner.judge().norms.tolist()
     types = {name: type(module).__name__ for name, module in parts.model.named_modules()}
     missing = learner.weights.gradients.missing() if refusal is None else []
@@ -188,7 +188,7 @@ def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale
         inputs=faulty_inputs,
         weights=faulty_weights,
         largest_weight=_largest(parts.full_precision()),
-        gradients=offenders(learner.weights.names, norms)[1],
+        gradients=nonfinite_parameters(learner.weights.names, norms)[1],
         untrained={**untrained_parameters(parts), "no_gradient": missing},
         census=census.table(),
     )
@@ -212,7 +212,7 @@ def _copied(values: Any) -> Any:
     return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
-def _faulty_inputs(parts: Parts, batch: Batch, moment: SavedStep) -> tuple[Faulty, ...]:
+def _faulty_inputs(parts: Parts, batch: Batch, moment: SavedStep) -> tuple[NonfiniteTensor, ...]:
     before = moment.batch.tensors()
     known = moment.wide and not parts.fault.records(moment.step)  # a fault is not in the batch before the cast
     found = []
@@ -222,13 +222,13 @@ def _faulty_inputs(parts: Parts, batch: Batch, moment: SavedStep) -> tuple[Fault
             samples = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
             wide = known and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype
             kind = "nan" if tensor.isnan().any() else "inf"
-            found.append(Faulty(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))
+            found.append(NonfiniteTensor(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))
     return tuple(found)
 
 
-def _faulty_weights(parts: Parts) -> tuple[Faulty, ...]:
+def _faulty_weights(parts: Parts) -> tuple[NonfiniteTensor, ...]:
     return tuple(
-        Faulty(name, "nan" if tensor.isnan().any() else "inf")
+        NonfiniteTensor(name, "nan" if tensor.isnan().any() else "inf")
         for name, tensor in parts.must_be_finite().items()
         if not tensor.isfinite().all()
     )

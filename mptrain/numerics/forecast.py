@@ -45,7 +45,7 @@ from typing import Final
 from mptrain.numerics.exponents import (
     NORMAL,
     TINIEST,
-    Tails,
+    ExponentTails,
     gradients_of,
     largest_of,
     merged,
@@ -57,10 +57,10 @@ from mptrain.numerics.exponents import (
 from mptrain.numerics.overflow_limits import (
     EXPONENTS,
     FEWEST,
-    Evidence,
-    Look,
+    OverflowEvidence,
     RecordedSteps,
-    Worst,
+    SampledStep,
+    WorstTensor,
     find_evidence,
     overflow_limits,
 )
@@ -78,7 +78,7 @@ _share = operator.attrgetter("share")
 
 
 @dataclass(frozen=True, slots=True)
-class AtScale:
+class ScaleForecast:
     """Consequences of one scale.
 
     Attributes:
@@ -97,13 +97,13 @@ class AtScale:
 
     exponent: int
     lost: float
-    worst_lost: Worst
+    worst_lost: WorstTensor
     zeros: float
     subnormal: float
-    taken: Worst
+    taken: WorstTensor
     starved: int
     weights_lost: float
-    worst_weights_lost: Worst
+    worst_weights_lost: WorstTensor
     overflowing: int
     overflow_share: float
 
@@ -131,17 +131,17 @@ class Forecast:
         unusable: How many looks say nothing: their loss scale was 0 or not finite, or there was no gradient.
     """
 
-    looks: tuple[Look, ...]
+    looks: tuple[SampledStep, ...]
     steps: int
     epochs: int
     smallest_seen: float
     at_smallest: float
     unusable: int
-    largest: Look | None = None
-    scales: tuple[AtScale, ...] = ()
+    largest: SampledStep | None = None
+    scales: tuple[ScaleForecast, ...] = ()
     lowest: int | None = None
     highest: int | None = None
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: OverflowEvidence = field(default_factory=OverflowEvidence)
     too_few: bool = False
     recommended: int | None = None
 
@@ -168,7 +168,7 @@ class GradientHistory:
         together: The gradients of all modules without the scale, as they were.
     """
 
-    looks: list[Look] = field(default_factory=list)
+    looks: list[SampledStep] = field(default_factory=list)
     activations: dict[str, ExponentCounts] = field(default_factory=dict)
     weights: dict[str, ExponentCounts] = field(default_factory=dict)
     together: ExponentCounts = field(default_factory=lambda: merged([]))
@@ -186,13 +186,13 @@ class GradientHistory:
             return
         lost = [name for name, counts in gradients.named.items() if counts.inf or counts.nan]
         if record.overflow or lost:
-            self.looks.append(Look(record.step, loss_scale, math.inf, lost[0] if lost else "", ()))
+            self.looks.append(SampledStep(record.step, loss_scale, math.inf, lost[0] if lost else "", ()))
             return
         self._half = self._half or gradients.half
         if halves := [counts for counts in gradients.modules.values() if counts.dtype == "float16"]:
             # FP16 has cut gradients off where many of them are its smallest number.
             self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
-            self._at_smallest = max(self._at_smallest, *(Tails(one).share_below(TINIEST + 1) for one in halves))
+            self._at_smallest = max(self._at_smallest, *(ExponentTails(one).share_below(TINIEST + 1) for one in halves))
         modules, parameters = (
             {name: _plain(counts, loss_scale, gradients.half) for name, counts in named.items()}
             for named in (gradients.modules, gradients.parameters)
@@ -202,7 +202,9 @@ class GradientHistory:
         _merge_into(self.activations, modules)
         _merge_into(self.weights, parameters)
         largest = largest_of(gradients, loss_scale)
-        self.looks.append(Look(record.step, loss_scale, largest.value, largest.where, _taken(modules, record.step)))
+        self.looks.append(
+            SampledStep(record.step, loss_scale, largest.value, largest.where, _taken(modules, record.step))
+        )
 
     def forecast(self, steps: Iterable[StepRecord] = ()) -> Forecast:
         """Return the forecast.
@@ -238,17 +240,20 @@ class GradientHistory:
             return replace(found, recommended=max(min(found.top, min(limits) - 1 - MARGIN), lowest))
         return replace(found, recommended=found.top) if _is_settled(found) else replace(found, too_few=True)
 
-    def _scales(self, limits: Counter[int]) -> tuple[AtScale, ...]:
-        modules = {name: Tails(counts) for name, counts in self.activations.items()}
-        parameters = {name: Tails(counts) for name, counts in self.weights.items()}
-        together, all_weights = Tails(merged(self.activations.values())), Tails(merged(self.weights.values()))
+    def _scales(self, limits: Counter[int]) -> tuple[ScaleForecast, ...]:
+        modules = {name: ExponentTails(counts) for name, counts in self.activations.items()}
+        parameters = {name: ExponentTails(counts) for name, counts in self.weights.items()}
+        together, all_weights = (
+            ExponentTails(merged(self.activations.values())),
+            ExponentTails(merged(self.weights.values())),
+        )
         sound, steps = [look for look in self.looks if look.taken], limits.total()
         found = []
         for exponent in EXPONENTS:
             below, subnormal, normal = (place - exponent for place in (TINIEST - 1, TINIEST, NORMAL))
-            taken = max((look.taken[exponent] for look in sound), key=_share, default=Worst())
+            taken = max((look.taken[exponent] for look in sound), key=_share, default=WorstTensor())
             found.append(
-                AtScale(
+                ScaleForecast(
                     exponent=exponent,
                     lost=together.share_below(below),
                     worst_lost=_worst_lost(modules, below),
@@ -283,18 +288,22 @@ def _merge_into(known: dict[str, ExponentCounts], found: Mapping[str, ExponentCo
         known[name] = merged([known[name], counts]) if name in known else counts
 
 
-def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[Worst, ...]:
+def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[WorstTensor, ...]:
     """By exponent: the module that loses the largest share of the magnitude of its gradient."""
-    tails = {name: Tails(counts) for name, counts in modules.items() if nonzero(counts)}
+    tails = {name: ExponentTails(counts) for name, counts in modules.items() if nonzero(counts)}
     return tuple(
         max(
-            (Worst(tail.magnitude_below(TINIEST - 1 - exponent), name, step) for name, tail in tails.items()),
+            (WorstTensor(tail.magnitude_below(TINIEST - 1 - exponent), name, step) for name, tail in tails.items()),
             key=_share,
-            default=Worst(),
+            default=WorstTensor(),
         )
         for exponent in EXPONENTS
     )
 
 
-def _worst_lost(named: Mapping[str, Tails], below: int) -> Worst:
-    return max((Worst(tails.share_below(below), name) for name, tails in named.items()), key=_share, default=Worst())
+def _worst_lost(named: Mapping[str, ExponentTails], below: int) -> WorstTensor:
+    return max(
+        (WorstTensor(tails.share_below(below), name) for name, tails in named.items()),
+        key=_share,
+        default=WorstTensor(),
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
-from mptrain.numerics.exponents import INFINITE_FROM, HistogramSample, anchor, at_step, between
+from mptrain.numerics.exponents import INFINITE_FROM, HistogramSample, interpolate, largest_at_step, sample_at
 from mptrain.records import StepRecord
 
 #: Exponents of the scales that are foretold: 1 to 2^24, apex's highest.
@@ -36,7 +36,7 @@ _NEVER: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Worst:
+class WorstTensor:
     """The worst of several tensors: its share and its name, and the step where it was so (0: over all steps)."""
 
     share: float = 0.0
@@ -45,7 +45,7 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SampledStep:
     """One step that was looked at.
 
     Attributes:
@@ -60,7 +60,7 @@ class Look:
     loss_scale: float
     largest: float
     where: str
-    taken: tuple[Worst, ...]
+    taken: tuple[WorstTensor, ...]
 
     def overflows(self, exponent: int) -> bool:
         """Return whether something of this step overflows at 2^exponent; one that did at its own scale does from there on."""
@@ -70,7 +70,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class OverflowEvidence:
     """Evidence that a scale overflows at less than 1 % of the steps, of two kinds with 95 % confidence each.
 
     One of them is enough, so together they err in up to one of ten runs (9.4 % of normal draws at a share of 1.01 %).
@@ -135,10 +135,10 @@ class RecordedSteps:
         return next(proven, None)
 
 
-def find_evidence(looks: Sequence[Look], record: RecordedSteps) -> Evidence:
+def find_evidence(looks: Sequence[SampledStep], record: RecordedSteps) -> OverflowEvidence:
     """Return what looks and record make sure of overflows."""
     proven = record.proves()
-    found = Evidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
+    found = OverflowEvidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
     edges = _edges(looks)
     if len(edges) < 2:
         return found
@@ -149,7 +149,7 @@ def find_evidence(looks: Sequence[Look], record: RecordedSteps) -> Evidence:
     return replace(found, by_looks=by_looks if by_looks >= 0 else None, with_more=with_more, spread=spread)
 
 
-def overflow_limits(looks: Sequence[Look], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
+def overflow_limits(looks: Sequence[SampledStep], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
     """Return how many steps begin to overflow at each exponent; steps whose loss is not finite are no matter of the scale.
 
     Args:
@@ -163,7 +163,7 @@ def overflow_limits(looks: Sequence[Look], steps: Iterable[StepRecord], half: bo
     before: HistogramSample | None = None
     for step in steps:
         look = left.pop(step.step, None)
-        after = anchor(step.step, look.largest, step.grad_norm) if look and not step.overflow else None
+        after = sample_at(step.step, look.largest, step.grad_norm) if look and not step.overflow else None
         if look and after:
             found.update(_between(before or after, after, waiting))
             found[_limit_of(look)] += 1
@@ -185,7 +185,7 @@ def overflow_limits(looks: Sequence[Look], steps: Iterable[StepRecord], half: bo
     return found
 
 
-def _edges(looks: Sequence[Look]) -> list[float]:
+def _edges(looks: Sequence[SampledStep]) -> list[float]:
     """log2 of the scale at which each look overflows.
 
     Of a look that overflowed it is interpolated between its neighbours, and at most that of its own scale. Where more than
@@ -197,7 +197,7 @@ def _edges(looks: Sequence[Look]) -> list[float]:
         return []
     edges = [_END - one.largest for one in sound]
     for look in overflowed:
-        largest = at_step(sound, look.step, math.inf)
+        largest = largest_at_step(sound, look.step, math.inf)
         edges.append(min(_END - math.log2(largest), math.log2(look.loss_scale)))
     return edges
 
@@ -208,7 +208,7 @@ def _first_overflowing(largest: float) -> int:
     return exponent - 1 if largest * 2.0 ** (exponent - 1) >= INFINITE_FROM else exponent
 
 
-def _limit_of(look: Look) -> int:
+def _limit_of(look: SampledStep) -> int:
     """Return the smallest exponent at which a step that was looked at overflows."""
     if math.isinf(look.largest):
         return math.ceil(math.log2(look.loss_scale))
@@ -227,7 +227,7 @@ class _Between(NamedTuple):
 def _between(before: HistogramSample, after: HistogramSample, steps: Iterable[_Between]) -> Iterator[int]:
     """Yield the smallest exponents at which steps between two looks overflow, by the norms of their gradients."""
     for one in steps:
-        found = _first_overflowing(between(before, after, one.step, one.norm))
+        found = _first_overflowing(interpolate(before, after, one.step, one.norm))
         yield min(max(found, one.least), one.overflowed)
 
 

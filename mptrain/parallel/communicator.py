@@ -218,7 +218,7 @@ class DistributedCommunicator(Communicator):
             self.rank,
             list(range(1, self.world_size)) if self.is_rank_zero else [0],
             self.store,
-            lambda: how_one_ended(self._children),
+            lambda: describe_ended_rank(self._children),
             idle,
             self._silence,
             self._give_up,
@@ -242,7 +242,7 @@ class DistributedCommunicator(Communicator):
     def is_lost(self, error: BaseException) -> bool:
         """See `Communicator.is_lost`; exchanges that were given up fail in many words."""
         own = not isinstance(error, Exception) or isinstance(error, MptrainError)
-        return is_loss(error) or (bool(self._missed()) and not own)
+        return is_rank_loss(error) or (bool(self._missed()) and not own)
 
     def _silence(self) -> str:
         """That for too long no exchange was begun or ended, nor has the device come to an event; empty if it is not so."""
@@ -334,7 +334,7 @@ class DistributedCommunicator(Communicator):
             MptrainError: Of the kind that the rank has raised, which it names where all others know of none.
             RankFailed: The rank's error is none of this program's.
         """
-        said = self.all_gather_object(None if error is None else portable(error, self.rank))
+        said = self.all_gather_object(None if error is None else error_for_other_ranks(error, self.rank))
         troubles = [one for one in said if one is not None]
         if not troubles:
             return
@@ -344,8 +344,8 @@ class DistributedCommunicator(Communicator):
 
     def tell_why(self, error: BaseException) -> None:
         """See `Communicator.tell_why`."""
-        if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_loss(error):
-            said = portable(error, self.rank)
+        if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_rank_loss(error):
+            said = error_for_other_ranks(error, self.rank)
             kind = type(said).__name__
             with contextlib.suppress(RuntimeError):  # whoever kept the words may have gone as well
                 self.store.set(_WHY, json.dumps([kind, str(said), said.hint, said.exit_code]))
@@ -372,7 +372,7 @@ class DistributedCommunicator(Communicator):
             return missed
         deadline = time.monotonic() + _WORD
         while self._children and time.monotonic() < deadline:
-            if ending := how_one_ended(self._children):
+            if ending := describe_ended_rank(self._children):
                 return ending
             time.sleep(0.02)
         return super().who_ended()
@@ -425,7 +425,7 @@ def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
     return error
 
 
-def portable(error: Exception, rank: int) -> MptrainError:
+def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
     """An error as another rank can raise it: one of ours keeps kind, code and hint, and says whose it is."""
     if isinstance(error, MptrainError) and not isinstance(error, RankFailed | Preempted):
         twin = copy.copy(error)
@@ -437,7 +437,7 @@ def portable(error: Exception, rank: int) -> MptrainError:
     return RankFailed(f"rank {rank}: {type(error).__name__}: {lines[0]}")
 
 
-def how_one_ended(children: Mapping[int, int]) -> str:
+def describe_ended_rank(children: Mapping[int, int]) -> str:
     """Which of the ranks that this process has forked has ended and how; empty if none has.
 
     Where several have, the one that the others have lost: that of a signal, or else of an error.
@@ -475,7 +475,7 @@ _LOSSES = (
 )
 
 
-def is_loss(error: BaseException) -> bool:
+def is_rank_loss(error: BaseException) -> bool:
     """Whether an exception says that another rank has gone, or does not answer."""
     if isinstance(error, RankLost):
         return True

@@ -30,12 +30,12 @@ DTYPES: dict[Dtype, torch.dtype] = {
 _MIXED_KERNELS = BatchNorm
 
 
-def count_beyond(value: torch.Tensor, dtype: torch.dtype) -> int:
+def count_out_of_range(value: torch.Tensor, dtype: torch.dtype) -> int:
     """Count the finite values whose magnitude a floating-point dtype cannot hold; waits for the device."""
     return int(((value.abs() > torch.finfo(dtype).max) & value.isfinite()).sum())
 
 
-def about_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
+def describe_clamped(counts: dict[str, int], dtype: torch.dtype) -> str:
     """One sentence about values that were clamped to the range of a dtype; counts of them by the tensor's name."""
     named = ", ".join(f"{name} ({count:,})" for name, count in list(counts.items())[:3])
     more = f" and {len(counts) - 3} more" if len(counts) > 3 else ""
@@ -69,7 +69,7 @@ def clamp_to_range(model: nn.Module, policy: Policy) -> dict[str, int]:
     for path, module in model.named_modules():
         own = {**module._parameters, **module._buffers} if id(module) not in inside else {}
         for name, tensor in own.items():
-            if tensor is not None and tensor.is_floating_point() and (count := count_beyond(tensor, dtype)):
+            if tensor is not None and tensor.is_floating_point() and (count := count_out_of_range(tensor, dtype)):
                 counts[f"{path}.{name}" if path else name] = count
                 with torch.no_grad():
                     tensor.copy_(limited(tensor, dtype))
@@ -122,7 +122,7 @@ def input_dtype(policy: Policy) -> torch.dtype:
     return DTYPES[policy.parameters]
 
 
-def set_products(policy: Policy) -> None:
+def set_matmul_precision(policy: Policy) -> None:
     """Say how CUDA's matrix products may take liberties, for the whole process.
 
     ``fp32`` means FP32: torch's own default lets cuDNN convolutions use TF32. And sums of half-precision products stay

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mptrain.comparison.results import ArmResult, Comparison, Interval
 from mptrain.report import plotting
-from mptrain.report.curves import Curve, together
+from mptrain.report.curves import Curve, mean_over_runs
 from mptrain.report.formatting import TIMES, UNKNOWN, elided, number, rate, share, signed
 from mptrain.report.page import Bullets, Cell, Plot, Table, Tone, table
 from mptrain.runlog.atomic_files import readable_bytes
@@ -286,7 +286,7 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
         arms: By name, the curves of the arm's runs.
         styles: Colour and line style of each arm.
     """
-    merged = {arm: together(curves) for arm, curves in arms.items() if any(curve.finite() for curve in curves)}
+    merged = {arm: mean_over_runs(curves) for arm, curves in arms.items() if any(curve.finite() for curve in curves)}
     with plotting.drawing(name, 2.7) as figure:
         (axes,) = figure.panels()
         for arm, (steps, means, lows, highs) in merged.items():

@@ -43,7 +43,7 @@ from mptrain.report.sweep_page import (
     command_blocks,
     environments,
     points_table,
-    standing,
+    progress_cell,
     sweep_plot,
     sweep_title,
 )
@@ -73,7 +73,7 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
     return Page(
         over="mptrain, report of a recipe" if recipe else "mptrain, report of a comparison",
         title=title or " against ".join(_arms(groups)),
-        status=verdict.verdict or (standing(sweep) if sweep is not None and sweep.jobs else Cell("done", "good")),
+        status=verdict.verdict or (progress_cell(sweep) if sweep is not None and sweep.jobs else Cell("done", "good")),
         lead=_lead(groups, verdict, smoke=smoke, waiting=bool(points)),
         sections=(
             section("Claim and verdict", *claim_blocks(verdict)),
@@ -122,7 +122,7 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
     """The parts of the one comparison, or the tables of all groups and a section for each."""
     if len(groups) == 1:
         ((name, comparison),) = groups.items()
-        return list(comparison_sections(Compared(comparison, folder, read, _of_group(points, name))))
+        return list(comparison_sections(LoadedComparison(comparison, folder, read, _of_group(points, name))))
     sections = [
         section(
             f"{name or 'Others'}: comparison",
@@ -132,7 +132,7 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
         for name, comparison in groups.items()
     ]
     for at, (name, comparison) in enumerate(groups.items(), 1):
-        parts = comparison_sections(Compared(comparison, folder, read, _of_group(points, name), f"g{at}-"))[1:]
+        parts = comparison_sections(LoadedComparison(comparison, folder, read, _of_group(points, name), f"g{at}-"))[1:]
         blocks: list[Block] = []
         for part in parts:  # figures are seen at once, the rest on demand
             blocks += [block for block in part.blocks if isinstance(block, Plots)]
@@ -172,7 +172,7 @@ _MOST_BYTES: Final = 400_000
 
 
 @dataclass(frozen=True)
-class Compared:
+class LoadedComparison:
     """A comparison and where its records are.
 
     Attributes:
@@ -190,7 +190,7 @@ class Compared:
     prefix: str = ""
 
 
-def comparison_sections(compared: Compared) -> tuple[Section, ...]:
+def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
     """Table and verdicts first, then what they rest on."""
     comparison = compared.comparison
     arms = [_arm_runs(compared, result) for result in comparison.arms]
@@ -217,7 +217,7 @@ def comparison_sections(compared: Compared) -> tuple[Section, ...]:
     )
 
 
-def _samples(compared: Compared, arms: Sequence[ArmRuns]) -> list[Block]:
+def _samples(compared: LoadedComparison, arms: Sequence[ArmRuns]) -> list[Block]:
     """Return what the first run of each arm exhibited."""
     blocks: list[Block] = []
     for arm, result in zip(arms, compared.comparison.arms, strict=True):
@@ -227,7 +227,7 @@ def _samples(compared: Compared, arms: Sequence[ArmRuns]) -> list[Block]:
     return blocks
 
 
-def _arm_runs(compared: Compared, result: ArmResult) -> ArmRuns:
+def _arm_runs(compared: LoadedComparison, result: ArmResult) -> ArmRuns:
     """The records of an arm's runs."""
     found: list[OpenedRun] = []
     problems: list[str] = []
@@ -241,7 +241,7 @@ def _arm_runs(compared: Compared, result: ArmResult) -> ArmRuns:
     return ArmRuns(result.arm.name, tuple(found), tuple(problems))
 
 
-def _differences(compared: Compared, styles: comparison_blocks.Styles) -> Plots:
+def _differences(compared: LoadedComparison, styles: comparison_blocks.Styles) -> Plots:
     comparison, prefix = compared.comparison, compared.prefix
     axis = numeric_axis(compared.points)
     metric = f"{comparison.metric} ({comparison.split})"
@@ -264,7 +264,7 @@ def _fairness(comparison: Comparison) -> list[Block | None]:
     ]
 
 
-def _speed(compared: Compared) -> Plots:
+def _speed(compared: LoadedComparison) -> Plots:
     results = compared.comparison.arms
     done = {result.arm.name: [run for run in result.arm.runs if run.status == "done"] for result in results}
     term = next((run.term for result in results for run in result.arm.runs), "samples")

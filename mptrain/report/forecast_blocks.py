@@ -20,7 +20,7 @@ from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
 from mptrain.report import plotting
 from mptrain.report.formatting import ONE_BECOMES_ALL, counted, elided, number, share
 from mptrain.report.page import Cell, Plot, Table, table
-from mptrain.report.sweep_points import Measured, MeasuredRun
+from mptrain.report.sweep_points import MeasuredRun, MeasuredScales
 
 #: Letters of a module's name.
 _NAME = 36
@@ -235,7 +235,7 @@ def _cut_off(forecast: Forecast) -> str:
     )
 
 
-def forecast_table(forecast: Forecast, measured: Measured | None = None) -> Table:
+def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -> Table:
     """A row for each scale.
 
     Args:
@@ -265,7 +265,7 @@ def forecast_table(forecast: Forecast, measured: Measured | None = None) -> Tabl
     return table(head, rows, numeric=(2, 3, 4, 6, 7, *range(8, len(head))), note=_legend(measured))
 
 
-def _legend(measured: Measured | None) -> str:
+def _legend(measured: MeasuredScales | None) -> str:
     """Return what the columns are."""
     said = (
         "Lost: activation gradients, other than zero, that FP16 rounds to zero, of all modules together; worst: of the module "
@@ -323,7 +323,9 @@ _WORST: Final[dict[str, Any]] = {"color": plotting.SKY, "linestyle": "--"}
 _OVERFLOWING: Final[dict[str, Any]] = {"color": plotting.VERMILLION, "marker": "s", "markersize": 3.5}
 
 
-def forecast_plot(name: str, forecast: Forecast, whose: str = "", measured: Measured | None = None) -> Plot | None:
+def forecast_plot(
+    name: str, forecast: Forecast, whose: str = "", measured: MeasuredScales | None = None
+) -> Plot | None:
     """Shares over the exponent of the scale, with the usable range and the recommended scale; below, a sweep.
 
     Args:
@@ -360,7 +362,7 @@ def forecast_plot(name: str, forecast: Forecast, whose: str = "", measured: Meas
     return Plot(name, _caption(forecast, whose, measured), figure.svg)
 
 
-def _caption(forecast: Forecast, whose: str, measured: Measured | None) -> str:
+def _caption(forecast: Forecast, whose: str, measured: MeasuredScales | None) -> str:
     caption = (
         f"What every static loss scale would do{whose}, from {counted(len(forecast.looks), 'look')}: the share of the "
         "activation gradients that FP16 rounds to zero, what the worst module loses of its magnitude, and the share of "
@@ -382,7 +384,7 @@ def _range_on(axes: Axes, forecast: Forecast) -> None:
         axes.axvline(forecast.recommended, color=plotting.GREEN, linewidth=2, alpha=0.9, zorder=1)
 
 
-def _measured(above: Axes, below: Axes, measured: Measured) -> list[Line2D]:
+def _measured(above: Axes, below: Axes, measured: MeasuredScales) -> list[Line2D]:
     """Every run of a sweep as a dot, a line through the means of each scale; the skipped share below."""
     handles = []
     styles = plotting.series(len(measured.kinds)) if len(measured.kinds) > 1 else [(plotting.BLACK, "-")]

@@ -28,7 +28,14 @@ from mptrain.records import ExponentCounts, TensorKind
 from mptrain.report import plotting
 from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation, scale_words
 from mptrain.report.formatting import MINUS, UNKNOWN, counted, elided, number, share
-from mptrain.report.histogram_summary import KINDS, LearnerHistograms, Seen, forecasts, read_histograms, worst_first
+from mptrain.report.histogram_summary import (
+    KINDS,
+    HistogramSummary,
+    LearnerHistograms,
+    forecasts,
+    read_histograms,
+    worst_first,
+)
 from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
 from mptrain.report.run_blocks import OpenedRun
 
@@ -277,7 +284,7 @@ def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> 
 _LINE: Final[dict[str, Any]] = {"marker": "o", "markersize": 4}
 
 
-def _shares(axes: Axes, seen: Sequence[Seen]) -> None:
+def _shares(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
     steps = [each.step for each in seen]
     curves = [
         ("zero", plotting.BLUE, [each.zeros for each in seen]),
@@ -291,7 +298,7 @@ def _shares(axes: Axes, seen: Sequence[Seen]) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))
 
 
-def _headroom(axes: Axes, seen: Sequence[Seen]) -> None:
+def _headroom(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
     axes.axhspan(-1e3, 0, color=ZONES[-1][3], linewidth=0)
     axes.plot([each.step for each in seen], [each.headroom for each in seen], color=plotting.GREEN, **_LINE)
     axes.set_ylim(min(-0.5, min(each.headroom for each in seen) - 1), max(each.headroom for each in seen) + 1.5)
@@ -300,7 +307,7 @@ def _headroom(axes: Axes, seen: Sequence[Seen]) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
 
 
-def _unchanged_shares(axes: Axes, seen: Sequence[Seen]) -> None:
+def _unchanged_shares(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
     percent = [100 * each.unchanged / each.updates for each in seen]
     axes.plot([each.step for each in seen], percent, color=plotting.PURPLE, **_LINE)
     axes.set_ylim(0, max(1.15 * max(percent), 1))

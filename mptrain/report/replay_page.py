@@ -18,7 +18,7 @@ from mptrain.report.run_history import MOST_MARKS
 
 
 @dataclass
-class Course:
+class ScaleTrajectory:
     """Loss scales over steps and what came of them, recorded or replayed.
 
     Attributes:
@@ -93,8 +93,8 @@ class ReplayedLearner:
     name: str
     recorded_rule: str
     rule: str
-    recorded: Course
-    replayed: Course
+    recorded: ScaleTrajectory
+    replayed: ScaleTrajectory
     known: int
     estimated: int
     same: int

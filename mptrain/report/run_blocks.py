@@ -93,7 +93,7 @@ def open_with_history(path: Path, most: int) -> OpenedRun:
     return OpenedRun(run, history, flat(run.config), dead)
 
 
-def unfinished(dead: bool) -> str:
+def unfinished_note(dead: bool) -> str:
     """Return what to mind of a run that says it is running; ``dead`` where no process holds it."""
     if dead:
         return "the run has not ended (it was killed, or its machine went down): this is about the steps so far"

@@ -14,7 +14,7 @@ from mptrain.errors import StorageError
 from mptrain.records import Phase, StepRecord
 from mptrain.report.curves import MOST_BUCKETS, Curve
 from mptrain.runlog.run_reader import Run
-from mptrain.runlog.schema_checks import Kind, each, is_count, is_number, is_text, mapping, misfit, optional
+from mptrain.runlog.schema_checks import Kind, each, find_mismatch, is_count, is_number, is_text, mapping, optional
 
 PHASES: Final[tuple[str, ...]] = get_args(Phase)
 
@@ -60,7 +60,7 @@ class LearnerHistory:
 
 
 @dataclass
-class Ends:
+class FirstAndLast:
     """The first and the last of what may be many."""
 
     first: list[Any] = field(default_factory=list)
@@ -142,10 +142,10 @@ class History:
 
     learners: dict[str, LearnerHistory] = field(default_factory=dict)
     overflows: dict[str, Overflows] = field(default_factory=dict)
-    overflow_rows: Ends = field(default_factory=Ends)
+    overflow_rows: FirstAndLast = field(default_factory=FirstAndLast)
     evaluations: dict[str, dict[str, Curve]] = field(default_factory=dict)
     operators: dict[str, Any] = field(default_factory=dict)
-    occurrences: Ends = field(default_factory=Ends)
+    occurrences: FirstAndLast = field(default_factory=FirstAndLast)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -196,7 +196,7 @@ _EVENT_KINDS: Final[dict[str, Kind]] = {
 
 def _take(history: History, event: dict[str, Any], most: int) -> None:
     kind = event["event"]
-    if misfit(event, _EVENT_KINDS):
+    if find_mismatch(event, _EVENT_KINDS):
         raise ValueError
     if kind == "overflow":
         phase, learner, step = str(event["phase"]), str(event["learner"]), int(event["step"])

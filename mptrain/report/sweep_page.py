@@ -54,7 +54,7 @@ def sweep_page(sweep: Sweep) -> Page:
     return Page(
         over="mptrain, report of a sweep",
         title=sweep_title(sweep),
-        status=standing(sweep),
+        status=progress_cell(sweep),
         lead=sweep_lead(sweep.jobs, {point.job.number: point.summary for point in points}, number),
         sections=(
             section("What was varied", sweep_plot(points)),
@@ -72,7 +72,7 @@ def sweep_title(sweep: Sweep) -> str:
     return " ".join(words) or " ".join(sweep.words) or sweep.folder.resolve().name
 
 
-def standing(sweep: Sweep) -> Cell:
+def progress_cell(sweep: Sweep) -> Cell:
     """Return how many of its jobs are done."""
     counts = Counter(job.status for job in sweep.jobs)
     done, total = counts["done"], len(sweep.jobs)

@@ -181,7 +181,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredScales:
     """The runs of a sweep that had a static scale, in FP16 or under autocast.
 
     Attributes:
@@ -223,7 +223,7 @@ class Measured:
         }
 
 
-def read_measured(folder: Path) -> Measured:
+def read_measured(folder: Path) -> MeasuredScales:
     """The static scales of a sweep, a comparison or a recipe.
 
     Raises:
@@ -244,7 +244,7 @@ def read_measured(folder: Path) -> Measured:
             f"name a sweep over {SCALE}, such as mptrain -m precision=fp16_static {SCALE}=1,128,16384",
         )
     configs = dict.fromkeys(point.opened.run.config for point in used if point.opened and point.opened.settings)
-    return Measured(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()}, tuple(configs))
+    return MeasuredScales(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()}, tuple(configs))
 
 
 def _scale_of(point: OpenedPoint) -> float | None:

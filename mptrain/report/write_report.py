@@ -13,20 +13,20 @@ from mptrain.report.page import Page
 from mptrain.report.replay_page import Replay, file_name, replay_page
 from mptrain.report.run_page import run_page
 from mptrain.report.sweep_page import sweep_page
-from mptrain.runlog.atomic_files import storing, write_atomically
+from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sweeps import SweepPaths, is_sweep, read_sweep
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ReportFiles:
     """The two files of a report; the figures of the second lie in a folder beside it."""
 
     html: Path
     md: Path
 
 
-def write_report(path: Path) -> Written:
+def write_report(path: Path) -> ReportFiles:
     """Write the report of a run, a sweep, or a comparison into its own folder, replacing an earlier one.
 
     Args:
@@ -37,10 +37,10 @@ def write_report(path: Path) -> Written:
             elsewhere.
     """
     paths = SweepPaths(path)
-    return write_page(page_of(path), path, Written(paths.report_html, paths.report_md))
+    return write_page(page_of(path), path, ReportFiles(paths.report_html, paths.report_md))
 
 
-def write_replay(replay: Replay) -> Written:
+def write_replay(replay: Replay) -> ReportFiles:
     """Write ``replay-NAME-KEY-VALUE.html`` and ``.md`` into the folder of the run, replacing earlier ones of those words.
 
     Raises:
@@ -48,21 +48,21 @@ def write_replay(replay: Replay) -> Written:
     """
     name = file_name(replay)
     return write_page(
-        replay_page(replay), replay.root, Written(replay.root / f"{name}.html", replay.root / f"{name}.md")
+        replay_page(replay), replay.root, ReportFiles(replay.root / f"{name}.html", replay.root / f"{name}.md")
     )
 
 
-def write_forecast(found: Recommendation) -> Written:
+def write_forecast(found: Recommendation) -> ReportFiles:
     """Write ``forecast.html`` and ``forecast.md`` into the folder of the run, replacing earlier ones.
 
     Raises:
         StorageError: The folder cannot be written to, or its ``figures`` lead elsewhere.
     """
     paths = found.opened.run.paths
-    return write_page(forecast_page(found), paths.root, Written(paths.forecast_html, paths.forecast_md))
+    return write_page(forecast_page(found), paths.root, ReportFiles(paths.forecast_html, paths.forecast_md))
 
 
-def write_page(page: Page, folder: Path, files: Written) -> Written:
+def write_page(page: Page, folder: Path, files: ReportFiles) -> ReportFiles:
     """Write a page as HTML and as Markdown, whose figures go into the folder ``figures`` beside it.
 
     Args:
@@ -78,7 +78,7 @@ def write_page(page: Page, folder: Path, files: Written) -> Written:
         hint = "remove the link: pictures are written into the report's own folder"
         raise StorageError(f"{figures} is a symbolic link", hint)
     if page.plots():
-        with storing(figures, "create"):
+        with storage_errors(figures, "create"):
             figures.mkdir(exist_ok=True)
     for plot in page.plots():
         write_atomically(figures / f"{plot.name}.svg", plot.svg, durable=False)

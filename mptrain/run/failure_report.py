@@ -26,14 +26,14 @@ from mptrain.errors import (
     out_of_memory,
 )
 from mptrain.parallel.communicator import Communicator
-from mptrain.parallel.torchrun import begun_alike
-from mptrain.runlog import RunDirectory, storing, write_atomically
+from mptrain.parallel.torchrun import torchrun_command
+from mptrain.runlog import RunDirectory, storage_errors, write_atomically
 
 
 def explain_error(error: BaseException, config: Config, directory: RunDirectory, comm: Communicator) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
     trust = allow_argument(config.extensions.allow)
-    resume = begun_alike("mptrain resume")
+    resume = torchrun_command("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"
     if comm.is_lost(error):
         if (why := comm.why()) is not None:
@@ -77,7 +77,7 @@ def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, 
     if isinstance(error, MptrainError):
         return "failed", str(error), error.exit_code
     with contextlib.suppress(OSError, StorageError):
-        with storing(directory.paths.failure):
+        with storage_errors(directory.paths.failure):
             directory.paths.failure.mkdir(exist_ok=True)
         write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
     return "failed", f"{type(error).__name__}: {error}", EXIT_BUG

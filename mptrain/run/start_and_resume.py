@@ -35,8 +35,8 @@ from mptrain.errors import (
     StorageError,
 )
 from mptrain.parallel.communicator import Communicator
-from mptrain.parallel.launch import gathered
-from mptrain.parallel.torchrun import begun_alike, remember_run, run_before_restart
+from mptrain.parallel.launch import launch_ranks
+from mptrain.parallel.torchrun import remember_run, run_before_restart, torchrun_command
 from mptrain.precision.support import Support, require_support
 from mptrain.records import EventRecord
 from mptrain.run.consistency import (
@@ -62,7 +62,7 @@ from mptrain.runlog import (
     write_atomically,
     write_summary,
 )
-from mptrain.runlog.checkpoints import CheckpointStore, Loaded
+from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
 from mptrain.runlog.manifest import manifest_name
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
@@ -137,7 +137,7 @@ def launch(config: Config, show: Show) -> Outcome:
         MptrainError: Any of its kinds; the run directory, if there is one, says how it ended.
     """
     check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
-    with gathered(config.distributed) as comm:
+    with launch_ranks(config.distributed) as comm:
         return _launch(config, show, comm) if comm.is_rank_zero else _follow(config, comm)
 
 
@@ -201,7 +201,7 @@ def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
     config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
     said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
     check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
-    with gathered(config.distributed) as comm:
+    with launch_ranks(config.distributed) as comm:
         if not comm.is_rank_zero:
             return _follow(config, comm)
         return _continue(directory, config, show, comm, explicit=True, said=said)
@@ -224,9 +224,7 @@ def _continue(
         if changes and not explicit:
             require_undamaged_config(directory, old, state)
             problems = [Problem(f"{directory.root}: {describe_change(*change)}") for change in changes]
-            line = (
-                f"{begun_alike('mptrain resume')} {directory.root} KEY=VALUE{allow_argument(config.extensions.allow)}"
-            )
+            line = f"{torchrun_command('mptrain resume')} {directory.root} KEY=VALUE{allow_argument(config.extensions.allow)}"
             hint = f"choose another run.name, or change it on purpose: {line}"
             raise ConfigError([*problems, Problem("a run goes on with the configuration it began with", hint)])
         if state is not None and state.status == "done" and not changes:
@@ -295,7 +293,7 @@ def _follow(config: Config, comm: Communicator) -> Outcome:
     return Outcome(root, summary)
 
 
-def min_micro_batches(config: Config, loaded: Loaded | None) -> int:
+def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
     """The least number of micro-batches of an update: as many as before, so that none needs more memory, at any number of ranks.
 
     Where ``train.accumulate`` was changed on purpose, that is what counts.
@@ -326,7 +324,7 @@ def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
 
 
 def _require_work(
-    directory: RunDirectory, config: Config, built: tuple[Parts, Options], loaded: Loaded, *, done: bool
+    directory: RunDirectory, config: Config, built: tuple[Parts, Options], loaded: LoadedCheckpoint, *, done: bool
 ) -> None:
     """Refuse to go on with a run whose end, as it is asked for now, lies behind it.
 
@@ -371,7 +369,7 @@ def _attempt(
     directory: RunDirectory,
     config: Config,
     built: tuple[Parts, Options],
-    loaded: Loaded | None,
+    loaded: LoadedCheckpoint | None,
     show: Show,
     notes: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
@@ -433,7 +431,7 @@ def _attempt(
 
 
 def _prepare_directory(
-    directory: RunDirectory, config: Config, loaded: Loaded | None, *, as_written: bool
+    directory: RunDirectory, config: Config, loaded: LoadedCheckpoint | None, *, as_written: bool
 ) -> Sequence[str]:
     """Cut the records back to the checkpoint and write the configuration; return what was lost, one sentence each."""
     directory.remove_drafts()

@@ -33,8 +33,8 @@ _REFUSED = {
 
 
 @contextmanager
-def storing(path: Path, doing: str = "write", *, needed: int | None = None, good: str = "") -> Iterator[None]:
-    """Turn an OSError inside the block into a StorageError; writing also requires that the folder is where it was (see `kept_in_place`).
+def storage_errors(path: Path, doing: str = "write", *, needed: int | None = None, good: str = "") -> Iterator[None]:
+    """Turn an OSError inside the block into a StorageError; writing also requires that the folder is where it was (see `require_folder_stays`).
 
     Args:
         path: What was being written or read; the error names the file that the system names, else this.
@@ -58,7 +58,7 @@ def storing(path: Path, doing: str = "write", *, needed: int | None = None, good
 def as_storage_error(
     error: OSError, path: Path, doing: str = "write", *, needed: int | None = None, good: str = ""
 ) -> StorageError:
-    """The StorageError that stands for an OSError; the arguments are those of `storing`."""
+    """The StorageError that stands for an OSError; the arguments are those of `storage_errors`."""
     reason = _FULL.get(error.errno or 0) or _REFUSED.get(error.errno or 0) or error.strerror or str(error)
     hint = "check the path and the disk"
     if error.errno in _FULL:
@@ -77,7 +77,7 @@ _in_place: dict[Path, int] = {}
 
 
 @contextmanager
-def kept_in_place(folder: Path) -> Iterator[None]:
+def require_folder_stays(folder: Path) -> Iterator[None]:
     """Let every write below a folder fail, while the context lasts, once the folder is no longer where it was.
 
     Paths would else make a folder anew that was moved or removed, or write into another one that has taken its place. Its
@@ -88,7 +88,7 @@ def kept_in_place(folder: Path) -> Iterator[None]:
     """
     place = folder.absolute()
     before = _in_place.get(place)
-    with storing(place, "read"):
+    with storage_errors(place, "read"):
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     _in_place[place] = descriptor
     try:
@@ -102,7 +102,7 @@ def kept_in_place(folder: Path) -> Iterator[None]:
 
 
 def require_in_place(path: Path) -> None:
-    """Refuse to write below a folder of `kept_in_place` that was moved, removed or replaced.
+    """Refuse to write below a folder of `require_folder_stays` that was moved, removed or replaced.
 
     Raises:
         StorageError: Says what has become of it.
@@ -167,7 +167,7 @@ def remove_drafts(folder: Path) -> None:
     Raises:
         StorageError: One of them cannot be removed.
     """
-    with storing(folder, "clean"):
+    with storage_errors(folder, "clean"):
         for path in folder.iterdir():
             if _DRAFT.fullmatch(path.name):
                 path.unlink(missing_ok=True)
@@ -183,7 +183,7 @@ def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
     Raises:
         StorageError: Names a link.
     """
-    with storing(folder, "read"):
+    with storage_errors(folder, "read"):
         links = sorted(entry for entry in folder.iterdir() if entry.is_symlink()) if folder.is_dir() else []
     for place in () if links else inside:
         for parent, folders, files in os.walk(place):  # passes over what a run that goes on removes meanwhile
@@ -207,7 +207,7 @@ def write_atomically(path: Path, data: str | bytes, *, durable: bool = True, goo
     """
     content = masked(data).encode("utf-8", "surrogateescape") if isinstance(data, str) else data
     draft = temporary(path)
-    with storing(path, needed=len(content), good=good):
+    with storage_errors(path, needed=len(content), good=good):
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             try:
@@ -238,7 +238,7 @@ def digest_of(path: Path, length: int | None = None) -> hashlib._Hash:
         StorageError: It cannot be read.
     """
     digest = hashlib.sha256()
-    with storing(path, "read"):
+    with storage_errors(path, "read"):
         if path.exists():
             with open_to_read(path) as file:
                 left = path.stat().st_size if length is None else length

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.files import open_to_read
-from mptrain.runlog.atomic_files import as_storage_error, digest_of, storing, sync_folder, temporary
+from mptrain.runlog.atomic_files import as_storage_error, digest_of, storage_errors, sync_folder, temporary
 
 _LEAVES = frozenset({str, int, float, bool, type(None)})
 _KEYS = frozenset({str, int})
@@ -93,7 +93,7 @@ def write_state(state: dict[str, Any], tensors: list[Tensor], path: Path, good: 
     lasting = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.device.type == "cpu"}
     file: HashedFile | None = None
     try:
-        with storing(path, needed=needed, good=good):
+        with storage_errors(path, needed=needed, good=good):
             with HashedFile(draft, lasting) as file:
                 torch.save(state, cast("IO[bytes]", file))  # it only needs write and flush
                 digest = file.finish()
@@ -121,7 +121,7 @@ def read_verified(path: Path, sha256: str, manifest: str, size: int | None = Non
         CheckpointError: It is damaged, or holds anything else than tensors and plain values.
         StorageError: It cannot be read.
     """
-    with storing(path, "read"):
+    with storage_errors(path, "read"):
         found = path.stat().st_size
     if size not in (None, found):
         raise CheckpointError(f"{path} is damaged: {found} bytes instead of {size}")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.shards import is_sharded, part
-from mptrain.runlog.atomic_files import storing
+from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.checkpoint_data import read_verified, write_state
 
 Value = TypeVar("Value")
@@ -43,7 +43,7 @@ class Collectives(Protocol):
     def wait_for(self, event: torch.Event) -> None: ...  # noqa: D102
 
 
-def without_parts(state: Any) -> tuple[Any, dict[str, Tensor]]:
+def extract_shards(state: Any) -> tuple[Any, dict[str, Tensor]]:
     """Return a state with marks in the places of tensors of which this rank has a part, and these by their marks."""
     found: dict[str, Tensor] = {}
 
@@ -63,12 +63,12 @@ def without_parts(state: Any) -> tuple[Any, dict[str, Tensor]]:
     return (marked, found) if found else (state, found)  # as it is: what is one object in it stays one
 
 
-def write_parts(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives) -> dict[str, str]:
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives) -> dict[str, str]:
     """Write this rank's parts; all ranks call it, and all wait for the last.
 
     Args:
         folder: Made anew.
-        tensors: What `without_parts` has found.
+        tensors: What `extract_shards` has found.
         comm: Who writes.
 
     Returns:
@@ -81,7 +81,7 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives) 
     digest = ""
     try:
         if comm.rank == 0:
-            with storing(folder):
+            with storage_errors(folder):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.parent.mkdir(exist_ok=True)  # that of checkpoints, but never the run's
                 folder.mkdir()
@@ -97,16 +97,16 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], comm: Collectives) 
     return {_file_of(rank): theirs for rank, theirs in enumerate(comm.all_gather_object(digest))}
 
 
-def with_parts(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
+def insert_shards(state: Any, folder: Path, files: Mapping[str, str]) -> Any:
     """Return a state whose marks have become whole tensors again, on the CPU.
 
     Args:
-        state: What `without_parts` has left.
+        state: What `extract_shards` has left.
         folder: Where the parts are.
         files: SHA-256 of their files by name.
 
     Raises:
-        CheckpointError: A file is missing, damaged, or not one that `write_parts` writes.
+        CheckpointError: A file is missing, damaged, or not one that `write_shards` writes.
         StorageError: It cannot be read.
     """
     names = [_file_of(rank) for rank in range(len(files))] or [_file_of(0)]
@@ -138,7 +138,7 @@ class _Wholes:
         """Return the whole of one tensor, from its part on each rank.
 
         Raises:
-            TypeError: A part is not what `write_parts` writes.
+            TypeError: A part is not what `write_shards` writes.
         """
         if not all(type(one) is Tensor and _is_plain(one) for one in parts):
             raise TypeError("a part is no plain tensor")

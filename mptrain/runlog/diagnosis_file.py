@@ -27,7 +27,7 @@ CauseKind = Literal["input", "weights", "forward", "loss", "backward", "refused"
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ValueRange:
     """Range that the results of a module's operators reach, all of one pass together.
 
     Attributes:
@@ -63,8 +63,8 @@ class ModuleRow:
     type: str
     calls: int
     dtype: str
-    forward: Reach | None
-    backward: Reach | None
+    forward: ValueRange | None
+    backward: ValueRange | None
     breaks: str
 
 
@@ -86,7 +86,7 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FurtherCause:
     """Something that is wrong with a step, beside the first.
 
     Attributes:
@@ -142,7 +142,7 @@ class Examination:
     modules: tuple[ModuleRow, ...]
     remedies: tuple[Remedy, ...]
     operators: dict[str, list[dict[str, Any]]]
-    also: tuple[Found, ...] = ()
+    also: tuple[FurtherCause, ...] = ()
 
 
 def file_stem(found: Examination, words: Sequence[str] = ()) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 
 from mptrain.errors import CheckpointError
 from mptrain.fields import NonNegativeInt
-from mptrain.runlog.atomic_files import storing
+from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.schema_checks import build
 from mptrain.runlog.strict_json import read_object
 
@@ -83,7 +83,7 @@ def manifests_in(folder: Path) -> list[Path]:
     Raises:
         StorageError: The folder cannot be read.
     """
-    with storing(folder, "read"):
+    with storage_errors(folder, "read"):
         found = list(folder.iterdir()) if folder.is_dir() else []
     return sorted((path for path in found if step_of(path) >= 0), key=step_of, reverse=True)
 

@@ -32,7 +32,7 @@ from mptrain.records import (
     as_json,
     step_json,
 )
-from mptrain.runlog.atomic_files import digest_of, storing, sync_folder, write_all
+from mptrain.runlog.atomic_files import digest_of, storage_errors, sync_folder, write_all
 from mptrain.runlog.run_paths import EPOCHS, EVENTS, HISTOGRAMS, STEPS, RunPaths
 
 BUFFER_BYTES: Final = 1 << 16
@@ -63,7 +63,7 @@ class RecordWriter:
         }
         self._columns = _header_of(paths.epochs)
         self._continues = bool(self._columns)
-        with storing(paths.root):
+        with storage_errors(paths.root):
             sync_folder(paths.root)
 
     def take(self, record: Record) -> None:
@@ -179,7 +179,7 @@ def truncate_records(
     for name, path in files.items():
         if path.is_symlink():  # of a folder that somebody else made
             raise StorageError(f"{path} is a symbolic link", "put the file that it leads to in its place")
-        with storing(path):
+        with storage_errors(path):
             if path.exists():
                 os.close(open_in_place(path, os.O_WRONLY))
         fault = _fault(path, kept[name])
@@ -193,7 +193,7 @@ def truncate_records(
                 f"{path} is damaged: its first {kept[name]} bytes are not those that were written; they stay as they are"
             )
     for name, path in files.items():
-        with storing(path, "truncate"):
+        with storage_errors(path, "truncate"):
             if path.exists():
                 descriptor = open_in_place(path, os.O_WRONLY)
                 try:
@@ -212,7 +212,7 @@ class _AppendFile:
         self._pending = bytearray()
         self._closed = False
         self._digest = digest_of(path)
-        with storing(path):
+        with storage_errors(path):
             self._descriptor = open_in_place(path, os.O_WRONLY | os.O_APPEND)
 
     def add(self, line: str) -> None:
@@ -221,7 +221,7 @@ class _AppendFile:
             self.flush()
 
     def flush(self) -> int:
-        with storing(self._path, needed=len(self._pending)):
+        with storage_errors(self._path, needed=len(self._pending)):
             if self._pending:
                 whole = bytes(self._pending)
                 try:
@@ -240,7 +240,7 @@ class _AppendFile:
         return self._digest.hexdigest()
 
     def force(self) -> None:
-        with storing(self._path):
+        with storage_errors(self._path):
             os.fsync(self._descriptor)
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class _AppendFile:
 
 def _fault(path: Path, length: int) -> str:
     """Return why a file cannot be cut to a length in bytes; empty where it can."""
-    with storing(path, "read"):
+    with storage_errors(path, "read"):
         size = path.stat().st_size if path.exists() else 0
         if size < length:
             return f"{path} has {size} bytes, the checkpoint knew {length}"
@@ -270,7 +270,7 @@ def _fault(path: Path, length: int) -> str:
 
 def _header_of(path: Path) -> tuple[str, ...]:
     try:
-        with storing(path, "read"), io.TextIOWrapper(open_to_read(path), "utf-8", newline="") as file:
+        with storage_errors(path, "read"), io.TextIOWrapper(open_to_read(path), "utf-8", newline="") as file:
             columns = tuple(next(csv.reader(file), ()))
     except (UnicodeDecodeError, csv.Error) as error:
         raise _damaged_header(path, str(error)) from error

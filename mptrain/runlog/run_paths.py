@@ -29,7 +29,7 @@ MAX_PART_BYTES = 255  # the longest file name of every common Linux file system
 _MAX_LABEL = 120
 
 
-class Inside:
+class PathInside:
     """A path inside the folder that is the ``root`` of a value.
 
     Args:
@@ -54,42 +54,42 @@ class RunPaths:
     root: Path
 
     #: Identity and status of the run (see `mptrain.runlog.run_state.RunState`).
-    run_json = Inside(RUN_JSON)
+    run_json = PathInside(RUN_JSON)
     #: The fully resolved configuration, YAML.
-    config = Inside("config.yaml")
+    config = PathInside("config.yaml")
     #: The overrides that were given on the command line, a YAML list of strings.
-    overrides = Inside("overrides.yaml")
+    overrides = PathInside("overrides.yaml")
     #: One line of strict JSON for each attempted step and learner.
-    steps = Inside(STEPS)
+    steps = PathInside(STEPS)
     #: Overflows, scale changes, evaluations and everything else that happened, strict JSON lines.
-    events = Inside(EVENTS)
+    events = PathInside(EVENTS)
     #: One row for each epoch, with a header, for spreadsheets.
-    epochs = Inside(EPOCHS)
+    epochs = PathInside(EPOCHS)
     #: One line of strict JSON for each step that was looked at; made by the first of them.
-    histograms = Inside(HISTOGRAMS)
+    histograms = PathInside(HISTOGRAMS)
     #: Description of the data: labels, preparation, files; JSON.
-    data = Inside("data.json")
+    data = PathInside("data.json")
     #: The final numbers, schema-versioned JSON.
-    summary = Inside("summary.json")
+    summary = PathInside("summary.json")
     #: The folder of checkpoints (see `mptrain.runlog.checkpoints.CheckpointStore`).
-    checkpoints = Inside("checkpoints")
+    checkpoints = PathInside("checkpoints")
     #: The folder of what was kept after a numeric stop.
-    failure = Inside("failure")
+    failure = PathInside("failure")
     #: Stack of every thread when the run stood still (see `mptrain.engine.watchdog`); text.
-    stalls = Inside("stalls.txt")
+    stalls = PathInside("stalls.txt")
 
     def stalls_of(self, rank: int) -> Path:
         """The same of one rank; the first one's has no number."""
         return self.stalls if rank == 0 else self.root / f"stalls-rank{rank}.txt"
 
     #: The folder of what the task exhibits after each validation: pictures, texts, recordings, and their captions.
-    samples = Inside("samples")
+    samples = PathInside("samples")
     #: The folder of weights that were exported.
-    export = Inside("export")
+    export = PathInside("export")
     #: The folder of what looks at single steps have found (see `mptrain.runlog.diagnosis_file`).
-    diagnosis = Inside("diagnosis")
+    diagnosis = PathInside("diagnosis")
     #: The pictures of the report in Markdown.
-    figures = Inside("figures")
+    figures = PathInside("figures")
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -97,17 +97,17 @@ class RunPaths:
         return (self.checkpoints, self.failure, self.samples, self.export, self.diagnosis, self.figures)
 
     #: Output of the experiment tracker; made only where there is one.
-    logger_log = Inside("logger.log")
+    logger_log = PathInside("logger.log")
     #: The file whose kernel lock says that a process is writing this run.
-    lock = Inside("run.lock")
+    lock = PathInside("run.lock")
     #: The self-contained report for a browser.
-    report_html = Inside("report.html")
+    report_html = PathInside("report.html")
     #: The same report in Markdown.
-    report_md = Inside("report.md")
+    report_md = PathInside("report.md")
     #: Answer to which static loss scale is right, for a browser.
-    forecast_html = Inside("forecast.html")
+    forecast_html = PathInside("forecast.html")
     #: The same in Markdown.
-    forecast_md = Inside("forecast.md")
+    forecast_md = PathInside("forecast.md")
 
     def records(self) -> dict[str, Path]:
         """The append-only record files, by the names that checkpoints use for their lengths; one that is missing is empty."""
@@ -121,7 +121,7 @@ def check_run_name(name: str) -> str:
         ConfigError: Empty, absolute, with ``.`` or ``..`` or empty parts, with control characters, or with a
             part that starts with ``-`` or ``.``, has blanks at its ends, or is too long.
     """
-    why = next((why for part in name.split("/") if (why := objection(part))), "")
+    why = next((why for part in name.split("/") if (why := name_problem(part))), "")
     if name.startswith("/"):
         why = "is an absolute path"
     if not name:
@@ -146,7 +146,7 @@ def fresh_name(label: str, moment: datetime | None = None) -> tuple[str, str]:
     return moment.strftime("%Y-%m-%d"), f"{moment:%H-%M-%S}-{plain}-{secrets.token_hex(2)}"
 
 
-def objection(part: str) -> str:
+def name_problem(part: str) -> str:
     """Return why one part of a name cannot be used, as in ``name {objection}``; empty if it can."""
     if part in ("", ".", ".."):
         return f"has {part!r} as a part of the path"

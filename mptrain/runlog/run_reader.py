@@ -16,7 +16,7 @@ from typing import Any
 from mptrain.errors import OlderLayout, StorageError
 from mptrain.files import open_to_read, read_bytes
 from mptrain.records import EpochRecord, HistogramRecord, StepRecord
-from mptrain.runlog.atomic_files import storing
+from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.directory import open_run
 from mptrain.runlog.record_writer import VAL_PREFIX, is_header
 from mptrain.runlog.run_paths import RunPaths
@@ -115,7 +115,7 @@ class Run:
 
     def _lines(self, path: Path) -> Iterator[tuple[int, str]]:
         """The whole lines of a file with their numbers from 1; a missing file has none."""
-        with storing(path, "read"):
+        with storage_errors(path, "read"):
             if not path.exists():
                 return
             with open_to_read(path) as file:
@@ -161,7 +161,7 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
 
 
 def _text(path: Path) -> str:
-    with storing(path, "read"):
+    with storage_errors(path, "read"):
         try:
             return read_bytes(path).decode("utf-8", "surrogateescape")
         except FileNotFoundError:

@@ -14,6 +14,7 @@ from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.schema_checks import (
     Kind,
     each,
+    find_mismatch,
     having,
     is_count,
     is_flag,
@@ -21,7 +22,6 @@ from mptrain.runlog.schema_checks import (
     is_number,
     is_text,
     mapping,
-    misfit,
     optional,
 )
 from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
@@ -84,6 +84,6 @@ def read_summary(path: Path) -> dict[str, Any]:
         numbers = restore_nonfinite(fields)
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         raise StorageError(f"{path} is damaged: its list of non-finite numbers", "restore it from a copy") from error
-    if wrong := misfit(numbers, _KINDS):
+    if wrong := find_mismatch(numbers, _KINDS):
         raise StorageError(f"{path} is damaged: '{wrong}' holds a value of another kind", "restore it from a copy")
     return numbers

@@ -21,9 +21,9 @@ from mptrain.config.schema import RunOptions
 from mptrain.config.trust import allow_argument_for
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
-from mptrain.runlog.atomic_files import TEMPORARY, storing
+from mptrain.runlog.atomic_files import TEMPORARY, storage_errors
 from mptrain.runlog.directory import RunDirectory
-from mptrain.runlog.lock import Holder, hold, holder_of
+from mptrain.runlog.lock import LockHolder, hold_lock, holder_of
 from mptrain.runlog.run_paths import RUN_JSON, RunPaths, fresh_name
 from mptrain.runlog.run_state import RunState
 from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep, write_sweep
@@ -71,7 +71,7 @@ def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
     for _ in range(100):
         date, moment = fresh_name("sweep")
         folder = root / below / date / moment.replace("-sweep-", "-")
-        with storing(folder, "create"):
+        with storage_errors(folder, "create"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
                 folder.mkdir()
@@ -94,7 +94,7 @@ def _named_folder(root: Path, name: str, resume: str) -> Path:
         return folder
     if resume == "must":
         raise StorageError(f"run.resume=must: there is no sweep in {folder}", "use run.resume=auto to start it")
-    with storing(folder, "create"):
+    with storage_errors(folder, "create"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(entry.suffix != TEMPORARY for entry in folder.iterdir()):
             raise StorageError(f"{folder} exists and is not a sweep: it has no {SWEEP_JSON}", "choose another run.name")
@@ -203,7 +203,7 @@ def run_sweep(
         StorageError: Another process runs this sweep, or the disk refuses.
         EnvironmentRefused: The scheduler that the launcher wants is not there.
     """
-    with hold(sweep.paths.lock):
+    with hold_lock(sweep.paths.lock):
         require_none_queued(sweep.folder)
         record = _Record(refresh_status(sweep, numbers), watch)
         about = [job for job in record.sweep.jobs if numbers is None or job.number in numbers]
@@ -265,7 +265,7 @@ class _Record(Listener):
         seconds = round((job.seconds or 0.0) + seconds, 3)  # of all its processes
         self._change(replace(job, status=status, code=code, reason=reason, seconds=seconds))
 
-    def lives(self, number: int, holder: Holder) -> None:
+    def lives(self, number: int, holder: LockHolder) -> None:
         """A process of an earlier time still runs a job."""
         reason = f"still run by {holder}, which outlived the sweep that started it"
         self._change(replace(self.sweep.jobs[number], status="running", code=None, reason=reason))
@@ -348,7 +348,7 @@ def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
     return set(living)
 
 
-def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, Holder]:
+def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, LockHolder]:
     """Return the processes that hold runs of these jobs."""
     jobs = [job for job in sweep.jobs if job.number in numbers]
     found = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}

@@ -28,7 +28,7 @@ from mptrain.errors import EXIT_BUG, EXIT_PREEMPTED, EnvironmentRefused, Storage
 from mptrain.extras import load_extra
 from mptrain.files import read_text
 from mptrain.interpreter import command
-from mptrain.runlog.atomic_files import storing, write_atomically
+from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.sweeps import Sweep
 from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
 from mptrain.sweep.worker import TIME_IS_UP, JobResult, SubmittedJob, one_line, read_result, run_submitted_job
@@ -102,7 +102,7 @@ class SlurmExecutor:
 def fresh_folder(sweep: Path) -> Path:
     """A new folder for what is handed to a scheduler now, which only this user can write."""
     folder = sweep.absolute() / FOLDER / secrets.token_hex(4)
-    with storing(folder, "create"):
+    with storage_errors(folder, "create"):
         folder.parent.mkdir(exist_ok=True)
         folder.mkdir(mode=0o700)
     return folder

@@ -27,7 +27,7 @@ from mptrain.extras import load_extra
 from mptrain.files import open_in_place, read_text
 from mptrain.masking import MaskedText
 from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
-from mptrain.runlog.atomic_files import kept_in_place, storing, write_atomically
+from mptrain.runlog.atomic_files import require_folder_stays, storage_errors, write_atomically
 from mptrain.runlog.directory import RunDirectory
 from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
@@ -199,7 +199,7 @@ def print_traceback(error: BaseException) -> int:
 
 def print_to(log: Path) -> None:
     """Send everything that is printed from here on, by any library, to a file."""
-    with storing(log):
+    with storage_errors(log):
         descriptor = open_in_place(log, os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -217,7 +217,7 @@ def _train(
 ) -> JobOutcome:
     """Train what ``prepare`` returns, and report what it raises; ``report`` does until the program is known."""
     try:
-        with kept_in_place(log.parent):  # the sweep's, which a run would else make anew
+        with require_folder_stays(log.parent):  # the sweep's, which a run would else make anew
             program, config = prepare()
             report = program.report
             program.train(config, sink)

@@ -17,7 +17,7 @@ from small_runs import command, environment, run_command
 
 from mptrain.inspection import diagnosis_case
 from mptrain.inspection.diagnosis import diagnose_run
-from mptrain.inspection.step_replay import look
+from mptrain.inspection.step_replay import observe_step
 from tests.faults.attempts import children_of
 from tests.faults.references import result_of
 
@@ -382,7 +382,7 @@ def test_remedies_of_a_step_of_several_ranks_are_tried_in_its_micro_batches(tmp_
     monkeypatch.setattr(
         diagnosis_case,
         "look",
-        lambda parts, *rest: tried.append(parts.plan.accumulate) or look(parts, *rest),
+        lambda parts, *rest: tried.append(parts.plan.accumulate) or observe_step(parts, *rest),
         raising=True,
     )
     found = diagnose_run("last").found

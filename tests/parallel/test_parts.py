@@ -19,12 +19,18 @@ from mptrain.engine.interrupt import SignalListener
 from mptrain.engine.sample_metrics import SampleMetrics
 from mptrain.errors import CheckpointError, DataError, StorageError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
-from mptrain.parallel.communicator import SINGLE_PROCESS, RankFailed, how_one_ended, is_loss, portable
+from mptrain.parallel.communicator import (
+    SINGLE_PROCESS,
+    RankFailed,
+    describe_ended_rank,
+    error_for_other_ranks,
+    is_rank_loss,
+)
 from mptrain.parallel.launch import reap
-from mptrain.runlog.checkpoint_shards import with_parts, write_parts
+from mptrain.runlog.checkpoint_shards import insert_shards, write_shards
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.faulty_samples import FaultySamples
 from mptrain.workloads.base.loader import Loader, fetch_part
 from mptrain.workloads.images.datasets.digits import load_digits
 
@@ -138,7 +144,7 @@ def test_an_error_of_one_rank_is_raised_by_all_and_says_whose_it_is():
 
 
 def test_an_error_of_no_kind_of_ours_is_told_in_a_line():
-    error = portable(ZeroDivisionError("division by zero"), 3)
+    error = error_for_other_ranks(ZeroDivisionError("division by zero"), 3)
     assert isinstance(error, RankFailed)
     assert str(error) == "rank 3: ZeroDivisionError: division by zero"
     assert pickle.loads(pickle.dumps(error)).exit_code == error.exit_code
@@ -154,7 +160,7 @@ def test_an_error_of_no_kind_of_ours_is_told_in_a_line():
     ],
 )
 def test_a_lost_rank_is_told_from_other_trouble(error, expected):
-    assert is_loss(error) == expected
+    assert is_rank_loss(error) == expected
 
 
 def test_measures_of_parts_are_those_of_the_whole():
@@ -203,11 +209,11 @@ def test_of_several_ranks_that_have_ended_the_one_is_named_that_the_others_have_
         children[pid] = rank
     for pid in children:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert how_one_ended(children) == "rank 2 was ended by SIGKILL"
+    assert describe_ended_rank(children) == "rank 2 was ended by SIGKILL"
     survivors = {pid: rank for pid, rank in children.items() if rank != 2}
-    assert how_one_ended(survivors) == "rank 1 has ended with exit code 75"
+    assert describe_ended_rank(survivors) == "rank 1 has ended with exit code 75"
     reap(list(children))
-    assert how_one_ended(children) == ""
+    assert describe_ended_rank(children) == ""
 
 
 def test_pretended_ranks_exchange_as_real_ones():
@@ -235,7 +241,7 @@ class Some:
     """A split of which some samples can be used."""
 
     def __init__(self, usable, on_error="skip"):
-        self.usable, self.faults = usable, Faults(on_error)
+        self.usable, self.faults = usable, FaultySamples(on_error)
 
     def fetch(self, indices, epoch, seed):
         found = [index for index in indices if index in self.usable]
@@ -258,7 +264,7 @@ def test_a_part_of_which_nothing_can_be_used_has_a_stand_in():
 
 ERROR_ON_ONE = """
 from mptrain.cli.messages import report
-from mptrain.parallel.launch import gathered
+from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.options import DistributedOptions
 from mptrain.errors import DataError, MptrainError
 try:
@@ -303,16 +309,16 @@ def test_an_error_of_one_rank_while_all_prepare_is_the_runs(where, rank, error, 
 
 def test_a_part_that_is_missing_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"rank-0\.pt is missing"):
-        with_parts({}, tmp_path, {"rank-1.pt": "0" * 64})
+        insert_shards({}, tmp_path, {"rank-1.pt": "0" * 64})
 
 
 def test_parts_take_no_more_room_than_their_own(tmp_path):
     taken = torch.arange(4096.0)[1024:1028]  # as of a whole tensor that was loaded and cut
-    ((name, digest),) = write_parts(tmp_path / "x.parts", {"/weight": taken}, SINGLE_PROCESS).items()
+    ((name, digest),) = write_shards(tmp_path / "x.parts", {"/weight": taken}, SINGLE_PROCESS).items()
     assert name == "rank-0.pt"
     assert (tmp_path / "x.parts" / name).stat().st_size < 4096
     marked = {"weight": {"__part__": "/weight", "shape": [4]}}
-    assert torch.equal(with_parts(marked, tmp_path / "x.parts", {name: digest})["weight"], taken)
+    assert torch.equal(insert_shards(marked, tmp_path / "x.parts", {name: digest})["weight"], taken)
 
 
 def test_a_disk_that_refuses_one_rank_refuses_all(tmp_path, monkeypatch):
@@ -323,7 +329,7 @@ def test_a_disk_that_refuses_one_rank_refuses_all(tmp_path, monkeypatch):
 
     def write(ranks):
         with pytest.raises(StorageError, match=r"cannot write .*rank-1\.pt") as refused:
-            write_parts(tmp_path / "x.parts", {"/weight": torch.ones(3)}, ranks)
+            write_shards(tmp_path / "x.parts", {"/weight": torch.ones(3)}, ranks)
         return str(refused.value).startswith("rank 1: ")
 
     monkeypatch.setattr("mptrain.runlog.checkpoint_shards.write_state", refuse_one)

@@ -577,8 +577,8 @@ FAULTS = (
     Fault(
         74,
         "sweep/local_executor.py",
-        'Ended("failed", code or EXIT_BUG, cause(code))',
-        'Ended("done", code, cause(code))',
+        'JobOutcome("failed", code or EXIT_BUG, describe_exit_code(code))',
+        'JobOutcome("done", code, describe_exit_code(code))',
         "a job whose process died counts as done",
     ),
     Fault(

@@ -15,7 +15,7 @@ from mptrain.errors import ConfigError, StorageError
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.recipe import Recipe
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, compute, folder_of, measured, plan, write_verdict
-from mptrain.runlog.lock import hold
+from mptrain.runlog.lock import hold_lock
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, write_sweep
 from mptrain.sweep.runner import refresh_status
@@ -54,7 +54,7 @@ def test_a_recipe_that_is_being_run_is_not_written_over(tmp_path):
     write_sweep(sweep_of(folder, 0))
     before = (folder / "sweep.json").read_bytes()
     recipe = replace(RECIPE, path=tmp_path / "recipe.yaml")
-    with hold(SweepPaths(folder).lock), pytest.raises(StorageError, match="is being written by"):
+    with hold_lock(SweepPaths(folder).lock), pytest.raises(StorageError, match="is being written by"):
         plan(Reproduction(recipe, False, (), folder, (), Composer()), 2)
     assert (folder / "sweep.json").read_bytes() == before
     assert not (folder / "recipe.yaml").exists()

@@ -15,7 +15,7 @@ from mptrain.runlog.atomic_files import (
     free_bytes,
     readable_bytes,
     remove_drafts,
-    storing,
+    storage_errors,
     temporary,
     write_all,
     write_atomically,
@@ -34,7 +34,7 @@ from mptrain.runlog.atomic_files import (
 )
 def test_an_error_of_the_disk_says_what_and_where_and_what_to_do(tmp_path, number, words, hint):
     path = tmp_path / "steps.jsonl"
-    with pytest.raises(StorageError) as caught, storing(path, good="the checkpoint of step 9"):
+    with pytest.raises(StorageError) as caught, storage_errors(path, good="the checkpoint of step 9"):
         raise OSError(number, os.strerror(number))
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
@@ -45,7 +45,7 @@ def test_an_error_of_the_disk_says_what_and_where_and_what_to_do(tmp_path, numbe
 def test_a_full_disk_is_reported_with_needed_and_free_bytes(tmp_path):
     with (
         pytest.raises(StorageError, match=r"\(4.2 MB needed, [\d.]+ .?B free\)"),
-        storing(tmp_path, needed=4_200_000),
+        storage_errors(tmp_path, needed=4_200_000),
     ):
         raise OSError(errno.ENOSPC, "full")
 
@@ -54,7 +54,7 @@ def test_a_really_full_device_is_an_error_for_the_user():
     descriptor = os.open("/dev/full", os.O_WRONLY)
     pending = bytearray(b"line\n")
     try:
-        with pytest.raises(StorageError, match="disk is full"), storing(Path("/dev/full")):
+        with pytest.raises(StorageError, match="disk is full"), storage_errors(Path("/dev/full")):
             write_all(descriptor, pending)
     finally:
         os.close(descriptor)
@@ -62,7 +62,7 @@ def test_a_really_full_device_is_an_error_for_the_user():
 
 
 def test_other_errors_pass_through_unchanged(tmp_path):
-    with pytest.raises(ValueError, match="mine"), storing(tmp_path):
+    with pytest.raises(ValueError, match="mine"), storage_errors(tmp_path):
         raise ValueError("mine")
 
 

@@ -14,13 +14,13 @@ from examinations import read_examination
 from mptrain.runlog.diagnosis_file import (
     Examination,
     ModuleRow,
-    Reach,
     Remedy,
+    ValueRange,
     file_stem,
     write_examination,
 )
 
-ROW = ModuleRow("body.0", "Conv2d", 2, "float16", Reach(3.0, 0.1, 0.2, 4, 0), None, "forward")
+ROW = ModuleRow("body.0", "Conv2d", 2, "float16", ValueRange(3.0, 0.1, 0.2, 4, 0), None, "forward")
 FOUND = Examination(
     subject="outputs/run", learner="main", step=3, loss=math.nan, loss_scale=1024.0, precision="fp16_static", device="cpu",
     cause="forward", module="body.0", operator="convolution", verdict="it overflows", notes=("one",), remarks=("two",),

@@ -13,7 +13,7 @@ from mptrain.config.compose import Composer, compose
 from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, StorageError
 from mptrain.runlog import RunDirectory, RunPaths, RunState
-from mptrain.runlog.lock import hold
+from mptrain.runlog.lock import hold_lock
 from mptrain.runlog.run_state import Attempt
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.sweep import runner as sweeps
@@ -154,7 +154,7 @@ def test_a_sweep_that_is_there_goes_on_if_its_points_are_the_same(composer, tmp_
 def test_only_one_process_runs_a_sweep(composer, tmp_path):
     sweep = planned(composer, tmp_path / "s", "seed=0")
     require_free(sweep)
-    with hold(sweep.paths.lock):
+    with hold_lock(sweep.paths.lock):
         with pytest.raises(StorageError, match="is being written by"):
             run_sweep(sweep, composer, jobs.program(), Watched())
         with pytest.raises(StorageError, match="is being written by"):
@@ -164,7 +164,7 @@ def test_only_one_process_runs_a_sweep(composer, tmp_path):
 def test_a_sweep_that_is_being_run_is_not_written_over(composer, tmp_path):
     sweep = planned(composer, tmp_path / "s", "seed=0")
     before = [path.read_bytes() for path in (sweep.paths.json, sweep.paths.csv)]
-    with hold(sweep.paths.lock), pytest.raises(StorageError, match="is being written by"):
+    with hold_lock(sweep.paths.lock), pytest.raises(StorageError, match="is being written by"):
         planned(composer, tmp_path / "s", "seed=0", parallel=3)
     assert [path.read_bytes() for path in (sweep.paths.json, sweep.paths.csv)] == before
 

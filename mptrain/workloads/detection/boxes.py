@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import Faults
+from mptrain.workloads.base.faulty_samples import FaultySamples
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.images.image_dataset import ImageDataset
 
@@ -43,7 +43,7 @@ class Boxes:
         return Boxes(self.corners[chosen], self.labels[chosen], self.kinds[chosen])
 
 
-def boxed_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
+def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
     """A batch of pictures with as many places for boxes as the fullest of them needs, and at least one.
 
     Args:
@@ -64,7 +64,7 @@ def boxed_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
     return Batch(images, corners, more={"labels": labels, "kinds": kinds})
 
 
-class BoxedSplit(IndependentSamples):
+class DetectionSplit(IndependentSamples):
     """Pictures with boxes in memory.
 
     Args:
@@ -80,7 +80,7 @@ class BoxedSplit(IndependentSamples):
     def __init__(self, images: Tensor, boxes: Sequence[Boxes]) -> None:
         if not any(len(one.labels) for one in boxes):
             raise DataError(f"none of {len(boxes)} pictures has a box", "there is nothing to learn or to find in them")
-        super().__init__(Faults())
+        super().__init__(FaultySamples())
         self.images = images
         self.boxes = tuple(boxes)
 
@@ -89,10 +89,10 @@ class BoxedSplit(IndependentSamples):
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
         """The batch of the pictures with these indices; see `mptrain.workloads.base.dataset.Split.fetch`."""
-        return boxed_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
+        return detection_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
 
 
-class BoxedDataset(ImageDataset):
+class DetectionDataset(ImageDataset):
     """Pictures with boxes; meets `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:

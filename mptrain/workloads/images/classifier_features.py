@@ -13,7 +13,7 @@ from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.preparation import LUMINANCE, Preparation
 
 
-class Features:
+class ClassifierFeatures:
     """The inputs of a classifier's last linear layer, as in Heusel et al. 2017, and its logits.
 
     Args:

@@ -26,7 +26,7 @@ _LEAST_DEVIATION = 1e-3
 
 
 @dataclass(frozen=True)
-class Features:
+class SpectrogramFeatures:
     """How features are made.
 
     Attributes:
@@ -156,7 +156,7 @@ class InputFormat:
     """
 
     alphabet: Alphabet
-    features: Features
+    features: SpectrogramFeatures
     stride: int
 
     def problem(self, text: str, samples: int) -> str:
@@ -201,11 +201,11 @@ class FrameOptions:
         Raises:
             ConfigError: The features cannot be made, or the alphabet is none.
         """
-        features = Features(self.features, rate, self.window_ms, self.hop_ms, self.bands)
+        features = SpectrogramFeatures(self.features, rate, self.window_ms, self.hop_ms, self.bands)
         return InputFormat(Alphabet(alphabet), features, self.stride)
 
 
 @functools.cache
-def _filters_on(features: Features, device: torch.device) -> Tensor:
+def _filters_on(features: SpectrogramFeatures, device: torch.device) -> Tensor:
     """The bands' weights on a device, copied there once, without waiting."""
     return features.filters().to(device, non_blocking=True)

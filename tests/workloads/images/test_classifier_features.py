@@ -9,7 +9,7 @@ from mptrain.errors import ConfigError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.classification.models.convnet import cnn
-from mptrain.workloads.images.classifier_features import Features
+from mptrain.workloads.images.classifier_features import ClassifierFeatures
 
 
 class Remembers(nn.Module):
@@ -27,7 +27,7 @@ def pictures(channels=1, side=4, samples=3):
 
 
 def features_of(model, preparation=None):
-    return Features(lambda device: model, preparation, labelled=False)
+    return ClassifierFeatures(lambda device: model, preparation, labelled=False)
 
 
 def test_features_are_what_the_last_linear_layer_that_is_called_is_given():
@@ -47,7 +47,7 @@ def test_the_classifier_is_made_once_and_judges_in_float32_and_evaluation_mode_w
         made.append(device.type)
         return cnn(num_classes=3, in_channels=1, widths=(4, 5)).half().train()
 
-    features = Features(make, None, labelled=False)
+    features = ClassifierFeatures(make, None, labelled=False)
     plain, _ = features.look(pictures())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast, logits = features.look(pictures())

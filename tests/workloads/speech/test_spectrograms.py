@@ -9,10 +9,10 @@ import torch
 from loops import each
 
 from mptrain.errors import ConfigError
-from mptrain.workloads.speech.spectrograms import FLOOR, Features
+from mptrain.workloads.speech.spectrograms import FLOOR, SpectrogramFeatures
 
-MEL = Features("log_mel", 8000, 20.0, 10.0, 40)
-SPECTRUM = Features("log_spectrogram", 16000, 20.0, 10.0, 40)
+MEL = SpectrogramFeatures("log_mel", 8000, 20.0, 10.0, 40)
+SPECTRUM = SpectrogramFeatures("log_spectrogram", 16000, 20.0, 10.0, 40)
 
 
 def noise(samples, seed=0, loudness=5000):
@@ -94,7 +94,7 @@ def test_one_sample_makes_one_frame_that_is_finite():
 
 @pytest.mark.parametrize("rate", [4000, 8000, 16000])
 def test_bands_cover_all_frequencies_between_their_ends(rate):
-    form = Features("log_mel", rate, 32.0, 10.0, 32)
+    form = SpectrogramFeatures("log_mel", rate, 32.0, 10.0, 32)
     covered = form.filters().sum(0) > 0
     assert covered[1:-1].all()
 
@@ -109,4 +109,4 @@ def test_bands_cover_all_frequencies_between_their_ends(rate):
 )
 def test_features_that_cannot_be_made_are_refused(arguments, said):
     with pytest.raises(ConfigError, match=said):
-        Features(*arguments)
+        SpectrogramFeatures(*arguments)
