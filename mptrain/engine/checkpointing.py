@@ -53,7 +53,7 @@ class Checkpointing:
         self._progress.become(restored)
         self.carried.begin()
         if forgive:
-            for log in self._telemetry.step_log.accounts:
+            for log in self._telemetry.step_log.learner_logs:
                 log.history.consecutive = 0
         return notes
 

@@ -128,7 +128,7 @@ def _diagnose(parts: Parts, learner: Learner, last: StepRecord, refused: int, ba
 
 def diagnose_overflows(
     parts: Parts,
-    account: LearnerLog,
+    log: LearnerLog,
     progress: Progress,
     batch: Batch,
     given: Batch,
@@ -139,7 +139,7 @@ def diagnose_overflows(
 
     Args:
         parts: The run.
-        account: Of that learner.
+        log: Of that learner.
         progress: Just behind that step.
         batch: Of that step, prepared; this rank's part.
         given: What was trained on; another one where a fault was put into it.
@@ -149,9 +149,9 @@ def diagnose_overflows(
     Raises:
         StorageError: The disk refuses.
     """
-    learner = next(learner for learner in parts.learners if learner.name == account.name)
-    assert account.last is not None
-    found = parts.comm.all_gather_object(_diagnose(parts, learner, account.last, account.history.consecutive, given))
+    learner = next(learner for learner in parts.learners if learner.name == log.name)
+    assert log.last is not None
+    found = parts.comm.all_gather_object(_diagnose(parts, learner, log.last, log.history.consecutive, given))
     diagnosis = min(found, key=lambda one: list(_WHAT).index(one.cause))  # nearest to the data
     if parts.fault.is_at(diagnosis.step):
         first = "a fault was put in on purpose (inject.*), so leave that out first"
@@ -177,7 +177,9 @@ def is_finite(parts: Parts) -> bool:
     return _non_finite(parts.must_be_finite())[0] == 0
 
 
-def require_success(progress: Progress, accounts: Sequence[LearnerLog], metric: str | None, *, half: bool) -> list[str]:
+def require_success(
+    progress: Progress, learner_logs: Sequence[LearnerLog], metric: str | None, *, half: bool
+) -> list[str]:
     """Refuse to call a run done that learned nothing because of its numerics.
 
     Returns:
@@ -188,12 +190,12 @@ def require_success(progress: Progress, accounts: Sequence[LearnerLog], metric: 
             evaluation, or the task's metric, is not finite.
     """
     warnings = []
-    for account in accounts:
-        if not progress.step or account.updates:
+    for log in learner_logs:
+        if not progress.step or log.updates:
             continue
-        whose = "" if len(accounts) == 1 else f" of the {account.name}"
+        whose = "" if len(learner_logs) == 1 else f" of the {log.name}"
         what = f"not one of {progress.step} updates{whose} was applied: every step overflowed"
-        if account.history.counts.keys() != {"calibrating"}:
+        if log.history.counts.keys() != {"calibrating"}:
             raise NumericsError(
                 what, "lower the scale (scaler.scale, scaler.init_scale) or train for longer than it takes to come down"
             )
@@ -201,7 +203,7 @@ def require_success(progress: Progress, accounts: Sequence[LearnerLog], metric: 
     for split, metrics in progress.last.items():
         for name, value in metrics.items():
             if (name == metric or name.endswith("loss")) and not math.isfinite(value):
-                trained = all(account.last is not None and math.isfinite(account.last.loss) for account in accounts)
+                trained = all(log.last is not None and math.isfinite(log.last.loss) for log in learner_logs)
                 what = f"its last {name.replace('_', ' ')} on {split} is {value}"
                 if half and trained:
                     raise NumericsError(

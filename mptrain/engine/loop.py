@@ -117,7 +117,7 @@ class Loop:
         except StorageError as error:  # the checkpoint that the records announce may not be there
             self.telemetry.event("storage", message=str(error))
             raise
-        return summarise(self.parts, self.options, self.progress, self.telemetry.step_log.accounts)
+        return summarise(self.parts, self.options, self.progress, self.telemetry.step_log.learner_logs)
 
     def require_success(self) -> None:
         """Refuse to call a run done that learned nothing because of its numerics.
@@ -126,7 +126,7 @@ class Loop:
             NumericsError: A learner never applied an update, or what was last evaluated is not finite.
         """
         for warning in require_success(
-            self.progress, self.telemetry.step_log.accounts, self.parts.task.metric, half=self.parts.policy.half
+            self.progress, self.telemetry.step_log.learner_logs, self.parts.task.metric, half=self.parts.policy.half
         ):
             self.telemetry.warn(warning)
 
@@ -156,12 +156,12 @@ class Loop:
             self.attempt(parts.prepare(upcoming.batch))
             progress.samples += upcoming.samples
             if telemetry.clock.lap(upcoming.terms, waited, waited + time.perf_counter() - started):
-                telemetry.settle()  # the device is waited for once, so that steady time begins with nothing under way
-            telemetry.tell()
+                telemetry.sync()  # the device is waited for once, so that steady time begins with nothing under way
+            telemetry.show_progress()
             checkpointing.saver.check()
             self._obey_signals()
             if checkpointing.due_after_step() and not self._finished:
-                telemetry.settle()
+                telemetry.sync()
                 checkpointing.save()
 
     def _rest_of_epoch(self) -> Iterator[tuple[SyncedBatch, float]]:
@@ -182,7 +182,7 @@ class Loop:
             self._obey_signals()
             self._look_at(upcoming.batch)
             yield upcoming, waited
-        self.telemetry.settle()
+        self.telemetry.sync()
         clock.end()
 
     def _look_at(self, batch: Batch) -> None:
@@ -206,7 +206,7 @@ class Loop:
         parts, progress, telemetry = self.parts, self.progress, self.telemetry
         most, step = self.options.train.max_consecutive_overflows, progress.step + 1
         parts.comm.begin_step(parts.loaders["train"].seed, step)
-        if telemetry.step_log.close_to(most):
+        if telemetry.step_log.may_reach_limit(most):
             self._random = random_state(parts.device)
         telemetry.expect(*parts.fault.records(step))
         self._within_step = True
@@ -218,14 +218,14 @@ class Loop:
             for seen in watch.records():
                 telemetry.sink.take(seen)
         self._within_step = False
-        telemetry.beat()
+        telemetry.heartbeat()
         progress.step, progress.batch = step, progress.batch + 1
         telemetry.step_log.note(step, progress.epoch)
         while self._runner.notes:
             telemetry.warn(self._runner.notes.pop(0))
-        hopeless = telemetry.step_log.hopeless(most)
-        if hopeless is not None:
-            self._termination.by_overflows(hopeless, batch, given, self._random)
+        over_overflow_limit = telemetry.step_log.over_overflow_limit(most)
+        if over_overflow_limit is not None:
+            self._termination.by_overflows(over_overflow_limit, batch, given, self._random)
 
     def _evaluate_test(self) -> None:
         if "test" in self.parts.loaders and not self._validation.run("test", self.progress.epoch, self._move_on):
@@ -233,7 +233,7 @@ class Loop:
 
     def _move_on(self) -> bool:
         """Note that an evaluation gets on; return whether the run is asked to end."""
-        self.telemetry.beat()
+        self.telemetry.heartbeat()
         return self._batch_sync.should_stop()
 
     def _obey_signals(self) -> None:
@@ -244,7 +244,7 @@ class Loop:
     def _end_records(self, error: BaseException) -> None:
         """Have on record what was recorded on the device, whatever ended the run."""
         comm, telemetry = self.parts.comm, self.telemetry
-        comm.tell_why(error)
+        comm.send_error(error)
         lost = comm.is_lost(error)
         if lost:
             comm.abandon()

@@ -54,7 +54,7 @@ def take_snapshot(
         "carried": dict(carried) if carried is not None else parts.carried(),
         "labels": parts.labels_digest,
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
-        "accounts": {account.name: account.state_dict() for account in step_log.accounts},
+        "accounts": {log.name: log.state_dict() for log in step_log.learner_logs},
         "random": random_state(parts.device),
     }
 
@@ -284,8 +284,8 @@ def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) 
         if before != now:
             each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} on each"
             notes.append(f"{before} rank{'s' if before != 1 else ''} before, {now} now: the same batches, {each}")
-        for account in step_log.accounts:
-            _require_alike(account.state_dict(), saved["accounts"][account.name], f"accounts.{account.name}")
-            account.load_state_dict(saved["accounts"][account.name])
+        for log in step_log.learner_logs:
+            _require_alike(log.state_dict(), saved["accounts"][log.name], f"accounts.{log.name}")
+            log.load_state_dict(saved["accounts"][log.name])
         set_random_state(saved["random"], parts.device)
         return Progress.from_state(saved["progress"]), notes

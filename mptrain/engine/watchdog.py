@@ -43,7 +43,7 @@ class Watchdog:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """There was progress."""
         self._beats += 1
 

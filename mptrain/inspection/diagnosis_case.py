@@ -175,7 +175,7 @@ class DiagnosisCase:
             return None
 
     @property
-    def blown_up(self) -> bool:
+    def fp32_fails(self) -> bool:
         """Return whether FP32 is not finite either."""
         return self.exact is not None and self.exact.refusal is None and not self.exact.finite
 
@@ -185,7 +185,7 @@ class DiagnosisCase:
         return underflows(self.seen, self.exact) if underflows(self.seen) else []
 
     @property
-    def loses_what_matters(self) -> bool:
+    def underflow_matters(self) -> bool:
         """Return whether values that are lost are missed.
 
         Where outputs agree with FP64 all the same, as behind a bias of 1e-6, those of exponentials and shares are, which get smaller

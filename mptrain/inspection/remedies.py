@@ -77,7 +77,7 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
         case "weights":
             text = "resume from an earlier checkpoint, with scaler.on_overflow=skip"
             return ((Remedy((), text, None, "no precision mends weights that are lost"),),)
-        case "backward" | "forward" if case.blown_up:
+        case "backward" | "forward" if case.fp32_fails:
             return (_blown_up(case.exact or case.seen),)
         case "backward" if accuracy is None or not accuracy.disproportionate:
             another = _another_scale(case)
@@ -87,7 +87,7 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
         case "forward" | "refused":
             lost = any((one.module, one.operator) == (module, case.cause.operator) for one in case.lost)
             return _keeping(case, module, lost), _other_precisions(case, lost)
-    if case.loses_what_matters:
+    if case.underflow_matters:
         return _keeping(case, case.lost[0].module, True), _other_precisions(case, True)
     exact = accuracy is not None and not accuracy.inexact_gradients
     constant = isinstance(case.learner.scaler, (StaticScaler, NoScaler))
@@ -98,7 +98,7 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
 
 def _another_scale(case: DiagnosisCase) -> Remedy | None:
     """Another loss scale, for a step of which only gradients are wrong: a lower one where they overflow, else a higher one."""
-    if case.exact is None or case.blown_up:
+    if case.exact is None or case.fp32_fails:
         return None
     gradients = _half_gradients(case.seen, case.exact)
     return raised_scale(case, gradients) if case.seen.finite else lower_scale(case, gradients)

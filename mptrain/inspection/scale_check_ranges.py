@@ -45,7 +45,7 @@ MOST_EXPECTED = 0.5
 #: An output is right up to so many times what rounding weights, inputs and all outputs makes of it.
 TIMES_ROUNDED = 2.0
 
-#: A gradient that has lost no more of its norm to underflow is as good for training: see `ModuleScaling.may_lose`.
+#: A gradient that has lost no more of its norm to underflow is as good for training: see `ModuleScaling.allowed_loss`.
 LOST = 0.08
 
 #: What underflow makes wrong falls by half with each doubling of the scale; by less where there is rounding besides.
@@ -107,7 +107,7 @@ class ModuleScaling(GradientErrors):
         return max(self.tolerance, min(expected, MOST_EXPECTED))
 
     @property
-    def may_lose(self) -> float:
+    def allowed_loss(self) -> float:
         """The largest share of its norm that a gradient may lose to underflow.
 
         A gradient that is off by 8 % of its norm points within five degrees of where it should.
@@ -128,7 +128,7 @@ class ModuleScaling(GradientErrors):
     def good(self) -> list[int]:
         """The exponents at which they are finite and no more is lost to underflow than does no harm."""
         lost = self.errors if self.underflows else self.shifts  # nothing that is right to compare with
-        return [exponent for exponent in self.finite if lost[exponent] <= self.may_lose]
+        return [exponent for exponent in self.finite if lost[exponent] <= self.allowed_loss]
 
     @property
     def underflows(self) -> bool:

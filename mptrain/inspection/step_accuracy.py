@@ -3,7 +3,7 @@
 What is right follows from the format, as for `mptrain doctor` (see `mptrain.inspection.scale_check_ranges` for how it was measured): an output
 may be `EPSILONS` times the format's epsilon off, or `TIMES_ROUNDED` times what rounding weights, inputs and all outputs makes of it.
 A gradient may be off by the former from what an exact backward pass makes of the same outputs, or by `TIMES_EXPECTED` times what
-those outputs make of it; up to `ModuleScaling.may_lose` that is worth knowing and no fault.
+those outputs make of it; up to `ModuleScaling.allowed_loss` that is worth knowing and no fault.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class StepAccuracy:
     @property
     def wrong_gradients(self) -> tuple[ModuleScaling, ...]:
         """The modules whose gradients are too far off to train with, in the order of the backward pass."""
-        return tuple(one for one in self.inexact_gradients if not one.best <= one.may_lose)
+        return tuple(one for one in self.inexact_gradients if not one.best <= one.allowed_loss)
 
     @property
     def inexact_gradients(self) -> tuple[ModuleScaling, ...]:

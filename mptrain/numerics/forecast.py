@@ -113,7 +113,7 @@ class Forecast:
     """Forecast from the histograms of one learner.
 
     Attributes:
-        looks: The steps that were looked at.
+        sampled_steps: The steps that were looked at.
         steps: How many steps the share of overflowing ones is a share of.
         epochs: Epochs that the steps on record reach into; 0 without steps.
         scales: One for each of `EXPONENTS`; empty where no look has a gradient.
@@ -131,7 +131,7 @@ class Forecast:
         unusable: How many looks say nothing: their loss scale was 0 or not finite, or there was no gradient.
     """
 
-    looks: tuple[SampledStep, ...]
+    sampled_steps: tuple[SampledStep, ...]
     steps: int
     epochs: int
     smallest_seen: float
@@ -162,13 +162,13 @@ class GradientHistory:
     """Collects the histograms of one learner, in bounded memory for each look.
 
     Attributes:
-        looks: Those taken in.
+        sampled_steps: Those taken in.
         activations: By module: its gradients without the scale, over all looks that did not overflow, ties as in `ties_below`.
         weights: The same by parameter.
         together: The gradients of all modules without the scale, as they were.
     """
 
-    looks: list[SampledStep] = field(default_factory=list)
+    sampled_steps: list[SampledStep] = field(default_factory=list)
     activations: dict[str, ExponentCounts] = field(default_factory=dict)
     weights: dict[str, ExponentCounts] = field(default_factory=dict)
     together: ExponentCounts = field(default_factory=lambda: merged([]))
@@ -186,7 +186,7 @@ class GradientHistory:
             return
         lost = [name for name, counts in gradients.named.items() if counts.inf or counts.nan]
         if record.overflow or lost:
-            self.looks.append(SampledStep(record.step, loss_scale, math.inf, lost[0] if lost else "", ()))
+            self.sampled_steps.append(SampledStep(record.step, loss_scale, math.inf, lost[0] if lost else "", ()))
             return
         self._half = self._half or gradients.half
         if halves := [counts for counts in gradients.modules.values() if counts.dtype == "float16"]:
@@ -202,7 +202,7 @@ class GradientHistory:
         _merge_into(self.activations, modules)
         _merge_into(self.weights, parameters)
         largest = largest_of(gradients, loss_scale)
-        self.looks.append(
+        self.sampled_steps.append(
             SampledStep(record.step, loss_scale, largest.value, largest.where, _taken(modules, record.step))
         )
 
@@ -212,19 +212,19 @@ class GradientHistory:
         Args:
             steps: All steps of this learner on record; without them only those that were looked at count.
         """
-        looks = tuple(self.looks)
-        sound = [look for look in looks if math.isfinite(look.largest)]
+        sampled_steps = tuple(self.sampled_steps)
+        sound = [look for look in sampled_steps if math.isfinite(look.largest)]
         record = RecordedSteps(self._half)
-        limits = overflow_limits(looks, record.passing(steps), self._half)
+        limits = overflow_limits(sampled_steps, record.passing(steps), self._half)
         found = Forecast(
-            looks=looks,
+            sampled_steps=sampled_steps,
             steps=limits.total(),
             epochs=record.epochs,
             smallest_seen=self._smallest_seen,
             at_smallest=self._at_smallest,
             unusable=self._unusable,
             largest=max(sound, key=lambda look: look.largest, default=None),
-            evidence=find_evidence(looks, record),
+            evidence=find_evidence(sampled_steps, record),
         )
         if found.largest is None or found.largest.largest == 0:
             return found
@@ -247,7 +247,7 @@ class GradientHistory:
             ExponentTails(merged(self.activations.values())),
             ExponentTails(merged(self.weights.values())),
         )
-        sound, steps = [look for look in self.looks if look.taken], limits.total()
+        sound, steps = [look for look in self.sampled_steps if look.taken], limits.total()
         found = []
         for exponent in EXPONENTS:
             below, subnormal, normal = (place - exponent for place in (TINIEST - 1, TINIEST, NORMAL))
@@ -263,7 +263,7 @@ class GradientHistory:
                     starved=sum(look.taken[exponent].share > MOST_TAKEN for look in sound),
                     weights_lost=all_weights.share_below(below),
                     worst_weights_lost=_worst_lost(parameters, below),
-                    overflowing=sum(look.overflows(exponent) for look in self.looks),
+                    overflowing=sum(look.overflows(exponent) for look in self.sampled_steps),
                     overflow_share=sum(n for limit, n in limits.items() if limit <= exponent) / max(steps, 1),
                 )
             )

@@ -76,16 +76,16 @@ class OverflowEvidence:
     One of them is enough, so together they err in up to one of ten runs (9.4 % of normal draws at a share of 1.01 %).
 
     Attributes:
-        by_looks: Exponent of the largest scale for which the looks make it sure; None where they do for none from 1 on.
+        by_samples: Exponent of the largest scale for which the sampled steps make it sure; None where they do for none from 1 on.
         by_record: The same of steps that FP16 computed without overflow.
-        with_more: What ``by_looks`` would become for ever more looks that vary as these do, also below 0; None where it
+        with_more: What ``by_samples`` would become for ever more looks that vary as these do, also below 0; None where it
             is not known.
         spread: Standard deviation of log2 of the largest gradient over the looks: doublings; 0 for one look.
         recorded: Steps on record.
         held: How many of them are known not to overflow at the scale of ``by_record``.
     """
 
-    by_looks: int | None = None
+    by_samples: int | None = None
     by_record: int | None = None
     with_more: int | None = None
     spread: float = 0.0
@@ -95,7 +95,7 @@ class OverflowEvidence:
     @property
     def sure(self) -> int | None:
         """The larger of the two."""
-        return max((each for each in (self.by_looks, self.by_record) if each is not None), default=None)
+        return max((each for each in (self.by_samples, self.by_record) if each is not None), default=None)
 
 
 class RecordedSteps:
@@ -135,29 +135,29 @@ class RecordedSteps:
         return next(proven, None)
 
 
-def find_evidence(looks: Sequence[SampledStep], record: RecordedSteps) -> OverflowEvidence:
+def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -> OverflowEvidence:
     """Return what looks and record make sure of overflows."""
     proven = record.proves()
     found = OverflowEvidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
-    edges = _edges(looks)
+    edges = _edges(sampled_steps)
     if len(edges) < 2:
         return found
     middle, spread = fmean(edges), stdev(edges)
     # Exponents of the largest scales below these edges, at most the last of `EXPONENTS`; they may be negative.
     limits = (middle - factor * spread for factor in (tolerance_factor(len(edges)), limit_factor()))
-    by_looks, with_more = (min(math.ceil(edge) - 1, EXPONENTS[-1]) for edge in limits)
-    return replace(found, by_looks=by_looks if by_looks >= 0 else None, with_more=with_more, spread=spread)
+    by_samples, with_more = (min(math.ceil(edge) - 1, EXPONENTS[-1]) for edge in limits)
+    return replace(found, by_samples=by_samples if by_samples >= 0 else None, with_more=with_more, spread=spread)
 
 
-def overflow_limits(looks: Sequence[SampledStep], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
+def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
     """Return how many steps begin to overflow at each exponent; steps whose loss is not finite are no matter of the scale.
 
     Args:
-        looks: Those of a learner.
+        sampled_steps: Those of a learner.
         steps: Its steps, in order.
         half: Whether they were computed in FP16: then one that was clean at its scale is so below it.
     """
-    left = {look.step: look for look in looks}
+    left = {look.step: look for look in sampled_steps}
     found: Counter[int] = Counter()
     waiting: list[_Between] = []
     before: HistogramSample | None = None
@@ -185,14 +185,18 @@ def overflow_limits(looks: Sequence[SampledStep], steps: Iterable[StepRecord], h
     return found
 
 
-def _edges(looks: Sequence[SampledStep]) -> list[float]:
+def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
     """log2 of the scale at which each look overflows.
 
     Of a look that overflowed it is interpolated between its neighbours, and at most that of its own scale. Where more than
     half of them did, the others are too few and the smallest: then there is none.
     """
-    sound = [HistogramSample(look.step, math.log2(look.largest), 0.0) for look in looks if 0 < look.largest < math.inf]
-    overflowed = [look for look in looks if math.isinf(look.largest)]
+    sound = [
+        HistogramSample(look.step, math.log2(look.largest), 0.0)
+        for look in sampled_steps
+        if 0 < look.largest < math.inf
+    ]
+    overflowed = [look for look in sampled_steps if math.isinf(look.largest)]
     if len(sound) < len(overflowed):
         return []
     edges = [_END - one.largest for one in sound]

@@ -104,7 +104,7 @@ class Communicator:
         if error is not None:
             raise error
 
-    def tell_why(self, error: BaseException) -> None:
+    def send_error(self, error: BaseException) -> None:
         """Leave word for those who notice that this rank has ended."""
 
     def why(self) -> MptrainError | None:
@@ -319,7 +319,7 @@ class DistributedCommunicator(Communicator):
             self.all_reduce_ints([0])  # all are here, or it is noticed
         except Exception as error:
             if not self.is_lost(error):
-                self.tell_why(error)
+                self.send_error(error)
                 self.leave()  # which closes the connections: whatever the others are waiting for, they wait no longer
                 raise
             why = self.why()
@@ -342,8 +342,8 @@ class DistributedCommunicator(Communicator):
             raise error
         raise troubles[0]
 
-    def tell_why(self, error: BaseException) -> None:
-        """See `Communicator.tell_why`."""
+    def send_error(self, error: BaseException) -> None:
+        """See `Communicator.send_error`."""
         if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_rank_loss(error):
             said = error_for_other_ranks(error, self.rank)
             kind = type(said).__name__

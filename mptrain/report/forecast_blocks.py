@@ -66,7 +66,7 @@ def recommendation(forecast: Forecast, words: str) -> str:
         forecast: Of a learner.
         words: Those that choose its scale; see `scale_words`.
     """
-    if not forecast.looks:
+    if not forecast.sampled_steps:
         return (
             "Nothing is known of any scale: the looks at this run have no gradients, or carry a loss scale that is 0 or not "
             "finite."
@@ -99,24 +99,24 @@ def recommendation(forecast: Forecast, words: str) -> str:
 
 def _seen(forecast: Forecast) -> str:
     """Return what a forecast rests on: ``30 looks at a run of 300 steps (30 epochs)``."""
-    looks = counted(len(forecast.looks), "look")
+    samples = counted(len(forecast.sampled_steps), "look")
     recorded = forecast.evidence.recorded
     if not recorded:
-        return looks
-    return f"{looks} at a run of {counted(recorded, 'step')} ({counted(forecast.epochs, 'epoch')})"
+        return samples
+    return f"{samples} at a run of {counted(recorded, 'step')} ({counted(forecast.epochs, 'epoch')})"
 
 
 def _too_few(forecast: Forecast) -> str:
     """Return why the looks, or the steps, do not suffice."""
     said, evidence = [], forecast.evidence
-    sound = sum(math.isfinite(look.largest) for look in forecast.looks)
+    sound = sum(math.isfinite(look.largest) for look in forecast.sampled_steps)
     if sound < 2:
         said.append("one look does not show how much the largest gradient varies from step to step")
     if _is_short(forecast):
         said.append(f"it takes {FEWEST} steps to show that less than {share(MOST)} of them are skipped ({_SURE})")
     if said:
         return f"{', and '.join(said)}."
-    if 2 * sound < len(forecast.looks):
+    if 2 * sound < len(forecast.sampled_steps):
         return "most looks overflowed, which does not tell by how much."
     sure = "at no scale" if evidence.sure is None else f"only up to {power(evidence.sure)}"
     lowest = "at every scale" if forecast.lowest is None else f"below {power(forecast.lowest)}"
@@ -133,10 +133,10 @@ def _is_short(forecast: Forecast) -> bool:
 
 def _more_looks(forecast: Forecast) -> str:
     """Return the command that gives enough of them."""
-    steps, looks = max(forecast.evidence.recorded or forecast.steps, FEWEST), len(forecast.looks)
-    every = max(steps // max(_ENOUGH, 2 * looks), 1)
+    steps, samples = max(forecast.evidence.recorded or forecast.steps, FEWEST), len(forecast.sampled_steps)
+    every = max(steps // max(_ENOUGH, 2 * samples), 1)
     train = f"Train for {FEWEST} steps or more" if _is_short(forecast) else "Train again"
-    if not _is_short(forecast) and steps // every <= looks:
+    if not _is_short(forecast) and steps // every <= samples:
         train = "Train for more steps"
     return f"{train} with diagnostics=histograms diagnostics.every={every}."
 
@@ -150,11 +150,11 @@ def reasons(forecast: Forecast) -> list[str]:
         said.append(
             f"{counted(forecast.unusable, 'look')} left out: at a loss scale that is 0 or not finite, or without gradients."
         )
-    if not forecast.looks:
+    if not forecast.sampled_steps:
         return said
-    overflowed = sum(math.isinf(look.largest) for look in forecast.looks)
+    overflowed = sum(math.isinf(look.largest) for look in forecast.sampled_steps)
     said += _sure(forecast)
-    looked = f"{counted(len(forecast.looks), 'step')} looked at"
+    looked = f"{counted(len(forecast.sampled_steps), 'step')} looked at"
     between = (
         f", the others by their gradient norms: {forecast.steps:,} steps in all" if _knows_between(forecast) else ""
     )
@@ -207,10 +207,10 @@ def _above(forecast: Forecast) -> list[str]:
 def _sure(forecast: Forecast) -> list[str]:
     """Return the evidence that steps do not overflow, in sentences."""
     evidence, said = forecast.evidence, []
-    if evidence.spread and evidence.by_looks is not None:
+    if evidence.spread and evidence.by_samples is not None:
         said.append(
-            f"By the looks, less than {share(MOST)} of the steps overflow up to {power(evidence.by_looks)} ({_SURE}): the largest "
-            f"gradient varies by {evidence.spread:.1f} doublings (standard deviation), and {counted(len(forecast.looks), 'look')} "
+            f"By the looks, less than {share(MOST)} of the steps overflow up to {power(evidence.by_samples)} ({_SURE}): the largest "
+            f"gradient varies by {evidence.spread:.1f} doublings (standard deviation), and {counted(len(forecast.sampled_steps), 'look')} "
             "bound 99 % of the steps by a normal tolerance limit."
         )
     if evidence.by_record is not None:
@@ -222,7 +222,7 @@ def _sure(forecast: Forecast) -> list[str]:
 
 
 def _knows_between(forecast: Forecast) -> bool:
-    return forecast.steps > len(forecast.looks)
+    return forecast.steps > len(forecast.sampled_steps)
 
 
 def _cut_off(forecast: Forecast) -> str:
@@ -364,7 +364,7 @@ def forecast_plot(
 
 def _caption(forecast: Forecast, whose: str, measured: MeasuredScales | None) -> str:
     caption = (
-        f"What every static loss scale would do{whose}, from {counted(len(forecast.looks), 'look')}: the share of the "
+        f"What every static loss scale would do{whose}, from {counted(len(forecast.sampled_steps), 'look')}: the share of the "
         "activation gradients that FP16 rounds to zero, what the worst module loses of its magnitude, and the share of "
         "steps that overflow."
     )

@@ -268,11 +268,11 @@ def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> 
     finite = [each for each in seen if math.isfinite(each.headroom)]
     changed = [each for each in seen if each.updates]
     rows = [(_shares, seen), (_headroom, finite), (_unchanged_shares, changed)]
-    present = [(paint, looks) for paint, looks in rows if looks]
+    present = [(paint, samples) for paint, samples in rows if samples]
     with plotting.drawing(name, 0.5 + 1.35 * len(present)) as figure:
         grid = figure.panels(len(present))
-        for axes, (paint, looks) in zip(grid, present, strict=True):
-            paint(axes, looks)
+        for axes, (paint, samples) in zip(grid, present, strict=True):
+            paint(axes, samples)
         plotting.steps_across(grid[-1], max(steps, seen[-1].step))
     caption = (
         f"Over the steps that were looked at{whose}: activation gradients, as they were scaled, that are zero in FP16 or "

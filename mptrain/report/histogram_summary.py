@@ -89,7 +89,7 @@ class LearnerHistograms:
             self.seen.append(_seen(record))
 
     @property
-    def looks(self) -> int:
+    def sampled_steps(self) -> int:
         """Return how many steps were looked at."""
         return len(self.seen) + len(self.overflowed)
 

@@ -286,7 +286,7 @@ def _follow(config: Config, comm: Communicator) -> Outcome:
         if loaded is not None:
             loop.checkpointing.restore(loaded.state, forgive=beginning.forgive)
     except BaseException as error:  # whoever waits for this rank is to say why it has gone
-        comm.tell_why(error)
+        comm.send_error(error)
         raise
     summary = loop.run()
     loop.require_success()

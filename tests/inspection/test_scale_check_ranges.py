@@ -74,7 +74,7 @@ def test_good_scales_are_finite_and_lose_next_to_nothing():
 
 def test_underflow_may_change_no_more_than_twice_what_the_forward_pass_does():
     [module] = modules(replace(HEALTHY, expected=0.25))
-    assert module.may_lose == 0.25
+    assert module.allowed_loss == 0.25
     assert module.good == [0, 1, 2]
     [module] = modules(replace(HEALTHY, expected=math.inf))
     assert module.good == [1, 2]

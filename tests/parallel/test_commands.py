@@ -116,7 +116,7 @@ from mptrain.engine.telemetry import Telemetry
 from mptrain.engine.validation import Validation
 from mptrain.workloads.classification.models.perceptron import mlp as net
 
-OWNERS = {"attempt": Loop, "name_unusable": Telemetry, "run": Validation}
+OWNERS = {"attempt": Loop, "report_faulty_samples": Telemetry, "run": Validation}
 running = []
 
 def begin(loop, *given, inner=Loop.__init__):
@@ -170,8 +170,8 @@ def immortal(tmp_path_factory):
 @pytest.mark.parametrize(
     "place",
     [
-        *("attempt:3:0", "attempt:4:0", "name_unusable:9:1"),
-        *(pytest.param(f"{place}:0", marks=pytest.mark.slow) for place in ("run:6", "name_unusable:6")),
+        *("attempt:3:0", "attempt:4:0", "report_faulty_samples:9:1"),
+        *(pytest.param(f"{place}:0", marks=pytest.mark.slow) for place in ("run:6", "report_faulty_samples:6")),
     ],
 )
 def test_what_is_done_again_without_a_rank_is_on_record_once(tmp_path, immortal, place):

@@ -79,8 +79,8 @@ FAULTS = (
     Fault(
         7,
         "engine/step_log.py",
-        "if account.history.consecutive >= limit",
-        "if account.history.consecutive > limit",
+        "if log.history.consecutive >= limit",
+        "if log.history.consecutive > limit",
         "a run that only overflows is given up one step late",
     ),
     Fault(
@@ -102,7 +102,7 @@ FAULTS = (
     Fault(
         10,
         "engine/snapshot.py",
-        'account.load_state_dict(saved["accounts"][account.name])',
+        'log.load_state_dict(saved["accounts"][log.name])',
         "pass",
         "a resumed run forgets its counts of updates and of overflows in a row",
         ("engine/test_resume.py", "engine/test_saving.py"),

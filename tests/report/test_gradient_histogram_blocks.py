@@ -4,7 +4,7 @@ import pytest
 from histograms_by_hand import counted, look
 from report.browser import CHROMIUM, visit
 from report.folders import make_run
-from report.microscope import looks, make_looked_at
+from report.microscope import make_looked_at, sampled_steps
 from report.test_in_a_browser import CUT_TEXT, PAGE_WIDTH, SMALLEST_TEXT
 
 from mptrain.report import write_report
@@ -52,7 +52,7 @@ def test_histograms_are_shown_against_the_range_of_fp16(tmp_path):
 
 
 def test_gradients_are_drawn_with_and_without_the_scale_where_there_is_one(tmp_path):
-    scaled = make_looked_at(tmp_path / "scaled", looks(scale=4096.0, dtype="float16"))
+    scaled = make_looked_at(tmp_path / "scaled", sampled_steps(scale=4096.0, dtype="float16"))
     plain = make_looked_at(tmp_path / "plain")
     for path, there in ((scaled, True), (plain, False)):
         svg = next(plot.svg for plot in run_page(RunPaths(path)).plots() if plot.name == "exponents-gradients")
@@ -68,7 +68,7 @@ def test_half_gradients_that_carry_no_scale_are_drawn_once(tmp_path):
 
 
 def test_modules_stand_with_the_worst_first_and_long_lists_are_cut(tmp_path):
-    path = make_looked_at(tmp_path / "run", looks(1, modules=25))
+    path = make_looked_at(tmp_path / "run", sampled_steps(1, modules=25))
     found = tables_of(part_of(path))[0]
     assert found.head[:3] == ("module", "kept in", "lost in FP16")
     assert len(found.rows) == 20
@@ -107,7 +107,7 @@ def test_a_run_whose_looks_all_overflowed_says_so_and_draws_nothing(tmp_path):
 
 def test_each_learner_has_its_own(tmp_path):
     learners = ("critic", "artist/1")
-    records = [one for name in learners for one in looks(2, learner=name)]
+    records = [one for name in learners for one in sampled_steps(2, learner=name)]
     path = make_looked_at(tmp_path / "gan", records, learners=learners, scale=1.0)
     assert [name for name in names_of(path) if name.startswith("forecast")] == ["forecast-critic", "forecast-artist-1"]
     text = text_of(part_of(path))
