@@ -381,7 +381,7 @@ def test_remedies_of_a_step_of_several_ranks_are_tried_in_its_micro_batches(tmp_
     tried = []
     monkeypatch.setattr(
         diagnosis_case,
-        "look",
+        "observe_step",
         lambda parts, *rest: tried.append(parts.plan.accumulate) or observe_step(parts, *rest),
         raising=True,
     )

@@ -30,7 +30,7 @@ from mptrain.parallel.launch import reap
 from mptrain.runlog.checkpoint_shards import insert_shards, write_shards
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader, fetch_part
 from mptrain.workloads.images.datasets.digits import load_digits
 
@@ -241,7 +241,7 @@ class Some:
     """A split of which some samples can be used."""
 
     def __init__(self, usable, on_error="skip"):
-        self.usable, self.faults = usable, FaultySamples(on_error)
+        self.usable, self.faults = usable, Faults(on_error)
 
     def fetch(self, indices, epoch, seed):
         found = [index for index in indices if index in self.usable]
@@ -268,7 +268,7 @@ from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.options import DistributedOptions
 from mptrain.errors import DataError, MptrainError
 try:
-    with gathered(DistributedOptions(procs=3, timeout=60.0)) as ranks, ranks.together():
+    with launch_ranks(DistributedOptions(procs=3, timeout=60.0)) as ranks, ranks.together():
         if "{where}" == "before" and ranks.rank == {rank}:
             raise DataError("nothing there", "put it there")
         with ranks.main_process_first():

@@ -102,7 +102,7 @@ def test_a_run_without_its_configuration_is_not_taken_for_one_that_never_began(b
 
 def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(start_and_resume, "gathered", None)
+    monkeypatch.setattr(start_and_resume, "launch_ranks", None)
     assert main([*WORDS, "distributed.procs=500"]) == 2
     assert "for 500 ranks" in capsys.readouterr().err
 

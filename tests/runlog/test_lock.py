@@ -15,7 +15,7 @@ from mptrain.runlog.lock import hold_lock, holder_of
 HOLD = """
 import sys, pathlib
 from mptrain.runlog.lock import hold_lock
-with hold(pathlib.Path(sys.argv[1])):
+with hold_lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -23,7 +23,7 @@ with hold(pathlib.Path(sys.argv[1])):
 FORK_AND_DIE = """
 import os, sys, time, signal, pathlib
 from mptrain.runlog.lock import hold_lock
-with hold(pathlib.Path(sys.argv[1])):
+with hold_lock(pathlib.Path(sys.argv[1])):
     child = os.fork()
     if child == 0:
         print("forked", os.getpid(), flush=True)

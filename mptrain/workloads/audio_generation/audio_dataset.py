@@ -17,7 +17,7 @@ from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.dataset import Dataset
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError, none_usable
+from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.audio_files import RecordingError
@@ -103,7 +103,7 @@ class SoundSplit(IndependentSamples):
         clips: Sequence[Clip],
         read: Callable[[str], Tensor],
         options: WindowOptions,
-        faults: FaultySamples,
+        faults: Faults,
         *,
         in_memory: bool,
     ) -> None:
@@ -250,7 +250,7 @@ def clips_as_dataset(
     name: str,
     clips: Sequence[Clip],
     read: Callable[[str], Tensor],
-    faults: FaultySamples,
+    faults: Faults,
     options: RecordingOptions,
     *,
     rate: int,
@@ -281,7 +281,7 @@ def clips_as_dataset(
             chosen,
             read,
             options,
-            faults if part == "train" else FaultySamples(options.on_error),
+            faults if part == "train" else Faults(options.on_error),
             in_memory=workers is None,
         )
         for part, chosen in parts.items()

@@ -3,7 +3,7 @@
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.exhibits import Exhibit, Pictures, Sounds, Texts
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import sample_order
 from mptrain.workloads.base.task import Objective, Task
@@ -12,7 +12,7 @@ __all__ = [
     "Batch",
     "Dataset",
     "Exhibit",
-    "FaultySamples",
+    "Faults",
     "Loader",
     "Objective",
     "Pictures",

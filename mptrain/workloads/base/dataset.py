@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
 
 
@@ -25,7 +25,7 @@ class Split(Protocol):
     """
 
     in_memory: bool
-    faults: FaultySamples
+    faults: Faults
 
     def __len__(self) -> int: ...
 

@@ -60,7 +60,7 @@ def checking() -> Iterator[Check]:
 
 
 @dataclass
-class FaultySamples:
+class Faults:
     """The unusable samples of one split, and those that are used but not as they are.
 
     Attributes:
@@ -77,14 +77,14 @@ class FaultySamples:
         """Return how many samples were found and remarked on so far; see `since`."""
         return len(self.found), len(self.remarks)
 
-    def since(self, counts: tuple[int, int]) -> FaultySamples:
+    def since(self, counts: tuple[int, int]) -> Faults:
         """Return what was added after `counts`."""
         new = (
             islice(known.items(), count, None) for known, count in zip((self.found, self.remarks), counts, strict=True)
         )
-        return FaultySamples(self.on_error, *map(dict, new))
+        return Faults(self.on_error, *map(dict, new))
 
-    def add(self, other: FaultySamples) -> None:
+    def add(self, other: Faults) -> None:
         """Take over what another process found."""
         self.found.update(other.found)
         self.remarks.update(other.remarks)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mptrain.workloads.base.dataset import Split
-    from mptrain.workloads.base.faulty_samples import FaultySamples
+    from mptrain.workloads.base.faulty_samples import Faults
 
 
 class IndependentSamples(ABC):
@@ -23,7 +23,7 @@ class IndependentSamples(ABC):
         faults: What was wrong with samples, and what is done about it.
     """
 
-    def __init__(self, faults: FaultySamples) -> None:
+    def __init__(self, faults: Faults) -> None:
         self.faults = faults
 
     @abstractmethod

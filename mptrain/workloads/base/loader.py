@@ -21,12 +21,12 @@ from mptrain.errors import DataError
 from mptrain.machine import usable_cores
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Split
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 
 _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 _Key = tuple[int, list[int], list[int]]
-_Fetched = tuple[Batch | None, FaultySamples, DataError | None]
+_Fetched = tuple[Batch | None, Faults, DataError | None]
 
 
 class Loader:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.images.image_dataset import ImageDataset
 
@@ -80,7 +80,7 @@ class DetectionSplit(IndependentSamples):
     def __init__(self, images: Tensor, boxes: Sequence[Boxes]) -> None:
         if not any(len(one.labels) for one in boxes):
             raise DataError(f"none of {len(boxes)} pictures has a box", "there is nothing to learn or to find in them")
-        super().__init__(FaultySamples())
+        super().__init__(Faults())
         self.images = images
         self.boxes = tuple(boxes)
 

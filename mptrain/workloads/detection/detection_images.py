@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import FaultySamples, none_usable
+from mptrain.workloads.base.faulty_samples import Faults, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import permutation, uniforms
@@ -54,7 +54,7 @@ class AnnotatedImage:
     size: tuple[int, int] | None
 
 
-def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: FaultySamples) -> list[AnnotatedImage]:
+def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) -> list[AnnotatedImage]:
     """The pictures whose files are there, as far as the listings of their folders tell.
 
     Of at most `HEADERS` pictures the headers are read too: those that are no pictures or do not fit their annotation are
@@ -89,7 +89,7 @@ def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: FaultySamp
     return _measured(there, faults) if len(there) <= HEADERS else there
 
 
-def _measured(pictures: Sequence[AnnotatedImage], faults: FaultySamples) -> list[AnnotatedImage]:
+def _measured(pictures: Sequence[AnnotatedImage], faults: Faults) -> list[AnnotatedImage]:
     """The pictures with the sizes that their headers say, without those that cannot be used."""
     kept, problems = [], {}
     for picture in pictures:
@@ -217,7 +217,7 @@ class PictureSplit(IndependentSamples):
     listing: Listing
     indices: Tensor
     options: PictureOptions
-    faults: FaultySamples
+    faults: Faults
 
     in_memory = False
 
@@ -296,7 +296,7 @@ class PictureDataset(DetectionDataset):
         self,
         name: str,
         class_names: tuple[str, ...],
-        parts: dict[str, tuple[Listing, FaultySamples]],
+        parts: dict[str, tuple[Listing, Faults]],
         options: PictureOptions,
         empty_boxes: int = 0,
     ) -> None:

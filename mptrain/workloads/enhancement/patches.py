@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import FaultySamples, none_usable
+from mptrain.workloads.base.faulty_samples import Faults, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.random_streams import keys, uniforms
 from mptrain.workloads.images.image_dataset import Channels
@@ -44,7 +44,7 @@ class Photos:
     """
 
     def __init__(
-        self, paths: Sequence[str], channels: Channels, smallest: int, key: str, cache_mb: float, faults: FaultySamples
+        self, paths: Sequence[str], channels: Channels, smallest: int, key: str, cache_mb: float, faults: Faults
     ) -> None:
         self.channels = channels
         self.faults = faults

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import NonNegativeFloat, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.random_streams import normals
 from mptrain.workloads.enhancement.patches import PatchSplit, Photos, TileSplit
 from mptrain.workloads.images.image_dataset import Channels
@@ -140,7 +140,7 @@ class PhotoDataset(ABC):
             )
 
         def photos(split: str, side: int, key: str) -> Photos:
-            found = Photos(files[split], self._channels, side, key, self.cache_mb, FaultySamples(self.on_error))
+            found = Photos(files[split], self._channels, side, key, self.cache_mb, Faults(self.on_error))
             if not len(found):
                 hint = f"choose a smaller dataset.{key}, mend the files, or choose dataset=photos"
                 raise DataError(f"{self.name}: no photo of {split} can be used", hint)

@@ -14,7 +14,7 @@ from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Split
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation, luminance_of
 from mptrain.workloads.base.train_val_split import hold_out
@@ -173,7 +173,7 @@ class MemorySplit(IndependentSamples):
     in_memory = True
 
     def __init__(self, name: str, images: Tensor, targets: Tensor, classes: int, on_error: OnError = "stop") -> None:
-        super().__init__(FaultySamples(on_error))
+        super().__init__(Faults(on_error))
         problems = {
             position: f"label {int(targets[position])} is outside the classes 0 to {classes - 1}"
             for position in torch.nonzero((targets < 0) | (targets >= classes)).flatten().tolist()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
-    from mptrain.workloads.base.faulty_samples import FaultySamples
+    from mptrain.workloads.base.faulty_samples import Faults
     from mptrain.workloads.images.augmentation import Box
     from mptrain.workloads.images.image_dataset import Channels
 
@@ -48,7 +48,7 @@ _DARK = 16
 _BITS_PER_SAMPLE = 258  # TIFF's tag
 
 
-def read_picture(path: str, channels: Channels, faults: FaultySamples) -> Image:
+def read_picture(path: str, channels: Channels, faults: Faults) -> Image:
     """Return the pixels of a file in mode ``RGB`` or ``L``.
 
     Args:
@@ -64,7 +64,7 @@ def read_picture(path: str, channels: Channels, faults: FaultySamples) -> Image:
 
 
 def read_part(
-    path: str, channels: Channels, faults: FaultySamples, part: Callable[[int, int], Box], least: int | None = None
+    path: str, channels: Channels, faults: Faults, part: Callable[[int, int], Box], least: int | None = None
 ) -> tuple[Image, Box]:
     """Return the pixels of a file, and the box of a part in them.
 
@@ -91,7 +91,7 @@ def read_part(
         return _converted(file, path, channels, faults), (left / by, upper / by, right / by, lower / by)
 
 
-def _converted(file: ImageFile, path: str, channels: Channels, faults: FaultySamples) -> Image:
+def _converted(file: ImageFile, path: str, channels: Channels, faults: Faults) -> Image:
     """Return the pixels of an open file in mode ``RGB`` or ``L``."""
     picture: Image = file
     remarks = _remarks(file, path)  # now, since decoding forgets how the file stores its values

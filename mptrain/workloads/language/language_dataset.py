@@ -20,7 +20,7 @@ from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
 from mptrain.workloads.text.tokens import Tokens, Vocabulary, learn
 
@@ -90,7 +90,7 @@ class TextSplit(Split):
         *,
         lanes: int = 0,
         limit: int | None = None,
-        faults: FaultySamples | None = None,
+        faults: Faults | None = None,
         shares: str = "",
     ) -> None:
         windows = max(0, len(numbers) - 1) // sequence_length
@@ -108,7 +108,7 @@ class TextSplit(Split):
                 f"dataset.train_samples={limit}, but {name} has {windows} windows of {sequence_length} tokens",
                 f"choose at most {windows}, or null for all",
             )
-        self.faults = faults or FaultySamples()
+        self.faults = faults or Faults()
         self.numbers = numbers
         self.sequence_length = sequence_length
         self.lanes = lanes
@@ -203,9 +203,7 @@ class TextDataset(Dataset):
         return f"{self.sequence_length} {kind} (vocabulary {len(self.vocabulary):,})"
 
 
-def windows_of(
-    name: str, parts: Mapping[str, str], options: TextOptions, faults: Mapping[str, FaultySamples]
-) -> TextDataset:
+def windows_of(name: str, parts: Mapping[str, str], options: TextOptions, faults: Mapping[str, Faults]) -> TextDataset:
     """Number the tokens of each part and cut them into windows.
 
     Args:

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mptrain.errors import DataError
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.audio_files import RecordingError, read_recording
 
 #: Where Debian's packages put the recordings (8 kHz, 16 bits, one channel) and the list of what is said.
@@ -69,9 +69,7 @@ def asterisk_prompts(sounds: Path = SOUNDS, transcripts: Path = TRANSCRIPTS) -> 
     return sorted(prompts)
 
 
-def read_prompts(
-    prompts: Iterable[tuple[str, Path, str]], faults: FaultySamples
-) -> list[tuple[str, Path, str, Tensor]]:
+def read_prompts(prompts: Iterable[tuple[str, Path, str]], faults: Faults) -> list[tuple[str, Path, str, Tensor]]:
     """The prompts with their samples, int16 ``[T]``; ``faults`` takes those that cannot be read."""
     read = []
     for name, path, words in prompts:

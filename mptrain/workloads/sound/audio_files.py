@@ -34,7 +34,7 @@ class RecordingError(DataError):
 
     Args:
         path: The file.
-        reason: What is wrong with it, as `mptrain.workloads.base.faulty_samples.FaultySamples` takes it.
+        reason: What is wrong with it, as `mptrain.workloads.base.faulty_samples.Faults` takes it.
     """
 
     def __init__(self, path: str | Path, reason: str) -> None:

@@ -18,7 +18,7 @@ from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, PositiveFloat, PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
 from mptrain.workloads.base.dataset import Dataset, Split
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError, none_usable
+from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
 from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.alphabet import ENGLISH
@@ -76,7 +76,7 @@ class SpeechOptions(FrameOptions):
     on_error: OnError = "stop"
 
 
-def usable(utterances: Iterable[Utterance], form: InputFormat, faults: FaultySamples) -> list[Utterance]:
+def usable(utterances: Iterable[Utterance], form: InputFormat, faults: Faults) -> list[Utterance]:
     """The utterances without those that cannot be used, which ``faults`` takes.
 
     Raises:
@@ -115,7 +115,7 @@ class SpeechSplit(Split):
         form: InputFormat,
         read: Callable[[str], Tensor],
         batch_size: int,
-        faults: FaultySamples,
+        faults: Faults,
         *,
         in_memory: bool,
     ) -> None:
@@ -234,7 +234,7 @@ class SpeechDataset(Dataset):
 
 def speech_as_dataset(
     name: str,
-    found: Mapping[str, tuple[Sequence[Utterance], FaultySamples]],
+    found: Mapping[str, tuple[Sequence[Utterance], Faults]],
     read: Callable[[str], Tensor],
     form: InputFormat,
     options: SpeechOptions,
@@ -271,7 +271,7 @@ def speech_as_dataset(
             form,
             read,
             options.batch_size,
-            found[part][1] if part in found else FaultySamples(options.on_error),
+            found[part][1] if part in found else Faults(options.on_error),
             in_memory=workers is None,
         )
         for part, utterances in parts.items()

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mptrain.errors import DataError
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 
 #: The word in a file's name that says which part of the data it is, as in ``wiki.valid.tokens``.
 _PARTS = {"train": "train", "valid": "val", "validation": "val", "val": "val", "dev": "val", "test": "test"}
 
 
-def read_file(file: Path, faults: FaultySamples) -> str:
+def read_file(file: Path, faults: Faults) -> str:
     """The text of a UTF-8 file, with line ends of one character.
 
     Args:

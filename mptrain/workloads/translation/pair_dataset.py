@@ -18,7 +18,7 @@ from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import permutation
 from mptrain.workloads.text.buckets import bucketed_order
 from mptrain.workloads.text.subwords import PAD, Pieces, Subwords, learn
@@ -149,12 +149,12 @@ class PairSplit(Split):
         targets: Sequence[Sequence[int]],
         batch_size: int,
         *,
-        faults: FaultySamples | None = None,
+        faults: Faults | None = None,
         left_out: int = 0,
     ) -> None:
         self.sources, self.targets = RaggedTokens(sources), RaggedTokens(targets)
         self.batch_size = batch_size
-        self.faults = faults or FaultySamples()
+        self.faults = faults or Faults()
         self.left_out = left_out
 
     def __len__(self) -> int:
@@ -248,7 +248,7 @@ def pairs_as_dataset(
     name: str,
     given: Mapping[str, Sequence[Pair]],
     options: PairOptions,
-    faults: Mapping[str, FaultySamples],
+    faults: Mapping[str, Faults],
     files: Mapping[str, Sequence[Path]],
 ) -> PairDataset:
     """Divide training pairs where there are none for another part, learn vocabularies from them and number the tokens of all.
@@ -301,7 +301,7 @@ def _split(
     pairs: Sequence[Pair],
     vocabularies: tuple[Subwords, Subwords],
     options: PairOptions,
-    faults: FaultySamples | None,
+    faults: Faults | None,
     *,
     training: bool,
 ) -> PairSplit:

@@ -28,7 +28,7 @@ from mptrain.workloads.audio_generation.datasets.synthetic_sounds import (
     make_sounds,
     sound,
 )
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.sound.asterisk import SOUNDS, TRANSCRIPTS
 from mptrain.workloads.sound.audio_files import RecordingError
@@ -51,7 +51,7 @@ def dataset_of(*waves, window=5, context=3, letters=None, speakers=("a",), fault
         clips,
         held.__getitem__,
         WindowOptions(window=window, context=context),
-        faults or FaultySamples(),
+        faults or Faults(),
         in_memory=True,
     )
     return SoundDataset("toys", 8000, 256, speakers, alphabet, 0, split, None, None)
@@ -109,13 +109,11 @@ class TestWindows:
             return torch.ones(3, dtype=torch.int16)
 
         clips = [Clip("good", 8), Clip("broken", 8)]
-        split = SoundSplit("toys", clips, read, WindowOptions(window=4, context=0), FaultySamples(), in_memory=False)
+        split = SoundSplit("toys", clips, read, WindowOptions(window=4, context=0), Faults(), in_memory=False)
         with pytest.raises(DataError, match="broken: is broken") as error:
             split.fetch([0, 2], 0, 0)
         assert "on_error=skip" in error.value.hint
-        split = SoundSplit(
-            "toys", clips, read, WindowOptions(window=4, context=0), FaultySamples("skip"), in_memory=False
-        )
+        split = SoundSplit("toys", clips, read, WindowOptions(window=4, context=0), Faults("skip"), in_memory=False)
         assert split.fetch([0, 2], 0, 0).counts == (3,)
         with pytest.raises(DataError, match="no recording of a batch can be used, the first of them good"):
             split.fetch([1, 3], 0, 0)  # the second window of a recording that is shorter than its header said
@@ -129,7 +127,7 @@ class TestWindows:
                 [],
                 lambda name: torch.zeros(1),
                 WindowOptions(window=4, context=0),
-                FaultySamples(),
+                Faults(),
                 in_memory=True,
             )
 

@@ -15,7 +15,7 @@ import torch
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import sample_order
 
@@ -27,7 +27,7 @@ class Numbers:
         self.count = count
         self.in_memory = in_memory
         self.unusable = set(unusable)
-        self.faults = FaultySamples(on_error)
+        self.faults = Faults(on_error)
         self.fetched = []
 
     def __len__(self):

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from mptrain.errors import DataError
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.detection.boxes import (
     CROP_DRAWS,
@@ -46,7 +46,7 @@ def split_of(*annotated, on_error="stop", **choices):
     listing = Listing(annotated)
     chosen = {"image_size": 20, "channels": 3, "fit": "stretch", "augment": False, **choices}
     options = PictureOptions(**chosen, train_samples=None, workers=0)
-    return PictureSplit(listing, torch.arange(len(listing)), options, FaultySamples(on_error))
+    return PictureSplit(listing, torch.arange(len(listing)), options, Faults(on_error))
 
 
 def white(image):

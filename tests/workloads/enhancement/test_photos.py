@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from mptrain.errors import ConfigError, DataError
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import keys, normals
 from mptrain.workloads.enhancement.datasets.photos import load_photo_folder, load_photos
 from mptrain.workloads.enhancement.patches import PatchSplit, Photos, TileSplit
@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def photos_of(*paths, channels=3, smallest=16, cache_mb=64, on_error="stop"):
-    return Photos([str(path) for path in paths], channels, smallest, "tile_size", cache_mb, FaultySamples(on_error))
+    return Photos([str(path) for path in paths], channels, smallest, "tile_size", cache_mb, Faults(on_error))
 
 
 def names(split):

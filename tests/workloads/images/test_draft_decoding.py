@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image, JpegImagePlugin
 
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.images.datasets.image_folder import decode, load_image_folder
 
@@ -37,7 +37,7 @@ def saved(path, width, height, seed=0):
 
 
 def both(path, size, draws=None, channels=3):
-    return (decode(path, size, channels, draws, FaultySamples("stop"), way).float() for way in ("full", "draft"))
+    return (decode(path, size, channels, draws, Faults("stop"), way).float() for way in ("full", "draft"))
 
 
 @pytest.mark.parametrize(

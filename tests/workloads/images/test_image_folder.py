@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from mptrain.errors import DataError
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.base.random_streams import uniforms
 from mptrain.workloads.images.augmentation import centre_box, random_box
@@ -233,7 +233,7 @@ def test_missing_folders_are_told_with_a_way_out(tmp_path):
 def test_every_common_kind_of_picture_becomes_bytes(tmp_path, mode, channels):
     path = tmp_path / "image.tiff"
     Image.new("RGB", (9, 7), (200, 200, 200)).convert(mode).save(path)
-    values = decode(str(path), 4, channels, None, FaultySamples())
+    values = decode(str(path), 4, channels, None, Faults())
     assert (tuple(values.shape), values.dtype) == ((channels, 4, 4), torch.uint8)
 
 
@@ -268,8 +268,8 @@ def test_mirroring_follows_the_first_draw(tmp_path):
     image.putpixel((0, 3), 200)
     image.save(tmp_path / "dot.png")
     whole = [1 - 1e-12, 0.5, 0.0, 0.0] * 10  # all of the area, square
-    kept = decode(str(tmp_path / "dot.png"), 8, 1, [0.7, *whole], FaultySamples())
-    mirrored = decode(str(tmp_path / "dot.png"), 8, 1, [0.2, *whole], FaultySamples())
+    kept = decode(str(tmp_path / "dot.png"), 8, 1, [0.7, *whole], Faults())
+    mirrored = decode(str(tmp_path / "dot.png"), 8, 1, [0.2, *whole], Faults())
     assert kept[0, 3, 0] == 200
     assert torch.equal(mirrored, kept.flip(2))
 

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from mptrain.errors import DataError
-from mptrain.workloads.base.faulty_samples import FaultySamples, checking, describe
+from mptrain.workloads.base.faulty_samples import Faults, checking, describe
 from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.detection.detection_images import AnnotatedImage, Listing, PictureOptions, PictureSplit
 from mptrain.workloads.enhancement.patches import Photos
@@ -63,7 +63,7 @@ def grey(path):
 
 
 def pixels_of(path, channels=1):
-    picture = read_picture(str(path), channels, FaultySamples())
+    picture = read_picture(str(path), channels, Faults())
     return torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(*picture.size[::-1], channels)
 
 
@@ -81,8 +81,8 @@ def test_every_reader_of_pictures_reads_them_so(tmp_path, name):
     Image.fromarray(HIGH.numpy()).save(tmp_path / "train" / "plain.png")
     folder = load_image_folder(root=tmp_path, image_size=8, channels=1, augment=False).train
     listing = Listing([AnnotatedImage(path, ((0, 0, 8, 8, 0, 0),), None)])
-    boxed = PictureSplit(listing, torch.arange(1), PictureOptions(8, 1, "stretch", False, None, 0), FaultySamples())
-    photos = Photos([path], 1, 8, "tile_size", 1, FaultySamples())
+    boxed = PictureSplit(listing, torch.arange(1), PictureOptions(8, 1, "stretch", False, None, 0), Faults())
+    photos = Photos([path], 1, 8, "tile_size", 1, Faults())
     deep, plain = folder.fetch([0, 1], 0, 0).inputs
     assert torch.equal(deep, plain)
     assert torch.equal(boxed.fetch([0], 0, 0).inputs[0, 0], HIGH)
@@ -95,7 +95,7 @@ def test_every_reader_of_pictures_reads_them_so(tmp_path, name):
 def test_channels_of_16_bits_agree_with_grey_of_16_bits(tmp_path, kind):
     channels = {2: 3, 6: 4, 4: 2}[kind]
     png(tmp_path / "a.png", kind, DEEP[:, :, None].repeat(channels, 2))
-    faults = FaultySamples()
+    faults = Faults()
     assert torch.equal(pixels_of(tmp_path / "a.png", 3), HIGH[:, :, None].expand(-1, -1, 3))
     read_picture(str(tmp_path / "a.png"), 3, faults)
     transparent = ", transparency (left out)" if kind != 2 else ""
@@ -143,7 +143,7 @@ def colours(mode):
 def test_eight_bits_stay_what_pillow_makes_of_them_and_other_kinds_are_told(tmp_path, mode, name, remark):
     path = tmp_path / name
     colours(mode).save(path)
-    faults = FaultySamples()
+    faults = Faults()
     for channels, into in ((3, "RGB"), (1, "L")):
         with Image.open(path) as file:
             expected = file.convert("RGB").convert(into) if mode == "LAB" else file.convert(into)
@@ -154,7 +154,7 @@ def test_eight_bits_stay_what_pillow_makes_of_them_and_other_kinds_are_told(tmp_
 def test_a_palette_with_transparency_keeps_its_colours_and_warns_of_nothing(tmp_path):
     picture = colours("RGB").quantize(16)
     picture.save(tmp_path / "a.png", transparency=bytes(range(0, 160, 10)))
-    faults = FaultySamples()
+    faults = Faults()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = read_picture(str(tmp_path / "a.png"), 3, faults)
@@ -167,7 +167,7 @@ def test_frames_single_pixels_and_wrong_names_are_told(tmp_path):
     first.save(tmp_path / "a.tif", save_all=True, append_images=[second])
     first.resize((1, 5)).save(tmp_path / "b.png")
     first.save(tmp_path / "c.png", "JPEG")
-    faults = FaultySamples()
+    faults = Faults()
     found = [read_picture(str(tmp_path / name), 3, faults) for name in ("a.tif", "b.png", "c.png")]
     assert found[0].tobytes() == first.tobytes()
     assert list(faults.remarks.values()) == ["several frames (the first is used)", "1x5 pixels", "JPEG named .png"]
@@ -198,7 +198,7 @@ def test_checking_reads_pictures_with_boxes_and_goes_on_behind_a_bad_one(tmp_pat
     paths[0].write_bytes(paths[0].read_bytes()[:100])
     boxes = [((0, 0, 8, 8, 0, 0),), ((30, 0, 40, 8, 0, 0),), ((0, 0, 8, 8, 0, 0),)]
     listing = Listing(AnnotatedImage(str(path), own, None) for path, own in zip(paths, boxes, strict=True))
-    split = PictureSplit(listing, torch.arange(3), PictureOptions(8, 1, "stretch", False, None, 0), FaultySamples())
+    split = PictureSplit(listing, torch.arange(3), PictureOptions(8, 1, "stretch", False, None, 0), Faults())
     with checking() as check:
         for number in range(split.files):
             split.read(number)
@@ -209,17 +209,17 @@ def test_checking_reads_pictures_with_boxes_and_goes_on_behind_a_bad_one(tmp_pat
 
 def test_checking_stops_at_nothing_and_tells_what_training_would_stop_at():
     with checking() as check:
-        FaultySamples("stop").report({"a": "is bad"})
-        FaultySamples("skip").report({"b": "is bad"})
-        FaultySamples("skip").report({"c": "is bad"}, skippable=False)
+        Faults("stop").report({"a": "is bad"})
+        Faults("skip").report({"b": "is bad"})
+        Faults("skip").report({"c": "is bad"}, skippable=False)
     assert (set(check.stopping), set(check.skipped)) == ({"a", "c"}, {"b"})
     with pytest.raises(DataError, match="a: is bad"):
-        FaultySamples("stop").report({"a": "is bad"})
+        Faults("stop").report({"a": "is bad"})
 
 
 def test_a_picture_of_16_bits_that_uses_few_of_them_is_remarked_upon(tmp_path):
     png(tmp_path / "a.png", 0, torch.full_like(torch.as_tensor(DEEP), 4095).numpy())
-    faults = FaultySamples()
+    faults = Faults()
     read_picture(str(tmp_path / "a.png"), 1, faults)
     [remark] = faults.remarks.values()
     assert (

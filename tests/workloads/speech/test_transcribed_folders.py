@@ -12,7 +12,7 @@ from loops import each
 from scipy.io import wavfile
 
 from mptrain.errors import ConfigError, DataError
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.alphabet import Alphabet
 from mptrain.workloads.speech.datasets.transcribed_folders import entries_of, load_speech
 from mptrain.workloads.speech.speech_dataset import Utterance, divided_by, hold_out_utterances
@@ -74,7 +74,7 @@ class TestAlphabet:
 
 class TestManifests:
     def test_a_table_has_paths_relative_to_it_and_transcripts(self, tmp_path):
-        found = entries_of(table(tmp_path, ROWS), FaultySamples())
+        found = entries_of(table(tmp_path, ROWS), Faults())
         assert [(entry.path, entry.text) for entry in found] == [(str(tmp_path / file), text) for file, text in ROWS]
 
     def test_lines_of_json_may_say_how_long_a_recording_is(self, tmp_path):
@@ -83,7 +83,7 @@ class TestManifests:
             {"audio": str(tmp_path / "b.wav"), "text": ""},
         ]
         (tmp_path / "all.json").write_text("\n".join(map(json.dumps, lines)))
-        found = entries_of(tmp_path / "all.json", FaultySamples())
+        found = entries_of(tmp_path / "all.json", Faults())
         assert [(entry.path, entry.seconds) for entry in found] == [
             (str(tmp_path / "a.wav"), 2),
             (str(tmp_path / "b.wav"), None),
@@ -92,7 +92,7 @@ class TestManifests:
     def test_a_folder_as_librispeech_has_them(self, tmp_path):
         record(tmp_path / "84" / "121" / "84-121-0000.flac")
         (tmp_path / "84" / "121" / "84-121.trans.txt").write_text("84-121-0000 GO DO YOU HEAR\n")
-        found = entries_of(tmp_path, FaultySamples())
+        found = entries_of(tmp_path, Faults())
         assert [(entry.path.rpartition("/")[2], entry.text) for entry in found] == [
             ("84-121-0000.flac", "GO DO YOU HEAR"),
         ]
@@ -103,14 +103,14 @@ class TestManifests:
         (tmp_path / "readme.txt").write_text("there are no recordings in this folder")
         for name in ("._one.wav", "._one.txt"):
             (tmp_path / "x" / name).write_text("what macOS leaves behind")
-        assert [entry.text for entry in entries_of(tmp_path, FaultySamples())] == ["what is said"]
+        assert [entry.text for entry in entries_of(tmp_path, Faults())] == ["what is said"]
 
     def test_a_recording_in_two_formats_is_one(self, tmp_path):
         for name in ("one.wav", "one.flac", "two.WAV"):
             record(tmp_path / name)
         (tmp_path / "one.txt").write_text("one")
         (tmp_path / "two.txt").write_text("two")
-        found = [(entry.path.rpartition("/")[2], entry.text) for entry in entries_of(tmp_path, FaultySamples())]
+        found = [(entry.path.rpartition("/")[2], entry.text) for entry in entries_of(tmp_path, Faults())]
         assert found == [("one.wav", "one"), ("two.WAV", "two")]
 
     @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ class TestManifests:
     def test_recordings_without_a_single_transcript_are_no_fault_of_each(self, tmp_path):
         record(tmp_path / "one.wav")
         with pytest.raises(DataError, match="no recording with a transcript below"):
-            entries_of(tmp_path, FaultySamples())
+            entries_of(tmp_path, Faults())
 
     @pytest.mark.parametrize(
         ("content", "said"),
@@ -161,10 +161,10 @@ class TestManifests:
     def test_a_line_that_cannot_be_understood_stops_or_is_counted(self, tmp_path, content, said):
         (tmp_path / "all").write_text(content)
         with pytest.raises(DataError, match=said):
-            entries_of(tmp_path / "all", FaultySamples())
+            entries_of(tmp_path / "all", Faults())
         good = "good.wav\tb\n" if "{" not in content else '{"audio": "good.wav", "text": "b"}\n'
         (tmp_path / "all").write_text(content + good)
-        faults = FaultySamples("skip")
+        faults = Faults("skip")
         assert "good.wav" in entries_of(tmp_path / "all", faults)[-1].path
         assert len(faults.found) == 1
 

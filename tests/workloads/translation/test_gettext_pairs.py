@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mptrain.errors import DataError
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.translation.datasets.gettext_pairs import load_gettext, read_compiled, read_text
 from mptrain.workloads.translation.datasets.number_words import name_of
 from mptrain.workloads.translation.datasets.trans_de_en import load_trans_de_en, read_sentences, sentences_in
@@ -210,13 +210,13 @@ class TestDictionary:
     def test_a_line_that_is_not_utf_8_stops_or_is_counted(self, tmp_path):
         (tmp_path / "d").write_bytes(b"caf\xe9. :: x.\nEin Satz. :: A sentence.\n")
         with pytest.raises(DataError, match="line 1: byte 4 is not UTF-8"):
-            read_sentences(tmp_path / "d", FaultySamples())
-        faults = FaultySamples("skip")
+            read_sentences(tmp_path / "d", Faults())
+        faults = Faults("skip")
         assert read_sentences(tmp_path / "d", faults) == [Pair("Ein Satz.", "A sentence.")]
         assert len(faults.found) == 1
 
     @pytest.mark.skipif(not Path("/usr/share/trans/de-en").exists(), reason="Debian's trans-de-en is not installed")
     def test_the_installed_dictionary_has_more_than_15000_pairs(self):
-        pairs = read_sentences(Path("/usr/share/trans/de-en"), FaultySamples())
+        pairs = read_sentences(Path("/usr/share/trans/de-en"), Faults())
         assert len(set(pairs)) > 15_000
         assert not any(mark in pair.source + pair.target for pair in pairs for mark in "{}[]|")

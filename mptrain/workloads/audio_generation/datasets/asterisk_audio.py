@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
 from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts, read_prompts
 
@@ -33,7 +33,7 @@ def load_asterisk_audio(options: AsteriskAudioOptions) -> SoundDataset:
         DataError: The prompts are not there, or one cannot be read and ``on_error`` is ``stop``.
         ConfigError: Nothing is left to train on.
     """
-    faults, alphabet = FaultySamples(options.on_error), Alphabet(ENGLISH)
+    faults, alphabet = Faults(options.on_error), Alphabet(ENGLISH)
     read = read_prompts(asterisk_prompts(options.sounds.expanduser(), options.transcripts.expanduser()), faults)
     waves = {str(path): wave for _, path, _, wave in read}
     clips = [

@@ -10,7 +10,7 @@ from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
 from mptrain.workloads.sound.audio_files import SUFFIXES, RecordingError, read_recording, recording_seconds
 
@@ -51,7 +51,7 @@ def load_recordings(options: RecordingFolderOptions) -> SoundDataset:
         ConfigError: Nothing is left to train on.
     """
     name, root = options.name, options.root.expanduser()
-    letters, faults = Alphabet(options.alphabet), FaultySamples(options.on_error)
+    letters, faults = Alphabet(options.alphabet), Faults(options.on_error)
     files = _sound_files(root, name)
     found = sorted({_speaker_of(file, root) for file in files}) if options.speakers else [""]
     texts = _texts_beside(files, faults) if options.text else {}
@@ -95,7 +95,7 @@ def _speaker_of(file: Path, root: Path) -> str:
     return inside[0] if len(inside) > 1 else ""
 
 
-def _texts_beside(files: list[Path], faults: FaultySamples) -> dict[Path, Path]:
+def _texts_beside(files: list[Path], faults: Faults) -> dict[Path, Path]:
     """The text file of each recording that has one; empty where none has.
 
     Raises:

@@ -15,7 +15,7 @@ from torch import Tensor
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation.audio_dataset import Clip, SoundDataset, SoundSplit, WindowOptions
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix, uniforms
 
 #: Samples a second, in hertz.
@@ -64,7 +64,7 @@ def make_sounds(options: SyntheticSoundOptions) -> SoundDataset:
             clips.append(Clip(name, LENGTH, kind))
         if count:
             parts[part] = SoundSplit(
-                f"made_up_sounds {part}", clips, waves.__getitem__, options, FaultySamples(), in_memory=True
+                f"made_up_sounds {part}", clips, waves.__getitem__, options, Faults(), in_memory=True
             )
     splits = parts["train"], parts.get("val"), parts.get("test")
     return SoundDataset("made_up_sounds", RATE, options.levels, tuple(KINDS), (), 0, *splits)

@@ -14,7 +14,7 @@ import torch
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.download import NO_DOWNLOAD
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.detection.boxes import CROWD, OBJECT, FitTo
 from mptrain.workloads.detection.detection_images import (
     AnnotatedImage,
@@ -82,7 +82,7 @@ def load_coco(
                 f"{found.categories[min(unknown)]}",
                 "write one list of categories into both files",
             )
-        faults = FaultySamples(on_error)
+        faults = Faults(on_error)
         with _of_this_form(found.path):
             pictures, empty = found.pictures(list(categories), faults)
             parts[part] = (Listing(present(pictures, found.folder, faults)), faults)
@@ -121,7 +121,7 @@ class Instances:
                 )
             self._boxes[one["image_id"]].append(one)
 
-    def pictures(self, ids: list[int], faults: FaultySamples) -> tuple[list[AnnotatedImage], int]:
+    def pictures(self, ids: list[int], faults: Faults) -> tuple[list[AnnotatedImage], int]:
         """The pictures and their boxes, those that cannot be used left out.
 
         Args:

@@ -13,7 +13,7 @@ import torch
 from mptrain.errors import ConfigError, DataError, did_you_mean
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.download import NO_DOWNLOAD, fetching
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT, FitTo
 from mptrain.workloads.detection.detection_images import (
     AnnotatedImage,
@@ -84,7 +84,7 @@ def load_voc(
     parts = {}
     for part, lists in {"train": train, "val": val, "test": test}.items():
         if lists:
-            faults = FaultySamples(on_error)
+            faults = Faults(on_error)
             pictures = [one for written in lists for one in read_list(root, written, names, faults, download)]
             parts[part] = (Listing(pictures), faults)
     options = PictureOptions(image_size or 300, channels or 3, fit, augment, train_samples, workers)
@@ -92,7 +92,7 @@ def load_voc(
 
 
 def read_list(
-    root: Path, written: str, classes: tuple[str, ...], faults: FaultySamples, download: bool
+    root: Path, written: str, classes: tuple[str, ...], faults: Faults, download: bool
 ) -> list[AnnotatedImage]:
     """The pictures of one list, those that cannot be used left out.
 

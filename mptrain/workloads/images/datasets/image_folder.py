@@ -21,7 +21,7 @@ from mptrain.errors import ConfigError, DataError
 from mptrain.fields import Fraction, NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.download import NO_DOWNLOAD
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError, none_usable
+from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
 from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import uniforms
@@ -110,21 +110,21 @@ class ClassFolders(ImageDataset):
                 said += f", {part} lacks {lacking:,} of them"
         return said
 
-    def _find(self, root: Path) -> tuple[tuple[str, ...], dict[str, tuple[Listing, FaultySamples]]]:
+    def _find(self, root: Path) -> tuple[tuple[str, ...], dict[str, tuple[Listing, Faults]]]:
         """Return the classes, and the images of each part."""
         train = _training_folder(root, self.name)
         classes = find_classes(train)
-        parts: dict[str, tuple[Listing, FaultySamples]] = {}
+        parts: dict[str, tuple[Listing, Faults]] = {}
         for part in ("val", "test"):
             if (root / part).is_dir():
-                faults = FaultySamples(self.on_error)
+                faults = Faults(self.on_error)
                 parts[part] = (list_images(root / part, classes, faults), faults)
         if (
             self.val_samples is not None and "val" in parts
         ):  # what is there to validate on becomes what is there to test on
             held = parts.pop("val")
             parts.setdefault("test", held)
-        faults = FaultySamples(self.on_error)
+        faults = Faults(self.on_error)
         everything = list_images(train, classes, faults)
         counts = everything.targets.bincount(minlength=len(classes)).tolist()
         empty = [str(train / name) for name, count in zip(classes, counts, strict=False) if not count]
@@ -135,7 +135,7 @@ class ClassFolders(ImageDataset):
         )
         if self.val_samples:
             trained, chosen = hold_out(everything.targets, self.val_samples, self.train_samples)
-            parts["val"] = (everything.select(chosen), FaultySamples(self.on_error))
+            parts["val"] = (everything.select(chosen), Faults(self.on_error))
         else:
             trained = first_samples(stratified_order(everything.targets), self.train_samples)
         parts["train"] = (everything.select(trained), faults)
@@ -231,7 +231,7 @@ def find_classes(root: Path) -> tuple[str, ...]:
         ) from error
 
 
-def list_images(root: Path, class_names: tuple[str, ...], faults: FaultySamples) -> Listing:
+def list_images(root: Path, class_names: tuple[str, ...], faults: Faults) -> Listing:
     """All image files below the class folders of a split, or those in its folder where there are no classes.
 
     Args:
@@ -302,7 +302,7 @@ class FolderSplit(IndependentSamples):
     image_size: int
     channels: Channels
     varied: Variation | None
-    faults: FaultySamples
+    faults: Faults
     decoding: Decoding = "full"
 
     in_memory = False
@@ -339,7 +339,7 @@ def decode(
     image_size: int,
     channels: Channels,
     draws: Sequence[float] | None,
-    faults: FaultySamples,
+    faults: Faults,
     decoding: Decoding = "full",
 ) -> Tensor:
     """Read an image file as a square.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mptrain.errors import DataError
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.language.language_dataset import TextDataset, TextOptions, divide, joined, windows_of
 from mptrain.workloads.text.reading import by_part, read_file
 
@@ -48,7 +48,7 @@ def load_text(options: TextFileOptions) -> TextDataset:
     """
     name = options.name
     found = find_files(name, (options.path,) if isinstance(options.path, Path) else options.path)
-    faults = {part: FaultySamples(options.on_error) for part in found}
+    faults = {part: Faults(options.on_error) for part in found}
     documents: dict[str, list[str]] = {}
     for part, files in found.items():
         documents[part] = [read_file(file, faults[part]) for file in files]

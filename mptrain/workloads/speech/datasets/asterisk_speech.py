@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mptrain.fields import BelowOneOrZero, PositiveFloat
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts, read_prompts
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions, Utterance, speech_as_dataset
 
@@ -37,7 +37,7 @@ def load_asterisk(options: AsteriskOptions) -> SpeechDataset:
         DataError: The prompts are not there, or one cannot be used and ``on_error`` is ``stop``.
         ConfigError: The features cannot be made, or nothing is left to train on.
     """
-    form, faults = options.input_format(options.alphabet, RATE), FaultySamples(options.on_error)
+    form, faults = options.input_format(options.alphabet, RATE), Faults(options.on_error)
     prompts = [
         (name, path, form.alphabet.spelled(words))
         for name, path, words in asterisk_prompts(options.sounds.expanduser(), options.transcripts.expanduser())

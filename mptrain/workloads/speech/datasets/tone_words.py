@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import mix, uniforms
 from mptrain.workloads.speech.spectrograms import FrameOptions
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechSplit, Utterance, usable
@@ -65,7 +65,7 @@ def make_tone_words(options: ToneWordsOptions) -> SpeechDataset:
     counts = {"train": options.train_samples, "val": options.val_samples, "test": options.test_samples}
     parts: dict[str, SpeechSplit] = {}
     for number, (part, count) in enumerate(counts.items()):
-        faults = FaultySamples("skip")  # a long hop leaves too few frames for some
+        faults = Faults("skip")  # a long hop leaves too few frames for some
         waves, utterances = {}, []
         for index in range(count):
             text = text_of(number, index)

@@ -13,7 +13,7 @@ from typing import Any
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples
+from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.sound.audio_files import SUFFIXES, RecordingError, read_recording, recording_seconds
 from mptrain.workloads.speech.spectrograms import InputFormat
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions, Utterance, speech_as_dataset
@@ -69,15 +69,13 @@ def load_speech(options: SpeechFolderOptions) -> SpeechDataset:
     form = options.input_format(options.alphabet, options.sample_rate)
     places = {"val": options.val_path, "test": options.test_path, "train": options.path}
     found = {
-        part: _utterances(place, form, FaultySamples(options.on_error))
-        for part, place in places.items()
-        if place is not None
+        part: _utterances(place, form, Faults(options.on_error)) for part, place in places.items() if place is not None
     }
     read = functools.partial(read_recording, rate=options.sample_rate)
     return speech_as_dataset(options.name, found, read, form, options, options.workers)
 
 
-def _utterances(place: Path, form: InputFormat, faults: FaultySamples) -> tuple[list[Utterance], FaultySamples]:
+def _utterances(place: Path, form: InputFormat, faults: Faults) -> tuple[list[Utterance], Faults]:
     """The utterances of a manifest or folder in the order of their paths, and what was wrong with others."""
     found = []
     for entry in entries_of(place.expanduser(), faults):
@@ -119,7 +117,7 @@ class Entry:
     where: str = ""
 
 
-def entries_of(place: Path, faults: FaultySamples) -> list[Entry]:
+def entries_of(place: Path, faults: Faults) -> list[Entry]:
     """The recordings of a manifest or below a folder.
 
     A manifest is a file of UTF-8. If its first line begins with a brace it has a JSON object in each line: ``audio_filepath``,
@@ -193,7 +191,7 @@ def _first(given: dict[str, Any], keys: tuple[str, ...]) -> Any:
     return next((given[key] for key in keys if key in given), None)
 
 
-def _in_folder(folder: Path, faults: FaultySamples) -> list[Entry]:
+def _in_folder(folder: Path, faults: Faults) -> list[Entry]:
     """The recordings with transcripts; where there is one such, what lacks the one or the other, or words, is a fault."""
     recordings = _recordings(folder)
     found: list[Entry] = []

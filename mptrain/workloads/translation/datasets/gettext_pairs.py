@@ -18,7 +18,7 @@ from pathlib import Path
 from mptrain.errors import DataError
 from mptrain.fields import PositiveInt
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
 _CHARSET = re.compile(r"charset=([\w.:-]+)", re.IGNORECASE)
@@ -66,7 +66,7 @@ def load_gettext(options: GettextOptions) -> PairDataset:
             f"{name}: no catalog {language}/LC_MESSAGES/*.mo or *.po in {', '.join(map(str, folders))}",
             f"{_languages(folders)}; dataset=number_words needs no files",
         )
-    faults = FaultySamples(options.on_error)
+    faults = Faults(options.on_error)
     pairs = [pair for file in files for pair in _pairs_in(file, faults)]
     if not pairs:
         raise DataError(f"{name}: no message is translated in {files[0]}", "choose another language or package")
@@ -104,7 +104,7 @@ def _languages(folders: list[Path]) -> str:
     )
 
 
-def _pairs_in(file: Path, faults: FaultySamples) -> list[Pair]:
+def _pairs_in(file: Path, faults: Faults) -> list[Pair]:
     try:
         messages = _READERS[file.suffix](file)
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import PositiveInt
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.reading import by_part, decoded
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
@@ -51,7 +51,7 @@ def load_pairs(options: PairFileOptions) -> PairDataset:
     if columns[0] == columns[1]:
         raise ConfigError(f"dataset.columns: {columns[0]} cannot be both languages", "write dataset.columns=[1,2]")
     found = _find(name, options.path)
-    faults = {part: FaultySamples(options.on_error) for part in found}
+    faults = {part: Faults(options.on_error) for part in found}
     read = {
         part: [pair for file in files for pair in read_pairs(file, columns, faults[part])]
         for part, files in found.items()
@@ -82,7 +82,7 @@ def _find(name: str, path: Path) -> dict[str, list[Path]]:
     raise DataError(f"{name}: there is {files[0]}, but no file to train on", "name it train.tsv")
 
 
-def read_pairs(file: Path, columns: tuple[int, int], faults: FaultySamples) -> list[Pair]:
+def read_pairs(file: Path, columns: tuple[int, int], faults: Faults) -> list[Pair]:
     """The pairs of one file, in its order.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Literal
 from mptrain.errors import DataError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.dataset_options import takes_fields_of
-from mptrain.workloads.base.faulty_samples import FaultySamples, OnError
+from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.text.reading import decoded
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 
@@ -50,7 +50,7 @@ def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
         EnvironmentRefused: sentencepiece is not installed.
         DataError: The dictionary is not there or has no sentences.
     """
-    path, faults = options.path, FaultySamples(options.on_error)
+    path, faults = options.path, Faults(options.on_error)
     pairs = read_sentences(path.expanduser(), faults)
     if not pairs:
         raise DataError(f"{path} has no line 'German | sentence :: English | sentence'", "is it the dictionary?")
@@ -59,7 +59,7 @@ def load_trans_de_en(options: DictionaryOptions) -> PairDataset:
     return pairs_as_dataset("trans_de_en", {"train": pairs}, options, {"train": faults}, {"train": [path.absolute()]})
 
 
-def read_sentences(path: Path, faults: FaultySamples) -> list[Pair]:
+def read_sentences(path: Path, faults: Faults) -> list[Pair]:
     """German sentences and their English translations, in the order of the file.
 
     Raises:
