@@ -117,11 +117,11 @@ class StepLog:
         now = time.monotonic()
         # Not by the number of pending steps: those on their way are among them, and sending again would wait for them.
         if self.learner_logs[0].ring.full or now - self._looked >= self._options.seconds:
-            self.look()
+            self.request_rows()
         elif self.learner_logs[0].ring.arrived:
             self._digest(wait=False)
 
-    def look(self) -> None:
+    def request_rows(self) -> None:
         """Send for what was recorded so far, and write what has arrived: on a CPU that is all of it. Call it seldom."""
         self._looked = time.monotonic()
         for log in self.learner_logs:

@@ -110,7 +110,7 @@ class Telemetry:
     def show_progress(self) -> None:
         """Show how training goes, when it is time."""
         if self.clock.elapsed >= self._options.log.seconds:
-            self.step_log.look()
+            self.step_log.request_rows()
             self.show("training")
 
     def show(self, doing: str) -> None:

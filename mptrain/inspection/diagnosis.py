@@ -117,23 +117,23 @@ def _failed(directory: RunDirectory, config: Config) -> LocatedStep | None:
     if not paths.failure.exists() or (state is not None and state.status == "done"):
         return None
     trust = allow_argument(config.extensions.allow)
-    ending = _read_ending(directory, trust)
+    failed_step = _read_ending(directory, trust)
     store = CheckpointStore(paths.checkpoints, config.checkpoint.keep)
     saved = manifests_in(store.folder)
-    if saved and step_of(saved[0]) > ending.step:
+    if saved and step_of(saved[0]) > failed_step.step:
         return None
-    same = next((path for path in saved if step_of(path) == ending.step), None)
+    same = next((path for path in saved if step_of(path) == failed_step.step), None)
     loaded = store.load(same) if same else store.load_latest()
     if loaded is None:
         raise CheckpointError(
             f"{directory.root} has no checkpoint: its weights were not finite when it ended, and none was kept before",
-            f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, ending.step - 1)}{trust}",
+            f"look at an earlier step, from the start: mptrain diagnose {directory.root} --step {max(1, failed_step.step - 1)}{trust}",
         )
     parts, _ = build(config, weights=False, micro_batches=min_micro_batches(config, loaded))
     _require_fit(parts, loaded.state)
-    place = replace(_ended(parts, ending, loaded), record=_on_record(directory, ending.step))
-    restore_step(parts, place.moment)
-    moved = _moved(directory, parts, ending) if place.moment.done else []
+    place = replace(_ended(parts, failed_step, loaded), record=_on_record(directory, failed_step.step))
+    restore_step(parts, place.saved_step)
+    moved = _moved(directory, parts, failed_step) if place.saved_step.done else []
     if moved:
         remark = f"the weights hold what {' and '.join(moved)} did in that step: they were saved behind it"
         place = replace(place, remarks=(*place.remarks, remark), because="the weights moved in between")
@@ -198,24 +198,26 @@ def _read_ending(directory: RunDirectory, trust: str = "") -> FailedStep:
     raise StorageError(f"{path} {why}", hint) from cause
 
 
-def _ended(parts: Parts, ending: FailedStep, loaded: LoadedCheckpoint) -> LocatedStep:
+def _ended(parts: Parts, failed_step: FailedStep, loaded: LoadedCheckpoint) -> LocatedStep:
     """The step that ended a run, with the weights of a checkpoint."""
-    remarks = [f"the step that ended the run, {ending.step:,}, done again: {ending.cause} was the cause on record"]
-    same, because = loaded.manifest.step == ending.step, LocatedStep.because
+    remarks = [
+        f"the step that ended the run, {failed_step.step:,}, done again: {failed_step.cause} was the cause on record"
+    ]
+    same, because = loaded.manifest.step == failed_step.step, LocatedStep.because
     if not same:
         remarks.append(f"the weights of that step were not kept: these are those of step {loaded.manifest.step:,}")
         because = "the weights are older"
-    if ending.ranks > 1:
-        remarks.append(f"{ending.ranks} ranks had a part of its batch each; here one process does the whole of it")
+    if failed_step.ranks > 1:
+        remarks.append(f"{failed_step.ranks} ranks had a part of its batch each; here one process does the whole of it")
         because = because if because != LocatedStep.because else _OF_RANKS
-    accounts = loaded.state["accounts"]
-    scales = {
-        one.name: float((accounts[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners
-    }
-    scales[ending.learner] = ending.loss_scale
-    random = ending.random or loaded.state["random"]
-    moment = SavedStep(ending.step, loaded.state, ending.batch.to(parts.device), False, scales, random, done=same)
-    return LocatedStep(parts, moment, ending.learner, tuple(remarks), because=because)
+    logs = loaded.state["accounts"]
+    scales = {one.name: float((logs[one.name]["last"] or {"loss_scale": 1.0})["loss_scale"]) for one in parts.learners}
+    scales[failed_step.learner] = failed_step.loss_scale
+    random = failed_step.random or loaded.state["random"]
+    saved_step = SavedStep(
+        failed_step.step, loaded.state, failed_step.batch.to(parts.device), False, scales, random, done=same
+    )
+    return LocatedStep(parts, saved_step, failed_step.learner, tuple(remarks), because=because)
 
 
 def _rescaled(place: LocatedStep, before: Mapping[str, _Beginning]) -> LocatedStep:
@@ -227,17 +229,17 @@ def _rescaled(place: LocatedStep, before: Mapping[str, _Beginning]) -> LocatedSt
     shown = " and ".join(
         f"{scale_in_words(scale)}{'' if name == 'main' else f' for {name}'}" for name, scale in others.items()
     )
-    moment = replace(place.moment, scales={**place.moment.scales, **others})
+    saved_step = replace(place.saved_step, scales={**place.saved_step.scales, **others})
     return replace(
-        place, moment=moment, remarks=(*place.remarks, f"at the first loss scale of the scaler given, {shown}")
+        place, saved_step=saved_step, remarks=(*place.remarks, f"at the first loss scale of the scaler given, {shown}")
     )
 
 
-def _moved(directory: RunDirectory, parts: Parts, ending: FailedStep) -> list[str]:
+def _moved(directory: RunDirectory, parts: Parts, failed_step: FailedStep) -> list[str]:
     """The learners whose updates of the last step were applied after the one that ended the run took its own."""
     names = [learner.name for learner in parts.learners]
-    later = names[names.index(ending.learner) :] if ending.learner in names else names
-    applied = {one.learner for one in _steps(directory, ending.step) if not one.skipped}
+    later = names[names.index(failed_step.learner) :] if failed_step.learner in names else names
+    applied = {one.learner for one in _steps(directory, failed_step.step) if not one.skipped}
     return [f"the {name}" for name in later if name in applied]
 
 
@@ -283,9 +285,9 @@ def _standing(directory: RunDirectory, config: Config, step: int | None) -> Loca
     trained = f", and {more:,} step{'s' if more > 1 else ''} trained in memory" if more else ""
     if loaded is not None:
         _require_fit(parts, loaded.state)
-    moment = _moment(parts, options, loaded.state if loaded else None, wanted)
+    saved_step = _moment(parts, options, loaded.state if loaded else None, wanted)
     remark = f"step {wanted:,}, from {begins}{trained}"
-    place = LocatedStep(parts, moment, None, (remark,), _on_record(directory, wanted), trained=more)
+    place = LocatedStep(parts, saved_step, None, (remark,), _on_record(directory, wanted), trained=more)
     state = directory.read_state()
     return replace(place, because=_OF_RANKS) if state is not None and state.ranks > 1 else place
 
@@ -294,10 +296,10 @@ def _moment(parts: Parts, options: Options, state: Mapping[str, Any] | None, ste
     planned = options.train.planned(parts.loaders["train"].steps_per_epoch)
     if step > max(planned, 1) and (state is None or step - 1 != state["progress"]["step"]):
         raise ConfigError(f"--step {step}: the training ends at step {planned:,}", f"write at most --step {planned}")
-    moment = saved_step_at(parts, options, state, step)
-    if moment is None:
+    saved_step = saved_step_at(parts, options, state, step)
+    if saved_step is None:
         raise StorageError(f"there is no batch for step {step}", "the data set has no usable sample")
-    return moment
+    return saved_step
 
 
 def _require_fit(parts: Parts, state: Mapping[str, Any]) -> None:

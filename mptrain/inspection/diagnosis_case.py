@@ -40,7 +40,7 @@ class DiagnosisCase:
     Attributes:
         config: It was done under.
         parts: Built from that, and brought to the moment.
-        moment: The step.
+        saved_step: The step.
         seen: What was seen of it.
         ended: It ended its run, because of the refused steps in a row.
         ceiling: The lowest loss scale at which the run overflowed on record; infinite where there was none.
@@ -50,14 +50,14 @@ class DiagnosisCase:
 
     config: Config
     parts: Parts
-    moment: SavedStep
+    saved_step: SavedStep
     seen: Observation
     ended: bool = False
     ceiling: float = math.inf
     faulted: bool = False
     original: DiagnosisCase | None = None
 
-    def under(self, *words: str, scale: float | None = None) -> DiagnosisCase:
+    def with_overrides(self, *words: str, scale: float | None = None) -> DiagnosisCase:
         """The same step under other words.
 
         Args:
@@ -70,7 +70,7 @@ class DiagnosisCase:
         """
         config = with_overrides(self.config, *words)
         parts = self._built(config)
-        scales = dict(self.moment.scales)
+        scales = dict(self.saved_step.scales)
         if scale is not None:
             scales = {learner.name: scale for learner in parts.learners}
         elif any(word.startswith("precision=") for word in words):
@@ -82,17 +82,17 @@ class DiagnosisCase:
         set_matmul_precision(
             self.config.precision
         )  # what was built in between may have chosen others, for the whole process
-        return self._another(self.config, self.parts, {**self.moment.scales, self.seen.learner: scale})
+        return self._another(self.config, self.parts, {**self.saved_step.scales, self.seen.learner: scale})
 
     def _another(self, config: Config, parts: Parts, scales: dict[str, float]) -> DiagnosisCase:
-        moment = replace(self.moment, scales=scales)
-        seen = without_initial_nonfinite(observation_of(observe_step(parts, moment), self.seen.learner), config)
+        saved_step = replace(self.saved_step, scales=scales)
+        seen = without_initial_nonfinite(observation_of(observe_step(parts, saved_step), self.seen.learner), config)
         original = self.original or self
-        return replace(self, config=config, parts=parts, moment=moment, seen=seen, original=original)
+        return replace(self, config=config, parts=parts, saved_step=saved_step, seen=seen, original=original)
 
     def _built(self, config: Config) -> Parts:
         parts, _ = build(config, weights=False, micro_batches=self.parts.plan.accumulate)
-        restore_step(parts, self.moment)
+        restore_step(parts, self.saved_step)
         return parts
 
     @property
@@ -118,14 +118,14 @@ class DiagnosisCase:
         return next(iter(self.causes), no_fault(self.seen, self.accuracy))
 
     @property
-    def right(self) -> bool:
+    def is_sound(self) -> bool:
         """Return whether nothing is wrong."""
         return self.seen.finite and not self.causes
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Return what is no fault and worth knowing: infinities of the forward pass that change nothing, inexact gradients."""
-        if not self.seen.finite or not self.right:
+        if not self.seen.finite or not self.is_sound:
             return ()
         agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
         infinite = [f"{one.what}{agree}" for one in find_causes(self.seen)]
@@ -156,7 +156,7 @@ class DiagnosisCase:
         try:
             fp32 = with_overrides(self.config, "precision=fp32")
             half, wide = (functools.partial(self._built, config) for config in (self.config, fp32))
-            return measure_accuracy(half, wide, self.moment, seen.learner, seen.loss_scale)
+            return measure_accuracy(half, wide, self.saved_step, seen.learner, seen.loss_scale)
         except (EnvironmentRefused, ConfigError):
             return None
         finally:
@@ -170,7 +170,7 @@ class DiagnosisCase:
         if not self.config.precision.half:
             return self.at_scale(1.0).seen
         try:
-            return self.under("precision=fp32", scale=1.0).seen
+            return self.with_overrides("precision=fp32", scale=1.0).seen
         except (EnvironmentRefused, ConfigError):
             return None
 

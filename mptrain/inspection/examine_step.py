@@ -47,7 +47,7 @@ class LocatedStep:
 
     Attributes:
         parts: What is built.
-        moment: The step.
+        saved_step: The step.
         learner: That which ended the run; None where none did.
         remarks: How the step was come by, one sentence each.
         record: What the run has about it.
@@ -56,7 +56,7 @@ class LocatedStep:
     """
 
     parts: Parts
-    moment: SavedStep
+    saved_step: SavedStep
     learner: str | None
     remarks: tuple[str, ...]
     record: RecordedStep = field(default_factory=RecordedStep)
@@ -77,7 +77,7 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
         ConfigError: There is no such learner.
     """
     _require_learner(place.parts, learner)
-    seen = _asked_about(observe_step(place.parts, place.moment), learner or place.learner, place.record)
+    seen = _asked_about(observe_step(place.parts, place.saved_step), learner or place.learner, place.record)
     seen = without_initial_nonfinite(seen, config)
     remarks = (*place.remarks, *_loss_on_record(place, seen), *_overflow_on_record(place.record, seen))
     fault = _fault(place.parts, seen.step)
@@ -85,10 +85,10 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
         return _examination(subject, _case(config, place, seen), remarks)
     remarks = (*remarks, f"a fault is put in on purpose: {fault}")
     case = replace(_case(config, place, seen), faulted=True)
-    if case.right:  # what else there is to try would put the fault in again
+    if case.is_sound:  # what else there is to try would put the fault in again
         return _examination(subject, case, remarks, ())
     clean = _without_fault(config, place, seen.learner)
-    if clean.right:
+    if clean.is_sound:
         tried = Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it")
         found = _examination(subject, case, remarks, (tried,))
         return replace(found, verdict=f"the injected fault is the cause: {fault}; {found.verdict}")
@@ -99,7 +99,7 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
 def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCase:
     ceiling = place.record.ceilings.get(seen.learner, math.inf)
     ended = place.learner == seen.learner
-    return DiagnosisCase(config, place.parts, place.moment, seen, ended=ended, ceiling=ceiling)
+    return DiagnosisCase(config, place.parts, place.saved_step, seen, ended=ended, ceiling=ceiling)
 
 
 def _examination(
@@ -163,8 +163,8 @@ def _without_fault(config: Config, place: LocatedStep, learner: str) -> Diagnosi
     """The same step of a learner without the fault."""
     config = with_overrides(config, *_WITHOUT_FAULT)
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
-    restore_step(parts, place.moment)
-    seen = without_initial_nonfinite(observation_of(observe_step(parts, place.moment), learner), config)
+    restore_step(parts, place.saved_step)
+    seen = without_initial_nonfinite(observation_of(observe_step(parts, place.saved_step), learner), config)
     return _case(config, replace(place, parts=parts), seen)
 
 

@@ -6,7 +6,7 @@ loss        bfloat16; then FP32
 input       the same step without the samples that are not finite
 none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
 
-A candidate helps only where nothing at all is wrong with the step under it (`DiagnosisCase.right`): it is finite, and what its modules say and
+A candidate helps only where nothing at all is wrong with the step under it (`DiagnosisCase.is_sound`): it is finite, and what its modules say and
 its gradients agree with the same step in FP32. Modules kept in FP32 may need another loss scale as well, which is tried with them.
 
 A lower learning rate is advised only where FP32 itself is not finite because weights or operands are large.
@@ -54,7 +54,7 @@ def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
         case: The step.
         underflow: Values lost to underflow count too.
     """
-    if not case.right:
+    if not case.is_sound:
         return case.cause.module or ""
     return case.lost[0].module if underflow and case.lost else None
 
@@ -136,7 +136,7 @@ def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -
             break
         kept = larger
         word = f"precision.keep_fp32=[{','.join([*case.config.precision.keep_fp32, *kept.entries])}]"
-        remedy, tried = _tried(case, (word,), f"keep {', '.join(kept.entries)} in FP32", underflow)
+        remedy, tried = _try_remedy(case, (word,), f"keep {', '.join(kept.entries)} in FP32", underflow)
         if remedy.helped or tried is None:
             break
         module = _offender(tried, underflow)
@@ -148,9 +148,9 @@ def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[
     policy = case.config.precision
     if policy.half and policy.compute == "float16":
         name = "amp_bf16" if policy.autocast else "bf16"
-        yield _tried(case, (f"precision={name}",), "bfloat16, with the range of FP32", underflow)[0]
+        yield _try_remedy(case, (f"precision={name}",), "bfloat16, with the range of FP32", underflow)[0]
     if policy.half:
-        remedy, tried = _tried(case, ("precision=fp32",), "FP32", underflow)
+        remedy, tried = _try_remedy(case, ("precision=fp32",), "FP32", underflow)
         yield remedy
         if tried is not None and not remedy.helped:
             yield from _blown_up(tried.seen)
@@ -193,30 +193,30 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
     if not good:
         yield Remedy((), text, None, "no sample of the batch is finite")
         return
-    moment = replace(case.moment, batch=_chosen(case.moment.batch, good))
-    seen = observation_of(observe_step(case.parts, moment), case.seen.learner)
+    saved_step = replace(case.saved_step, batch=_chosen(case.saved_step.batch, good))
+    seen = observation_of(observe_step(case.parts, saved_step), case.seen.learner)
     without = f"without the {len(bad)} samples" if len(bad) > 1 else "without the one sample"
     outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + first_cause(seen).what}"
     yield Remedy((), text, seen.finite, outcome)
 
 
-def _tried(
+def _try_remedy(
     case: DiagnosisCase, words: tuple[str, ...], text: str, underflow: bool
 ) -> tuple[Remedy, DiagnosisCase | None]:
     """Do the step again under some words; where only gradients are wrong then, at another loss scale as well."""
     try:
-        under = case.under(*words)
+        changed = case.with_overrides(*words)
     except (EnvironmentRefused, ConfigError) as error:
         return Remedy(words, text, None, f"not tried: {error}"), None
-    offender = _offender(under, underflow)
+    offender = _offender(changed, underflow)
     if offender is None:
-        agrees = "finite on this batch" + (", and agrees with FP32" if under.accuracy is not None else "")
-        return Remedy(words, text, True, "not lost on this batch" if underflow else agrees), under
-    if under.cause.kind == "backward" and (another := _another_scale(under)) is not None and another.helped:
+        agrees = "finite on this batch" + (", and agrees with FP32" if changed.accuracy is not None else "")
+        return Remedy(words, text, True, "not lost on this batch" if underflow else agrees), changed
+    if changed.cause.kind == "backward" and (another := _another_scale(changed)) is not None and another.helped:
         text = f"{text}, and {another.text}"
-        return Remedy((*words, *another.words), text, True, another.outcome), under
-    what = f"values of {offender} are lost" if under.right else under.cause.what
-    return Remedy(words, text, False, "the same happens" if what == case.cause.what else what), under
+        return Remedy((*words, *another.words), text, True, another.outcome), changed
+    what = f"values of {offender} are lost" if changed.is_sound else changed.cause.what
+    return Remedy(words, text, False, "the same happens" if what == case.cause.what else what), changed
 
 
 def _until_it_helps(*several: Iterable[Remedy]) -> Iterator[Remedy]:

@@ -109,19 +109,19 @@ class StepAccuracy:
 
 
 def measure_accuracy(
-    half: Callable[[], Parts], wide: Callable[[], Parts], moment: SavedStep, learner: str, scale: float
+    half: Callable[[], Parts], wide: Callable[[], Parts], saved_step: SavedStep, learner: str, scale: float
 ) -> StepAccuracy:
     """Measure one learner's step.
 
     Args:
         half: Builds the run in half precision, brought to the moment.
         wide: Builds it in ``precision=fp32``, likewise.
-        moment: The step.
+        saved_step: The step.
         learner: Whose passes.
         scale: Its loss scale.
     """
-    parts, batch32 = _alone(half(), learner), moment.batch.cast(torch.float32)
-    form, batch = FORMATS[parts.policy.compute], moment.batch.cast(input_dtype(parts.policy))
+    parts, batch32 = _alone(half(), learner), saved_step.batch.cast(torch.float32)
+    form, batch = FORMATS[parts.policy.compute], saved_step.batch.cast(input_dtype(parts.policy))
     said: Outputs = {}
     with hook_outputs(parts.model, record_outputs(said)):
         found = gradients(parts, batch, scale)

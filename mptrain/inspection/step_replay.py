@@ -96,43 +96,43 @@ def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | Non
     return None
 
 
-def restore_step(parts: Parts, moment: SavedStep) -> None:
+def restore_step(parts: Parts, saved_step: SavedStep) -> None:
     """Bring parts that were just built, perhaps in another precision, to a moment's weights, optimizers and carried state."""
-    load_weights(parts, moment.state)
+    load_weights(parts, saved_step.state)
     for learner in parts.learners:
-        learner.load_state_dict(moment.state["learners"][learner.name])
+        learner.load_state_dict(saved_step.state["learners"][learner.name])
     for name, buffer in parts.carried().items():
-        buffer.copy_(moment.state["carried"][name])
+        buffer.copy_(saved_step.state["carried"][name])
 
 
-def observe_step(parts: Parts, moment: SavedStep) -> tuple[Observation, ...]:
+def observe_step(parts: Parts, saved_step: SavedStep) -> tuple[Observation, ...]:
     """Do the passes of a step, and see everything.
 
     Args:
         parts: Brought to that moment; they are left as they were.
-        moment: Which step.
+        saved_step: Which step.
 
     Returns:
         What was seen of each learner's passes, in their order.
     """
     parts.model.train()
-    set_random_state(moment.random, parts.device)
+    set_random_state(saved_step.random, parts.device)
     seen = []
-    prepared = moment.batch.cast(input_dtype(parts.policy))
-    with _put_back(parts, moment), parts.fault.at(moment.step, prepared) as batch:
+    prepared = saved_step.batch.cast(input_dtype(parts.policy))
+    with _put_back(parts, saved_step), parts.fault.at(saved_step.step, prepared) as batch:
         for learner in parts.learners:
-            chosen = moment.scales[learner.name]
+            chosen = saved_step.scales[learner.name]
             learner.scale_state = {**learner.scale_state, "scale": torch.full_like(learner.scale, chosen)}
             random = random_state(parts.device)
-            seen.append(_look(parts, learner, moment, batch, chosen))
-            if learner is not parts.learners[-1] and seen[-1].refusal is None and not moment.done:
+            seen.append(_look(parts, learner, saved_step, batch, chosen))
+            if learner is not parts.learners[-1] and seen[-1].refusal is None and not saved_step.done:
                 set_random_state(random, parts.device)
                 train_step(learner, parts.model, batch, parts.plan)  # the next learner's step comes behind it
     return tuple(seen)
 
 
 @contextlib.contextmanager
-def _put_back(parts: Parts, moment: SavedStep) -> Iterator[None]:
+def _put_back(parts: Parts, saved_step: SavedStep) -> Iterator[None]:
     """Whatever moves meanwhile, a weight that is poisoned on purpose included, is afterwards as it is at that moment."""
     scales = [learner.scale_state for learner in parts.learners]
     learners = _copied({learner.name: learner.state_dict() for learner in parts.learners})
@@ -140,7 +140,7 @@ def _put_back(parts: Parts, moment: SavedStep) -> Iterator[None]:
     try:
         yield
     finally:
-        load_weights(parts, {**moment.state, "learners": learners})
+        load_weights(parts, {**saved_step.state, "learners": learners})
         for learner, scale_state in zip(parts.learners, scales, strict=True):
             learner.load_state_dict(learners[learner.name])
             learner.scale_state = scale_state
@@ -149,11 +149,11 @@ def _put_back(parts: Parts, moment: SavedStep) -> Iterator[None]:
             buffer.copy_(carried[name])
 
 
-def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale: float) -> Observation:
+def _look(parts: Parts, learner: Learner, saved_step: SavedStep, batch: Batch, scale: float) -> Observation:
     trail, census = ModuleTrail(), OperatorCensus()
     observer = Observer(trail)
     plan = replace(parts.plan, products=census.inside(observer.inside(parts.plan.products)))
-    faulty_inputs, faulty_weights = _faulty_inputs(parts, batch, moment), _faulty_weights(parts)
+    faulty_inputs, faulty_weights = _faulty_inputs(parts, batch, saved_step), _faulty_weights(parts)
     loss, refusal = math.nan, None
     learner.weights.gradients.zero_grad()
     parts.plan.guard.snapshot()
@@ -175,7 +175,7 @@ def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale
     parts.plan.guard.restore(torch.ones(1, device=parts.device))
     return Observation(
         learner=learner.name,
-        step=moment.step,
+        step=saved_step.step,
         loss_scale=scale,
         loss=loss,
         samples=batch.samples,
@@ -212,9 +212,9 @@ def _copied(values: Any) -> Any:
     return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
-def _faulty_inputs(parts: Parts, batch: Batch, moment: SavedStep) -> tuple[NonfiniteTensor, ...]:
-    before = moment.batch.tensors()
-    known = moment.wide and not parts.fault.records(moment.step)  # a fault is not in the batch before the cast
+def _faulty_inputs(parts: Parts, batch: Batch, saved_step: SavedStep) -> tuple[NonfiniteTensor, ...]:
+    before = saved_step.batch.tensors()
+    known = saved_step.wide and not parts.fault.records(saved_step.step)  # a fault is not in the batch before the cast
     found = []
     for name, tensor in batch.tensors().items():
         wrong = tensor.isfinite().logical_not()  # nothing of whole numbers

@@ -213,7 +213,7 @@ class GradientHistory:
             steps: All steps of this learner on record; without them only those that were looked at count.
         """
         sampled_steps = tuple(self.sampled_steps)
-        sound = [look for look in sampled_steps if math.isfinite(look.largest)]
+        sound = [sample for sample in sampled_steps if math.isfinite(sample.largest)]
         record = RecordedSteps(self._half)
         limits = overflow_limits(sampled_steps, record.passing(steps), self._half)
         found = Forecast(
@@ -223,7 +223,7 @@ class GradientHistory:
             smallest_seen=self._smallest_seen,
             at_smallest=self._at_smallest,
             unusable=self._unusable,
-            largest=max(sound, key=lambda look: look.largest, default=None),
+            largest=max(sound, key=lambda sample: sample.largest, default=None),
             evidence=find_evidence(sampled_steps, record),
         )
         if found.largest is None or found.largest.largest == 0:
@@ -247,11 +247,11 @@ class GradientHistory:
             ExponentTails(merged(self.activations.values())),
             ExponentTails(merged(self.weights.values())),
         )
-        sound, steps = [look for look in self.sampled_steps if look.taken], limits.total()
+        sound, steps = [sample for sample in self.sampled_steps if sample.taken], limits.total()
         found = []
         for exponent in EXPONENTS:
             below, subnormal, normal = (place - exponent for place in (TINIEST - 1, TINIEST, NORMAL))
-            taken = max((look.taken[exponent] for look in sound), key=_share, default=WorstTensor())
+            taken = max((sample.taken[exponent] for sample in sound), key=_share, default=WorstTensor())
             found.append(
                 ScaleForecast(
                     exponent=exponent,
@@ -260,10 +260,10 @@ class GradientHistory:
                     zeros=together.zeros_below(below),
                     subnormal=together.share_below(normal) - together.share_below(subnormal),
                     taken=taken,
-                    starved=sum(look.taken[exponent].share > MOST_TAKEN for look in sound),
+                    starved=sum(sample.taken[exponent].share > MOST_TAKEN for sample in sound),
                     weights_lost=all_weights.share_below(below),
                     worst_weights_lost=_worst_lost(parameters, below),
-                    overflowing=sum(look.overflows(exponent) for look in self.sampled_steps),
+                    overflowing=sum(sample.overflows(exponent) for sample in self.sampled_steps),
                     overflow_share=sum(n for limit, n in limits.items() if limit <= exponent) / max(steps, 1),
                 )
             )

@@ -157,16 +157,16 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
         steps: Its steps, in order.
         half: Whether they were computed in FP16: then one that was clean at its scale is so below it.
     """
-    left = {look.step: look for look in sampled_steps}
+    left = {sample.step: sample for sample in sampled_steps}
     found: Counter[int] = Counter()
     waiting: list[_Between] = []
     before: HistogramSample | None = None
     for step in steps:
-        look = left.pop(step.step, None)
-        after = sample_at(step.step, look.largest, step.grad_norm) if look and not step.overflow else None
-        if look and after:
+        sample = left.pop(step.step, None)
+        after = sample_at(step.step, sample.largest, step.grad_norm) if sample and not step.overflow else None
+        if sample and after:
             found.update(_between(before or after, after, waiting))
-            found[_limit_of(look)] += 1
+            found[_limit_of(sample)] += 1
             waiting, before = [], after
         elif step.overflow:
             if math.isfinite(step.loss) and 0 < step.loss_scale < math.inf:
@@ -181,7 +181,7 @@ def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRe
         found.update(_between(before, before, waiting))
     else:
         found.update(one.overflowed for one in waiting if one.overflowed < _NEVER)
-    found.update(_limit_of(look) for look in left.values())
+    found.update(_limit_of(sample) for sample in left.values())
     return found
 
 
@@ -192,17 +192,17 @@ def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
     half of them did, the others are too few and the smallest: then there is none.
     """
     sound = [
-        HistogramSample(look.step, math.log2(look.largest), 0.0)
-        for look in sampled_steps
-        if 0 < look.largest < math.inf
+        HistogramSample(sample.step, math.log2(sample.largest), 0.0)
+        for sample in sampled_steps
+        if 0 < sample.largest < math.inf
     ]
-    overflowed = [look for look in sampled_steps if math.isinf(look.largest)]
+    overflowed = [sample for sample in sampled_steps if math.isinf(sample.largest)]
     if len(sound) < len(overflowed):
         return []
     edges = [_END - one.largest for one in sound]
-    for look in overflowed:
-        largest = largest_at_step(sound, look.step, math.inf)
-        edges.append(min(_END - math.log2(largest), math.log2(look.loss_scale)))
+    for sample in overflowed:
+        largest = largest_at_step(sound, sample.step, math.inf)
+        edges.append(min(_END - math.log2(largest), math.log2(sample.loss_scale)))
     return edges
 
 
@@ -212,11 +212,11 @@ def _first_overflowing(largest: float) -> int:
     return exponent - 1 if largest * 2.0 ** (exponent - 1) >= INFINITE_FROM else exponent
 
 
-def _limit_of(look: SampledStep) -> int:
+def _limit_of(sample: SampledStep) -> int:
     """Return the smallest exponent at which a step that was looked at overflows."""
-    if math.isinf(look.largest):
-        return math.ceil(math.log2(look.loss_scale))
-    return _first_overflowing(look.largest) if look.largest else _NEVER
+    if math.isinf(sample.largest):
+        return math.ceil(math.log2(sample.loss_scale))
+    return _first_overflowing(sample.largest) if sample.largest else _NEVER
 
 
 class _Between(NamedTuple):

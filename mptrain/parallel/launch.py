@@ -61,19 +61,25 @@ def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
         ConfigError: torchrun has begun another number than is asked for.
         RankLost: They have not all come.
     """
-    begun = torchrun_rank()
-    if begun is not None:
+    torchrun = torchrun_rank()
+    if torchrun is not None:
         from torch.distributed import PrefixStore
 
-        if options.procs not in (None, begun.count):
+        if options.procs not in (None, torchrun.count):
             raise ConfigError(
-                f"distributed.procs={options.procs}, but torchrun has begun {begun.count} ranks",
+                f"distributed.procs={options.procs}, but torchrun has begun {torchrun.count} ranks",
                 "write distributed.procs=null: it begins ranks where torchrun does not",
             )
         store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun(options.timeout))
-        rendezvous(store, begun.rank, begun.count, options.timeout)
+        rendezvous(store, torchrun.rank, torchrun.count, options.timeout)
         group = DistributedCommunicator(
-            begun.rank, begun.count, begun.local_rank, begun.local_count, options.timeout, store, MEETING + begun.count
+            torchrun.rank,
+            torchrun.count,
+            torchrun.local_rank,
+            torchrun.local_count,
+            options.timeout,
+            store,
+            MEETING + torchrun.count,
         )
         try:
             yield group

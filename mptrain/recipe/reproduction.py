@@ -126,7 +126,7 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
     """
     recipe, points = reproduction.recipe, reproduction.points
     claimed = claimed_by(points) if points else ()
-    question = ComparisonOptions(recipe.reference or None, recipe.margin, recipe.metric, claimed)
+    options = ComparisonOptions(recipe.reference or None, recipe.margin, recipe.metric, claimed)
     root, name = reproduction.folder.parent.parent, reproduction.folder.name
     folder = sweep_folder(RunOptions(root=str(root), name=f"recipes/{name}", resume="auto"))
     sweep = plan_sweep(
@@ -136,7 +136,7 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
         config_dirs=reproduction.config_dirs,
         parallel=parallel,
         kind="recipe",
-        plan={**question.as_plan(), "recipe": recipe.name, "smoke": reproduction.smoke},
+        plan={**options.as_plan(), "recipe": recipe.name, "smoke": reproduction.smoke},
     )
     write_atomically(folder / RECIPE_YAML, recipe.path.read_bytes())
     return refresh_status(sweep)

@@ -109,7 +109,7 @@ def _seen(forecast: Forecast) -> str:
 def _too_few(forecast: Forecast) -> str:
     """Return why the looks, or the steps, do not suffice."""
     said, evidence = [], forecast.evidence
-    sound = sum(math.isfinite(look.largest) for look in forecast.sampled_steps)
+    sound = sum(math.isfinite(sample.largest) for sample in forecast.sampled_steps)
     if sound < 2:
         said.append("one look does not show how much the largest gradient varies from step to step")
     if _is_short(forecast):
@@ -152,7 +152,7 @@ def reasons(forecast: Forecast) -> list[str]:
         )
     if not forecast.sampled_steps:
         return said
-    overflowed = sum(math.isinf(look.largest) for look in forecast.sampled_steps)
+    overflowed = sum(math.isinf(sample.largest) for sample in forecast.sampled_steps)
     said += _sure(forecast)
     looked = f"{counted(len(forecast.sampled_steps), 'step')} looked at"
     between = (

@@ -39,13 +39,13 @@ def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
     try:
         return reload(written, overrides)
     except ConfigError as error:
-        strange = ""
+        warning = ""
         with contextlib.suppress(StorageError, ConfigError):  # then its own words are the best there are
             newest = next(iter(manifests_in(directory.paths.checkpoints)), None)
             if newest is not None:
-                strange = _mismatch(directory, written, directory.read_state(), read_manifest(newest))
-        if strange:
-            raise StorageError(f"{strange}: {error}", _RESTORE) from error
+                warning = _mismatch(directory, written, directory.read_state(), read_manifest(newest))
+        if warning:
+            raise StorageError(f"{warning}: {error}", _RESTORE) from error
         raise
 
 
@@ -81,18 +81,18 @@ def require_unchanged_config(
     Raises:
         StorageError: It is another in keys that nobody has named.
     """
-    strange = _mismatch(directory, written, state, manifest)
-    if not strange:
+    warning = _mismatch(directory, written, state, manifest)
+    if not warning:
         return ""
     edits = _edits(directory, written, manifest)
     untold = [change for change in edits if not any(f"{change[0]}.".startswith(f"{key}.") for key in said)]
     if said and not untold:
-        return strange
+        return warning
     told = f": {'; '.join(describe_change(*change) for change in untold)}" if untold else ""
     words = [f"{key}={show(value)}" for key, _, value in untold] if len(untold) <= 3 and untold else ["KEY=VALUE"]
     line = " ".join([*words, *map(shlex.quote, said.values())])
     raise StorageError(
-        f"{strange}{told}", f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} {line}"
+        f"{warning}{told}", f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} {line}"
     )
 
 
@@ -109,12 +109,12 @@ def require_undamaged_config(directory: RunDirectory, written: str, state: RunSt
     """
     for path in manifests_in(directory.paths.checkpoints):
         with contextlib.suppress(StorageError):
-            if strange := _mismatch(directory, written, state, read_manifest(path)):
+            if warning := _mismatch(directory, written, state, read_manifest(path)):
                 break
             return
     else:
         return
-    raise StorageError(strange, _RESTORE)
+    raise StorageError(warning, _RESTORE)
 
 
 def _mismatch(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:

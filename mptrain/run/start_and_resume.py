@@ -236,7 +236,7 @@ def _continue(
         loaded = store.load_latest()
         if loaded is not None and explicit:
             _require_effect(changes)
-        strange = (
+        warning = (
             require_unchanged_config(directory, old, state, loaded.manifest, said or {}) if loaded is not None else ""
         )
         manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
@@ -251,7 +251,7 @@ def _continue(
         changed = tuple(describe_change(*change) for change in changes)
         notes = [f"changed: {sentence}" for sentence in changed]
         warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
-        warnings += [strange] if strange else []
+        warnings += [warning] if warning else []
         if loaded is None:
             _require_never_saved(directory, state)
             notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]

@@ -33,7 +33,7 @@ _PRECISION_GROUPS = ("precision", "scaler")
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """What is to be found out.
+    """Options of a comparison.
 
     Attributes:
         reference: The arm to compare with; None leaves it to `mptrain.comparison.arms.choose_reference`.
@@ -53,7 +53,7 @@ class ComparisonOptions:
 
     @classmethod
     def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> ComparisonOptions:
-        """The question of a sweep; one without any is asked with the defaults.
+        """Return the options of a sweep; one without any has the defaults.
 
         Raises:
             StorageError: A value is of a wrong type; names the file, ``where`` it stands.
@@ -138,7 +138,7 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
         UsageError: There is nothing to compare.
         StorageError: The records of a run are damaged, or the disk refuses.
     """
-    question = ComparisonOptions.of(sweep.plan, sweep.paths.json)
+    options = ComparisonOptions.of(sweep.plan, sweep.paths.json)
     members: dict[str, list[tuple[str, RunMeasures]]] = {}
     lost: dict[str, list[SweepJob]] = {}
     for job in sweep.jobs:
@@ -151,26 +151,24 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
     groups = {}
     for group, runs in members.items():
         without = lost.get(group, [])
-        _require_reference(question, [arm for arm, _ in runs], without, sweep)
+        _require_reference(options, [arm for arm, _ in runs], without, sweep)
         arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
-        found = with_relative_paths(_compare(arms, question, _notes(sweep)), sweep.folder)
+        found = with_relative_paths(_compare(arms, options, _notes(sweep)), sweep.folder)
         groups[group] = replace(found, objections=(*_lost_arms(without), *found.objections))
     write_comparisons(sweep.paths.comparison, groups)
     return groups
 
 
-def _require_reference(
-    question: ComparisonOptions, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep
-) -> None:
+def _require_reference(options: ComparisonOptions, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:
     """Refuse to compare with another arm than was planned, because no run of that one began.
 
     Raises:
         UsageError: Says why its first run did not.
     """
-    gone = [job for job in lost if job.arm.rpartition("/")[2] == question.reference]
-    if question.reference not in arms and gone:
+    gone = [job for job in lost if job.arm.rpartition("/")[2] == options.reference]
+    if options.reference not in arms and gone:
         raise UsageError(
-            f"the reference {question.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
+            f"the reference {options.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
             f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder}{allow_argument_for(sweep)} runs what is missing",
         )
 
@@ -190,12 +188,12 @@ def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
     ]
 
 
-def judge_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> Comparison:
+def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: bool) -> Comparison:
     """Compare runs that exist.
 
     Args:
         places: Run directories, names of runs below ``outputs``, or folders of sweeps, which stand for all their runs.
-        question: What is to be found out.
+        options: What is to be found out.
         anyway: Compare also what cannot be compared fairly.
 
     Raises:
@@ -207,8 +205,8 @@ def judge_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bo
         for path in _runs_of(place):
             found.setdefault(path.resolve(), place)
     runs = [measure(run) for run in read_runs(found)]
-    _require_keys(question.claimed, runs)
-    comparison = _compare(group_runs(runs, places=list(found.values())), question, (), anyway=anyway)
+    _require_keys(options.claimed, runs)
+    comparison = _compare(group_runs(runs, places=list(found.values())), options, (), anyway=anyway)
     fatal = [objection for objection in comparison.objections if objection.fatal]
     if fatal and not anyway:
         problems = [Problem(objection.what, objection.hint) for objection in fatal]
@@ -218,14 +216,14 @@ def judge_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bo
 
 
 def _compare(
-    arms: tuple[Arm, ...], question: ComparisonOptions, notes: Sequence[str], *, anyway: bool = False
+    arms: tuple[Arm, ...], options: ComparisonOptions, notes: Sequence[str], *, anyway: bool = False
 ) -> Comparison:
     return compare(
         arms,
-        reference=_reference(arms, question.reference),
-        margin=question.margin,
-        metric=question.metric,
-        claimed=question.claimed,
+        reference=_reference(arms, options.reference),
+        margin=options.margin,
+        metric=options.metric,
+        claimed=options.claimed,
         notes=notes,
         anyway=anyway,
     )

@@ -103,9 +103,9 @@ def test_words_for_one_of_several_learners_move_its_scale_alone(scaler):
     gan = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static")
     config = compose((*gan, f"scaler={scaler}"))
     parts, options = build(config)
-    moment = saved_step_at(parts, options, None, 1)
-    seen = observe_step(parts, moment)[1]
-    words = scale_words(DiagnosisCase(config, parts, moment, seen), 2.0**-20)
+    saved_step = saved_step_at(parts, options, None, 1)
+    seen = observe_step(parts, saved_step)[1]
+    words = scale_words(DiagnosisCase(config, parts, saved_step, seen), 2.0**-20)
     assert begins_at(config, words, "generator") == 2.0**-20
     assert begins_at(config, words, "discriminator") == float(parts.learners[0].scale)
 
