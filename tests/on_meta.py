@@ -25,11 +25,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from mptrain.config import build as building
 from mptrain.config.compose import compose
 from mptrain.engine.guard import BufferGuard
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.engine.ring import Ring, _packed
-from mptrain.engine.steps import StepRunner
+from mptrain.engine.step_runner import StepRunner
 from mptrain.optimizer import multi_tensor, updater
 from mptrain.precision import apply
+from mptrain.precision.keep_fp32 import cast_floating
 from mptrain.precision.upcast import EagerMode, products
 
 META = torch.device("meta")
@@ -201,7 +202,7 @@ class Autocast(TorchFunctionMode):
                 floats = {x.dtype for x in tree_leaves(args) if isinstance(x, torch.Tensor) and x.is_floating_point()}
                 dtype = torch.float32 if len(floats) > 1 else None
         if dtype is not None:
-            args, kwargs = tree_map(lambda x: apply._cast(x, dtype), (args, kwargs or {}))
+            args, kwargs = tree_map(lambda x: cast_floating(x, dtype), (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

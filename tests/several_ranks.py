@@ -17,15 +17,15 @@ from small_runs import Kept, command, environment
 
 from mptrain.config.build import build
 from mptrain.config.compose import compose
-from mptrain.engine.evaluate import complete
+from mptrain.engine.evaluate import gather_model
 from mptrain.engine.fingerprints import digest_of_weights
 from mptrain.engine.loop import Loop
-from mptrain.engine.storage import NoStorage
+from mptrain.engine.run_storage import NoStorage
 from mptrain.numerics.shards import whole
-from mptrain.parallel.launch import gathered
+from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.options import DistributedOptions
 from mptrain.records import EvalRecord, StepRecord
-from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.run_paths import RunPaths
 
 
 def trained_by(ranks: int, *cases: list[str], timeout: float = 200) -> list[list[dict]]:
@@ -62,7 +62,7 @@ def _train(overrides: list[str], ranks) -> dict:
         "steps": [asdict(record) for record in kept.of(StepRecord)],
         "evaluations": [asdict(record) for record in kept.of(EvalRecord)],
         "events": [[record.kind, record.step] for record in kept.records if hasattr(record, "kind")],
-        "weights": digest_of_weights(complete(parts).float()),
+        "weights": digest_of_weights(gather_model(parts).float()),
         "averages": averages,
     }
 
@@ -73,7 +73,7 @@ def digest(value) -> float:
 
 def main() -> None:
     cases = json.load(sys.stdin)
-    with gathered(DistributedOptions(procs=int(sys.argv[1]))) as ranks:
+    with launch_ranks(DistributedOptions(procs=int(sys.argv[1]))) as ranks:
         answers = [ranks.all_gather_object(_train(case, ranks)) for case in cases]
         if ranks.is_rank_zero:
             json.dump(answers, sys.stdout)

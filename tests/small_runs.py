@@ -17,7 +17,7 @@ from mptrain.cli.main import main
 from mptrain.config.build import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
-from mptrain.engine.storage import Storage
+from mptrain.engine.run_storage import Storage
 from mptrain.errors import Preempted
 from mptrain.runlog import RecordWriter, create_run, truncate_records
 from mptrain.runlog.checkpoints import CheckpointStore

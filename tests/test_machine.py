@@ -13,7 +13,7 @@ from small_runs import TINY, loop_of, steps_of
 
 from mptrain import machine
 from mptrain.engine.memory import memory_now, memory_peak
-from mptrain.runlog.state_files import HashedFile
+from mptrain.runlog.checkpoint_data import HashedFile
 from mptrain.sweep.local_executor import Slots
 
 

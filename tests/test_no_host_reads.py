@@ -23,7 +23,7 @@ SOURCES = [
         PACKAGE / "optimizer" / f"{name}.py"
         for name in ("weights", "updater", "rules", "multi_tensor", "gradient_table")
     ),
-    PACKAGE / "schedule" / "table.py",
+    PACKAGE / "schedule" / "rate_table.py",
     PACKAGE / "parallel" / "strategy.py",
     PACKAGE / "parallel" / "sync_batchnorm.py",
 ]
@@ -40,7 +40,7 @@ READING_FUNCTIONS = {
     ("verdict.py", "square"): "of a part of it",
     ("verdict.py", "memory_order"): "asks for strides",
     ("verdict.py", "__init__"): "sums shapes up",
-    ("bits.py", "read_counts"): "its numbers are on the host already",
+    ("exponent_counts.py", "read_counts"): "its numbers are on the host already",
     ("multi_tensor.py", "obstacle"): "before the first step",
     ("multi_tensor.py", "_try"): "before the first step",
     ("multi_tensor.py", "_parts"): "its numbers are on the host already",

@@ -17,7 +17,7 @@ PACKAGE = Path(private.__file__).parent
 #: Modules that are all about what only CUDA has, or about the compiler, which a start is not to import.
 BESIDES = {
     "engine/cuda_graphs.py": {"torch._C._cuda_endAllocateToPool", "torch._C._cuda_releasePool"},
-    "engine/job.py": {
+    "engine/parts.py": {
         "torch._dynamo",
         "torch._dynamo.config.accumulated_recompile_limit",
         "torch._dynamo.config.fail_on_recompile_limit_hit",

@@ -14,7 +14,7 @@ from benchmarks.loops.base import Loop, Mode, Work
 from benchmarks.loops.ours import Ours
 from benchmarks.loops.peers import PEERS, NotThere
 from benchmarks.timing import Block, Times, in_several_places, take_turns
-from mptrain.precision.apply import set_products
+from mptrain.precision.apply import set_matmul_precision
 
 #: How far the ratio of a loop to its own twin may be from 1 before nothing counts.
 TWINS = 0.02
@@ -148,7 +148,7 @@ def _in_its_own_arithmetic(mode: Mode, loop: Ours) -> Block:
     """The loop's block with TF32 as its mode has it: that is set for the whole process."""
 
     def block(steps: int) -> float:
-        set_products(loop.loop.parts.policy)
+        set_matmul_precision(loop.loop.parts.policy)
         return loop.block(steps)
 
     return block

@@ -11,7 +11,7 @@ from mptrain.config.build import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
 from mptrain.engine.rehearsal import rehearse_run
-from mptrain.engine.storage import Storage
+from mptrain.engine.run_storage import Storage
 from mptrain.precision.apply import input_dtype
 from mptrain.records import ProgressRecord, Record, StepRecord
 from mptrain.runlog import RecordWriter, create_run

@@ -138,7 +138,7 @@ def read_flags(words: Sequence[str]) -> Flags:
             info = value or (rest.pop(0) if has_value else "all")
         else:
             value = rest.pop(0) if has_value else value
-            meant = meant_by(word, value or "VALUE")
+            meant = flag_hint(word, value or "VALUE")
             problems.append(Problem(f"unknown option '{word}'", _hint(word, meant)))
             if value:
                 meant_words += [one for one in meant.split() if "=" in one and not meant.startswith("mptrain")]
@@ -241,9 +241,9 @@ def refuse_blanks(words: list[str], commands: Collection[str], *, keys: bool) ->
         raise ConfigError(problems)
 
 
-def what_was_meant(word: str, commands: Collection[str]) -> str:
+def command_hint(word: str, commands: Collection[str]) -> str:
     """Return the hint for a first word that is no command."""
-    from mptrain.runlog.layout import RUN_JSON
+    from mptrain.runlog.run_paths import RUN_JSON
 
     catalogue = Catalogue([location.configs()])
     if word in catalogue.groups:
@@ -284,7 +284,7 @@ def run_and_overrides(command: str, words: list[str]) -> tuple[str, list[str]]:
             value = word.partition("=")[2]
             if "=" not in word and rest and "=" not in rest[0] and not rest[0].startswith("-"):
                 value = rest.pop(0)
-            meant = meant_by(word, value or "VALUE")
+            meant = flag_hint(word, value or "VALUE")
         hint = f"did you mean {meant}? configuration is written without dashes" if meant else ""
         problems.append(
             Problem(f"'{word}' is not of the form KEY=VALUE", hint or f"mptrain {command} RUN KEY=VALUE ...")
@@ -305,7 +305,7 @@ def _is_place(word: str) -> bool:
     return any(os.path.isdir(place) for place in (word, os.path.join("outputs", word)))  # noqa: PTH112, PTH118
 
 
-def meant_by(word: str, value: str, flags: Sequence[str] = _SUGGESTED) -> str:
+def flag_hint(word: str, value: str, flags: Sequence[str] = _SUGGESTED) -> str:
     """Return the words that an unknown flag and its value stand for, without dashes; empty where it is like another flag.
 
     Args:

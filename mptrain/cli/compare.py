@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mptrain.cli.command_line import TRAINING, Flags, meant_by, take_options, training_flags
+from mptrain.cli.command_line import TRAINING, Flags, flag_hint, take_options, training_flags
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_running import checked, finish, launcher_of, recorded
@@ -20,7 +20,15 @@ from mptrain.config.compose import Composer
 from mptrain.config.schema import RunOptions
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, UsageError, did_you_mean
 from mptrain.runlog.sweeps import Sweep, SweepPaths, read_sweep
-from mptrain.sweep.comparisons import Question, beside, claimed_by, judge, judge_runs, name_arms, reference_of
+from mptrain.sweep.comparisons import (
+    ComparisonOptions,
+    claimed_by,
+    judge,
+    judge_runs,
+    name_arms,
+    reference_of,
+    with_relative_paths,
+)
 from mptrain.sweep.points import expand
 from mptrain.sweep.runner import sweep_folder
 
@@ -62,9 +70,9 @@ def compare(words: Sequence[str]) -> int:
             "leave one of them out",
         )
     reference, margin, metric, by = (found[option][-1] if option in found else None for option in _OWN)
-    question = Question(
+    question = ComparisonOptions(
         reference,
-        Question().margin if margin is None else _margin(margin),
+        ComparisonOptions().margin if margin is None else _margin(margin),
         metric,
         tuple(key for key in (by or "").split(",") if key),
     )
@@ -82,7 +90,7 @@ def _refuse_option(word: str, rest: Sequence[str]) -> None:
     flag, _, value = word.partition("=")
     known = (*_OWN, "--anyway", *TRAINING)
     after = next(iter(rest[rest.index(word) + 1 :]), "VALUE")
-    meant = meant_by(word, value or after, known) or did_you_mean(flag, known)
+    meant = flag_hint(word, value or after, known) or did_you_mean(flag, known)
     listed = f"there is {', '.join((*_OWN, '--anyway', '--jobs'))}"
     raise UsageError(f"unknown option '{word}'", f"did you mean {meant}?" if meant else listed)
 
@@ -99,7 +107,7 @@ def conclude(sweep: Sweep) -> None:
     _show(judge(read_sweep(sweep.folder)), sweep.folder)
 
 
-def _compare_arms(flags: Flags, question: Question) -> int:
+def _compare_arms(flags: Flags, question: ComparisonOptions) -> int:
     with each_warning_once():
         composer = Composer(flags.config_dirs, flags.config_name)
         launcher = launcher_of(flags.launcher, flags.jobs)
@@ -128,11 +136,11 @@ def _compare_arms(flags: Flags, question: Question) -> int:
     return code
 
 
-def _compare_runs(places: Sequence[str], question: Question, *, anyway: bool) -> int:
+def _compare_runs(places: Sequence[str], question: ComparisonOptions, *, anyway: bool) -> int:
     _refuse_options(places)
     comparison = judge_runs(places, question, anyway=anyway)
     folder = sweep_folder(RunOptions(root="outputs"), "comparisons")  # nothing is made for what is refused
-    comparisons = {"": beside(comparison, folder)}
+    comparisons = {"": with_relative_paths(comparison, folder)}
     write_comparisons(SweepPaths(folder).comparison, comparisons)
     _show(comparisons, folder)
     return EXIT_OK
@@ -172,6 +180,6 @@ def _margin(text: str) -> float:
     if not (margin > 0 and math.isfinite(margin)):
         raise UsageError(
             f"--margin {text}: must be a positive number, in the metric's unit",
-            f"write for example --margin 0.005, half a point of accuracy; the default is {shlex.quote(str(Question().margin))}",
+            f"write for example --margin 0.005, half a point of accuracy; the default is {shlex.quote(str(ComparisonOptions().margin))}",
         )
     return margin

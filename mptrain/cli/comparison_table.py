@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from mptrain.cli import formatting
 from mptrain.cli.messages import printable, say, wrapped
-from mptrain.cli.tables import BREAK, Column, drawn
+from mptrain.cli.tables import BREAK, Column, render_table
 from mptrain.runlog import readable_bytes
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def print_comparison(comparison: Comparison, title: str = "") -> None:
     Raises:
         StorageError: Standard output takes no more.
     """
-    lines = drawn(_columns(comparison), piped_width=160)
+    lines = render_table(_columns(comparison), piped_width=160)
     lines += ["", *_paragraphs(comparison)]
     say("\n".join([*([title] if title else []), *lines]), styled=True)
 

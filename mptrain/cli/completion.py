@@ -267,7 +267,7 @@ def _recipes() -> Iterator[Candidate]:
 
 def _runs(typed: str) -> Iterator[Candidate]:
     """Runs below ``outputs``, newest first; and folders, for those that are elsewhere."""
-    from mptrain.runlog.layout import RUN_JSON
+    from mptrain.runlog.run_paths import RUN_JSON
 
     yield from _newest_with(RUN_JSON, typed)
     for folder in paths(typed, folders_only=True):

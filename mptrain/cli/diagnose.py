@@ -12,14 +12,14 @@ from rich.text import Text
 
 from mptrain.cli.command_line import take_options
 from mptrain.cli.messages import printable, say, wrapped
-from mptrain.cli.tables import BREAK, Column, capture, columns_of, drawn
+from mptrain.cli.tables import BREAK, Column, capture, columns_of, render_table
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.report.diagnosis_page import FINITE, as_sentence, breaking, cells, verdict_on
-from mptrain.report.run_parts import by_cast, by_operator, summary
+from mptrain.report.run_blocks import by_cast, by_operator, summary
 
 if TYPE_CHECKING:
     from mptrain.report.page import Cell
-    from mptrain.runlog.diagnosis import Examination, ModuleRow, Remedy
+    from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Remedy
 
 #: Modules in the table at most, unless all are asked for; and how many of the first and the last stay at least.
 MOST_ROWS, ENDS = 40, 6
@@ -97,12 +97,14 @@ def _print(found: Examination, *, everything: bool) -> None:
     shown, left_out = (list(found.modules), 0) if everything else interesting(found.modules)
     below = [f"{left_out} modules between them are left out; --all shows them"] if left_out else []
     below += [line for sentence in _LEGEND for line in wrapped(sentence)]
-    lines += ["", *drawn(_columns(shown), piped_width=160)]
+    lines += ["", *render_table(_columns(shown), piped_width=160)]
     lines += capture(160, *(Text(line, style="dim") for line in below), "", escape(summary(found.operators)))
     operators = by_operator(found.operators.get("operators") or [])
     casts = by_cast(found.operators.get("casts") or [])
     rows = [*operators, *((phase, "cast", source, to, calls) for phase, source, to, calls in casts)]
-    lines += drawn(columns_of(("pass", "operator", "in", "out", "calls"), rows, numeric=("calls",)), piped_width=160)
+    lines += render_table(
+        columns_of(("pass", "operator", "in", "out", "calls"), rows, numeric=("calls",)), piped_width=160
+    )
     if found.cause == "none":
         lines += ["", *wrapped(f"{FINITE}.")]
     say("\n".join(lines), styled=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
 from mptrain.cli import formatting
-from mptrain.cli.messages import KeyValues, colourful
+from mptrain.cli.messages import KeyValues, supports_colour
 from mptrain.records import EpochRecord, EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
 
 if TYPE_CHECKING:
@@ -186,5 +186,5 @@ def make_display(log: LogOptions, stream: IO[str], title: str = "") -> Sink:
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         from mptrain.cli.panel import LivePanel
 
-        return LivePanel(stream, title, colours=colourful(stream))
+        return LivePanel(stream, title, colours=supports_colour(stream))
     return PlainLines(stream, log.lines)

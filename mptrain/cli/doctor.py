@@ -17,7 +17,7 @@ from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.errors import EXIT_ENVIRONMENT, EXIT_OK, Problem
 from mptrain.machine import usable_cores
-from mptrain.runlog.storage import free_bytes, readable_bytes
+from mptrain.runlog.atomic_files import free_bytes, readable_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -142,7 +142,7 @@ def _print_support(name: str, device: torch.device) -> None:
     """Print the modes, those together to which the device says the same."""
     from omegaconf import OmegaConf
 
-    from mptrain.config.checks import check_section
+    from mptrain.config.section_checks import check_section
     from mptrain.precision.policy import Policy
     from mptrain.precision.support import supports
 

@@ -7,13 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mptrain.cli.messages import colourful, say, width_of, wrapped
+from mptrain.cli.messages import line_width, say, supports_colour, wrapped
 from mptrain.errors import EXIT_DATA, EXIT_NUMERICS, EXIT_OK
 from mptrain.inspection.data_check import DataReport, check_data
 from mptrain.inspection.findings import Finding
 from mptrain.inspection.scale_check import ScalingReport, check_scaling
 from mptrain.inspection.scale_check_findings import why_no_range
-from mptrain.inspection.scale_check_ranges import LOST, ModuleScaling, Scales, scales_of
+from mptrain.inspection.scale_check_ranges import LOST, ModuleScaling, UsableScales, scales_of
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
 from mptrain.workloads.base.faulty_samples import by_remark
@@ -56,7 +56,7 @@ def doctor_model(config: Config) -> int:
     name = f"{config.chosen.get('model', config.model.path)} in {config.precision.name}"
     lines = wrapped(verdict(report), f"{name}: ", indent="")
     if report.modules:
-        lines += ["", *table(report.modules, width_of(sys.stdout)), "", *wrapped(_compared(report), "compared: ")]
+        lines += ["", *table(report.modules, line_width(sys.stdout)), "", *wrapped(_compared(report), "compared: ")]
     for sentence in [*_about_scales(report), *report.notes]:
         lines += wrapped(sentence, "note: ")
     for finding in report.findings:
@@ -177,7 +177,7 @@ def _about_scales(report: ScalingReport) -> list[str]:
     return list(dict.fromkeys(sentence for sentence in sentences if sentence))
 
 
-def _configured(scales: Scales, learner: str, scale: float, constant: bool) -> str:
+def _configured(scales: UsableScales, learner: str, scale: float, constant: bool) -> str:
     whose = "" if learner == "main" else f" of the {learner}"
     suits = scales.suits(scale)
     if not scales.good or (constant and not suits):  # a constant one that is wrong is a finding
@@ -212,7 +212,7 @@ def _share(error: float) -> str:
 @contextlib.contextmanager
 def _waiting() -> Iterator[Callable[[str], None]]:
     """Give a function that says on a terminal what is being done, on a line of its own that goes away; nothing anywhere else."""
-    shows = colourful(sys.stderr)
+    shows = supports_colour(sys.stderr)
 
     def tell(what: str) -> None:
         if shows:

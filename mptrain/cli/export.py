@@ -14,10 +14,10 @@ from mptrain.cli.messages import print_rows, warn
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
 from mptrain.config.targets import parameters
-from mptrain.config.trust import is_trust
+from mptrain.config.trust import is_allow_override
 from mptrain.errors import EXIT_OK, UsageError
 from mptrain.run.evaluation import Export, export_run
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.strict_json import read_object
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def export(words: Sequence[str]) -> int:
     Raises:
         MptrainError: A word that means nothing here, no usable checkpoint, or a disk that refuses.
     """
-    trusted = [word for word in words if is_trust(word)]
+    trusted = [word for word in words if is_allow_override(word)]
     run, flags, output = _read([word for word in words if word not in trusted])
     done = export_run(
         run,

@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping
 
 from mptrain import __version__
-from mptrain.cli.messages import colourful
+from mptrain.cli.messages import supports_colour
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Entry
 from mptrain.config.synonyms import translate_command
@@ -186,7 +186,7 @@ def _whole_help(catalogue: Catalogue, width: int) -> str:
 
 
 def _section(title: str, lines: list[str]) -> str:
-    heading = f"\x1b[1m{title}\x1b[0m" if colourful(sys.stdout) else title
+    heading = f"\x1b[1m{title}\x1b[0m" if supports_colour(sys.stdout) else title
     return "\n".join([heading, *lines])
 
 

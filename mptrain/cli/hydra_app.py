@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from mptrain.cli.command_line import Flags
 from mptrain.config.compose import COMPOSITION_ERRORS, Composer
-from mptrain.config.ranges import first_line
+from mptrain.config.value_checks import first_line
 from mptrain.errors import EXIT_OK, ConfigError, UsageError
 
 #: We alone make run directories and log files.

@@ -8,7 +8,7 @@ import textwrap
 from pathlib import Path
 
 from mptrain.cli.command_line import read_flags
-from mptrain.cli.messages import colourful, harmless, width_of
+from mptrain.cli.messages import line_width, supports_colour, without_control_characters
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue, Entry, Option
 from mptrain.errors import EXIT_OK, ConfigError, UsageError, did_you_mean
@@ -87,7 +87,7 @@ def _overview(catalogue: Catalogue) -> str:
 def option_text(catalogue: Catalogue, option: Option) -> str:
     """Return an option with its keys, their defaults and comments."""
     chosen = "  (default)" if catalogue.defaults.get(option.group) == option.name else ""
-    lines = [_bold(harmless(f"{option.group}={option.name}")) + chosen]
+    lines = [_bold(without_control_characters(f"{option.group}={option.name}")) + chosen]
     lines += [_beside("  ", words) for words in (option.summary, *_known(option)) if words]
     hidden = ("_target_", "model.defaults.")
     rows = [
@@ -107,9 +107,9 @@ def _known(option: Option) -> list[str]:
 
 def _beside(head: str, text: str, *, bold: bool = False) -> str:
     """Return a text behind a head: on a terminal in lines that fit it, indented as far as the head is long, else in one line."""
-    head, text = harmless(head), harmless(text)
+    head, text = without_control_characters(head), without_control_characters(text)
     lines = [text]
-    if sys.stdout.isatty() and len(head) + len(text) > (width := width_of(sys.stdout)):
+    if sys.stdout.isatty() and len(head) + len(text) > (width := line_width(sys.stdout)):
         indent = len(head) if len(head) < width // 2 else _INDENT
         lines = textwrap.wrap(text, width - indent, break_long_words=False, break_on_hyphens=False) or [""]
         if len(head) + len(lines[0]) > width:
@@ -128,4 +128,4 @@ def in_short(entry: Entry) -> tuple[str, str]:
 
 
 def _bold(text: str) -> str:
-    return f"\x1b[1m{text}\x1b[0m" if colourful(sys.stdout) else text
+    return f"\x1b[1m{text}\x1b[0m" if supports_colour(sys.stdout) else text

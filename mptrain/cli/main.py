@@ -27,7 +27,7 @@ from mptrain.errors import (
     UsageError,
     out_of_memory,
 )
-from mptrain.parallel.torchrun import begun_by_torchrun
+from mptrain.parallel.torchrun import torchrun_rank
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None, at_end: Callable[[], None] = lambda:
 
 def _be_silent_on_other_ranks() -> None:
     """Of the ranks that torchrun has begun, the first one speaks for all; the first on each other machine says its errors."""
-    begun = begun_by_torchrun()
+    begun = torchrun_rank()
     if begun is None or begun.rank == 0:
         return
     quiet = os.open(os.devnull, os.O_WRONLY)
@@ -142,12 +142,12 @@ def _dispatch(words: list[str]) -> int:
         return _version(words[1:])
     if not words or "=" in first or first.startswith(("-", "~")):
         return _train(words)
-    raise UsageError(f"'{first}' is not a command", command_line.what_was_meant(first, COMMANDS))
+    raise UsageError(f"'{first}' is not a command", command_line.command_hint(first, COMMANDS))
 
 
 def _refuse_torchrun(what: str) -> None:
     """Refuse what every rank that torchrun has begun would do for itself."""
-    if begun_by_torchrun() is not None:
+    if torchrun_rank() is not None:
         raise UsageError(
             f"torchrun begins the ranks of one run, and {what} is none",
             "leave torchrun out; in a sweep, distributed.procs=2 gives each run two ranks",
@@ -203,15 +203,15 @@ def _resume(words: list[str]) -> int:
     words, found = take_options(words, {"--jobs": "VALUE", "--launcher": "VALUE"})
     flags = command_line.training_flags(found, (), multirun=True)
     run, overrides = run_and_overrides("resume", words)
-    from mptrain.config.trust import is_trust, let_in
+    from mptrain.config.trust import allowed_packages, is_allow_override
 
-    trusted = [word for word in overrides if is_trust(word)]
+    trusted = [word for word in overrides if is_allow_override(word)]
     from mptrain.cli.sweep import find_sweep, resume_sweep
 
     sweep = find_sweep(run, [word for word in overrides if word not in trusted], flags.jobs, flags.launcher)
     if sweep is not None:
         _refuse_torchrun("a sweep")
-        return resume_sweep(sweep, flags.jobs, let_in(trusted), flags.launcher)
+        return resume_sweep(sweep, flags.jobs, allowed_packages(trusted), flags.launcher)
     from mptrain.engine.interrupt import ending_at_once
 
     with ending_at_once():

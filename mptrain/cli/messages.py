@@ -113,7 +113,7 @@ def wants_traceback() -> bool:
     return os.environ.get("MPTRAIN_TRACEBACK", "") not in ("", "0")
 
 
-def colourful(stream: object) -> bool:
+def supports_colour(stream: object) -> bool:
     """Return whether a stream shows colours: a terminal, neither NO_COLOR nor TERM=dumb."""
     isatty = getattr(stream, "isatty", lambda: False)
     return bool(isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
@@ -121,7 +121,7 @@ def colourful(stream: object) -> bool:
 
 def printable(text: str) -> str:
     """One line without control characters and lone surrogates, whatever the user typed."""
-    clean = harmless(" ".join(text.split()))
+    clean = without_control_characters(" ".join(text.split()))
     return clean if len(clean) <= LONGEST else clean[:LONGEST] + "..."
 
 
@@ -139,11 +139,13 @@ def say(text: str, *, styled: bool = False) -> None:
     Raises:
         StorageError: Standard output takes no more.
     """
-    styled = styled and colourful(sys.stdout)
+    styled = styled and supports_colour(sys.stdout)
     lines = []
     for line in text.split("\n"):
         parts = _STYLES.split(line) if styled else [line]
-        lines.append("".join(part if place % 2 else harmless(part) for place, part in enumerate(parts)))
+        lines.append(
+            "".join(part if place % 2 else without_control_characters(part) for place, part in enumerate(parts))
+        )
     with writing():
         print("\n".join(lines), flush=True)
 
@@ -164,12 +166,16 @@ class KeyValues:
         if self._gone:
             return
         try:
-            print(harmless(" ".join(f"{key}={value}" for key, value in fields.items())), file=self._stream, flush=True)
+            print(
+                without_control_characters(" ".join(f"{key}={value}" for key, value in fields.items())),
+                file=self._stream,
+                flush=True,
+            )
         except OSError:
             self._gone = True  # what is trained goes on without a reader
 
 
-def width_of(stream: IO[str]) -> int:
+def line_width(stream: IO[str]) -> int:
     """Return the characters of a line of text: as wide as a terminal within limits, the same everywhere else."""
     if not stream.isatty():
         return WIDTH
@@ -187,7 +193,7 @@ def wrapped(text: str, head: str = "", width: int | None = None, indent: str = "
     """
     return textwrap.wrap(
         f"{head}{printable(text)}",
-        width or width_of(sys.stdout),
+        width or line_width(sys.stdout),
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
@@ -208,12 +214,16 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]], stream: IO[str] | No
         StorageError: The stream takes no more.
     """
     stream = stream or sys.stdout
-    bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if colourful(stream) else ("", "", "")
-    rows = [(harmless(name), harmless(re.sub(r"\s", " ", text))) for name, text in rows if text.strip()]
+    bold, dim, plain = ("\x1b[1m", "\x1b[2m", "\x1b[0m") if supports_colour(stream) else ("", "", "")
+    rows = [
+        (without_control_characters(name), without_control_characters(re.sub(r"\s", " ", text)))
+        for name, text in rows
+        if text.strip()
+    ]
     left = max((len(name) for name, _ in rows), default=0) + 2
-    lines = [f"{bold}{harmless(title)}{plain}"]
+    lines = [f"{bold}{without_control_characters(title)}{plain}"]
     for name, text in rows:
-        width = len(text) if text.startswith("mptrain ") else max(width_of(stream) - left - 2, NARROWEST // 3)
+        width = len(text) if text.startswith("mptrain ") else max(line_width(stream) - left - 2, NARROWEST // 3)
         first, *more = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
         lines.append(f"  {dim}{name.ljust(left)}{plain}{first}")
         lines += [" " * (left + 2) + line for line in more]
@@ -252,7 +262,7 @@ def _print(text: str) -> None:
         print(text, end="", flush=True)
 
 
-def harmless(text: str) -> str:
+def without_control_characters(text: str) -> str:
     """Text without control characters and lone surrogates, so that nothing in it controls a terminal, and without secrets."""
     text = masked(text)
     if text.isprintable():
@@ -262,7 +272,7 @@ def harmless(text: str) -> str:
 
 
 def _say(kind: str, text: str) -> None:
-    label = f"\x1b[{_COLOURS[kind]}m{kind}:\x1b[0m" if colourful(sys.stderr) else f"{kind}:"
+    label = f"\x1b[{_COLOURS[kind]}m{kind}:\x1b[0m" if supports_colour(sys.stderr) else f"{kind}:"
     text = printable(text)
     if sys.stderr.isatty():
         text = _wrapped(text, len(kind) + 2, shutil.get_terminal_size().columns)

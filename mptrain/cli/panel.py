@@ -19,7 +19,7 @@ from mptrain.cli import formatting
 from mptrain.cli.display import LearnerProgress, RunProgress
 from mptrain.cli.messages import printable
 from mptrain.records import EpochRecord, EvalRecord, ProgressRecord, Record, StepRecord
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
 
 #: Seconds between two drawings; a terminal shows no more to anybody, and drawing takes milliseconds.
 INTERVAL = 0.25

@@ -14,7 +14,7 @@ from rich.markup import escape
 from mptrain.cli.command_line import take_options
 from mptrain.cli.messages import printable, say, wrapped
 from mptrain.cli.report import place
-from mptrain.cli.tables import BREAK, Column, drawn
+from mptrain.cli.tables import BREAK, Column, render_table
 from mptrain.errors import EXIT_DATA, EXIT_OK, UsageError
 from mptrain.runlog.directory import last_run
 
@@ -87,4 +87,4 @@ def _drawn(shown: Table) -> list[str]:
         coloured = (f"[{colour}]{text}[/]" if colour and text else text for text, colour in cells)
         title = escape(printable(name)).replace(" ", BREAK)
         columns.append(Column(title, tuple(coloured), is_text=at not in shown.numeric))
-    return drawn(columns, shutil.get_terminal_size((_WIDTH, 24)).columns, least_gap=1)
+    return render_table(columns, shutil.get_terminal_size((_WIDTH, 24)).columns, least_gap=1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 
 from mptrain.cli.messages import printable, say, wrapped
-from mptrain.cli.tables import BREAK, Column, drawn
+from mptrain.cli.tables import BREAK, Column, render_table
 from mptrain.errors import EXIT_OK
 from mptrain.inspection.replay import replay_run
 from mptrain.report import write_replay
@@ -41,7 +41,7 @@ def _lines(found: Replay) -> list[str]:
         )
         for place, (name, cells) in enumerate(zip(COLUMNS, columns, strict=True))
     ]
-    lines = [*drawn(table, piped_width=120), ""]
+    lines = [*render_table(table, piped_width=120), ""]
     for learner in found.learners:
         of = f"{printable(learner.name)} " if len(found.learners) > 1 else ""
         said = {

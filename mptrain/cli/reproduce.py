@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mptrain.cli.command_line import read_jobs, take_options
-from mptrain.cli.messages import checking, colourful, each_warning_once, print_rows, printable, say, warn, wrapped
+from mptrain.cli.messages import checking, each_warning_once, print_rows, printable, say, supports_colour, warn, wrapped
 from mptrain.config import location
 from mptrain.errors import EXIT_EXPECTATION, EXIT_OK, EXIT_SWEEP, UsageError, did_you_mean
 from mptrain.recipe.catalogue import RECIPE_YAML, check_own_words, find_recipe, recipe_names, recipe_points
@@ -244,4 +244,4 @@ def _print_verdict(verdict: RecipeVerdict, words: Sequence[str]) -> None:
 
 def _coloured(word: str, width: int = 0) -> str:
     text = word.ljust(width)
-    return f"\x1b[1;{_COLOURS[word]}m{text}\x1b[0m" if colourful(sys.stdout) else text
+    return f"\x1b[1;{_COLOURS[word]}m{text}\x1b[0m" if supports_colour(sys.stdout) else text

@@ -11,11 +11,11 @@ from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_running import checked, finish, launcher_of, recorded
 from mptrain.config.compose import Composer
-from mptrain.config.trust import confirm, let_in, retyped_for
+from mptrain.config.trust import allow_argument_for, allowed_packages, untrusted_code
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
 from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep
 from mptrain.sweep.points import expand
-from mptrain.sweep.runner import missing_points, require_free, sweep_folder, take_stock
+from mptrain.sweep.runner import missing_points, refresh_status, require_free, sweep_folder
 
 
 def sweep(flags: Flags) -> int:
@@ -29,7 +29,7 @@ def sweep(flags: Flags) -> int:
             the sweep's folder cannot be made or written.
     """
     if has_sweeper(flags.overrides):
-        from mptrain.cli.search import search
+        from mptrain.cli.sweeper_search import search
 
         return search(flags)
     with each_warning_once():
@@ -68,7 +68,7 @@ def find_sweep(path: str, overrides: Sequence[str], jobs: int | None, launcher: 
     if overrides:
         raise UsageError(
             f"{folder} is a sweep, and goes on as it was started: {overrides[0]} cannot change",
-            f"change one run: mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}{retyped_for(found)}; or start a sweep with -m",
+            f"change one run: mptrain resume {shlex.quote(str(folder))}/RUN {shlex.join(overrides)}{allow_argument_for(found)}; or start a sweep with -m",
         )
     return found
 
@@ -90,7 +90,7 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
     """
     with each_warning_once():
         require_free(found)
-        found = take_stock(replace(found, parallel=jobs or found.parallel))
+        found = refresh_status(replace(found, parallel=jobs or found.parallel))
         composer = Composer(found.config_dirs, found.config_name, typed=())
         missing = missing_points(found)
         asked = launcher_of(launcher, jobs) if missing else None
@@ -118,9 +118,11 @@ def _require_trust(sweep: Sweep, allow: Sequence[str]) -> None:
     Raises:
         ConfigError: They let in what the command does not.
     """
-    packages = let_in(word for job in sweep.jobs for word in job.overrides)
+    packages = allowed_packages(word for job in sweep.jobs for word in job.overrides)
     if not set(packages) <= set(allow):
-        raise ConfigError(confirm(str(sweep.paths.json), packages, f"mptrain resume {shlex.quote(str(sweep.folder))}"))
+        raise ConfigError(
+            untrusted_code(str(sweep.paths.json), packages, f"mptrain resume {shlex.quote(str(sweep.folder))}")
+        )
 
 
 def has_sweeper(words: Sequence[str]) -> bool:

@@ -19,16 +19,16 @@ from rich.table import Table
 from rich.text import Text
 
 from mptrain.cli import formatting
-from mptrain.cli.messages import KeyValues, colourful, printable, say
+from mptrain.cli.messages import KeyValues, printable, say, supports_colour
 from mptrain.cli.panel import INTERVAL, LiveDisplay
-from mptrain.cli.tables import columns_of, drawn
+from mptrain.cli.tables import columns_of, render_table
 from mptrain.comparison.ranking import sweep_lead
 from mptrain.runlog.sweeps import summary_of
 
 if TYPE_CHECKING:
     from mptrain.runlog.sweeps import Sweep, SweepJob
-    from mptrain.sweep.executor import Progress
-    from mptrain.sweep.runner import Watcher
+    from mptrain.sweep.executor import JobProgress
+    from mptrain.sweep.runner import SweepDisplay
 
 #: Status to its colour, wherever jobs are shown.
 _COLOURS: dict[str, str] = {
@@ -54,10 +54,10 @@ _BAR, _WIDE, _WIDE_AT_END = 12, 100, 120
 
 
 @contextmanager
-def watching(sweep: Sweep) -> Iterator[Watcher]:
+def watching(sweep: Sweep) -> Iterator[SweepDisplay]:
     """Give the display of a sweep on standard output."""
     if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        table = LiveTable(sweep, sys.stdout, colours=colourful(sys.stdout))
+        table = LiveTable(sweep, sys.stdout, colours=supports_colour(sys.stdout))
         try:
             yield table
         finally:
@@ -90,7 +90,7 @@ class Lines:
             fields["reason"] = f'"{printable(job.reason)}"'
         self._lines.say(fields)
 
-    def progressed(self, number: int, progress: Progress) -> None:
+    def progressed(self, number: int, progress: JobProgress) -> None:
         """Every job prints that into its own log."""
 
     def stopping(self, name: str) -> None:
@@ -113,7 +113,7 @@ class LiveTable(LiveDisplay):
     def __init__(self, sweep: Sweep, stream: IO[str], *, colours: bool = True) -> None:
         super().__init__(stream, colours=colours, transient=True)  # what remains on the screen is printed afterwards
         self._sweep = sweep
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, JobProgress] = {}
         self._began: dict[int, float] = {}
         self._start = time.monotonic()
         self._stopping = ""
@@ -126,7 +126,7 @@ class LiveTable(LiveDisplay):
             self._began[job.number] = time.monotonic()
         self._drawn = 0.0
 
-    def progressed(self, number: int, progress: Progress) -> None:
+    def progressed(self, number: int, progress: JobProgress) -> None:
         """Draws it with a tick."""
         self._progress[number] = progress
 
@@ -235,7 +235,7 @@ def choose(jobs: tuple[SweepJob, ...], most: int) -> list[SweepJob]:
     return sorted((*others, *coming), key=lambda job: job.number)
 
 
-def remaining(sweep: Sweep, progress: dict[int, Progress], elapsed: dict[int, float]) -> float:
+def remaining(sweep: Sweep, progress: dict[int, JobProgress], elapsed: dict[int, float]) -> float:
     """Estimated seconds to the end of a sweep; infinite before anything is known.
 
     Args:
@@ -322,7 +322,7 @@ def _print(rows: Sequence[Mapping[str, str]]) -> None:
     """Print rows of cells by their titles, below an empty line; nothing where there are none."""
     if rows:
         columns = columns_of(list(rows[0]), [list(row.values()) for row in rows], numeric=("#", "exit", "skipped"))
-        say("\n" + "\n".join(drawn(columns, piped_width=200)), styled=True)
+        say("\n" + "\n".join(render_table(columns, piped_width=200)), styled=True)
 
 
 def metric_in_words(summary: Mapping[str, Any]) -> str:

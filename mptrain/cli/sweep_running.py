@@ -12,12 +12,12 @@ from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import checking, report, say, warn
 from mptrain.cli.sweep_display import print_outcome, watching
 from mptrain.config.launcher import Launcher, is_elsewhere, read_launcher
-from mptrain.config.trust import retyped_for
+from mptrain.config.trust import allow_argument_for
 from mptrain.errors import EXIT_OK
 from mptrain.sweep.executor import Program
 from mptrain.sweep.points import check
 from mptrain.sweep.runner import plan_sweep, run_sweep
-from mptrain.sweep.scheduler_executor import require_scheduler
+from mptrain.sweep.slurm_executor import require_scheduler
 
 if TYPE_CHECKING:
     from mptrain.config.compose import Composer
@@ -123,5 +123,5 @@ def show_end(done: Sweep, code: int, launcher: Launcher | None = None) -> int:
         print_outcome(done)
     if code != EXIT_OK:
         where = f" --launcher {shlex.quote(launcher.word)}" if launcher is not None else ""
-        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{where}{retyped_for(done)}")
+        say(f"\nto run the rest: mptrain resume {shlex.quote(str(done.folder))}{where}{allow_argument_for(done)}")
     return code

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 
-from mptrain.cli.messages import colourful
+from mptrain.cli.messages import supports_colour
 
 #: A blank at which a title or a cell is broken where the terminal is narrow.
 BREAK = "\v"
@@ -62,7 +62,7 @@ def capture(piped_width: int, *parts: RenderableType, least_width: int = 0) -> l
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def drawn(columns: Sequence[Column], piped_width: int, least_gap: int = 2) -> list[str]:
+def render_table(columns: Sequence[Column], piped_width: int, least_gap: int = 2) -> list[str]:
     """Return the lines of a table for standard output; below it stands which columns found no room.
 
     Args:
@@ -90,7 +90,7 @@ def drawn(columns: Sequence[Column], piped_width: int, least_gap: int = 2) -> li
 
 
 def _console(piped_width: int) -> Console:
-    styled = colourful(sys.stdout)
+    styled = supports_colour(sys.stdout)
     return Console(width=None if sys.stdout.isatty() else piped_width, no_color=not styled, force_terminal=styled)
 
 

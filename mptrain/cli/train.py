@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from mptrain import __version__
 from mptrain.cli import formatting
 from mptrain.cli.display import make_display
-from mptrain.cli.messages import harmless, print_rows, warn
-from mptrain.config.trust import let_in, retyped
+from mptrain.cli.messages import print_rows, warn, without_control_characters
+from mptrain.config.trust import allow_argument, allowed_packages
 from mptrain.errors import EXIT_OK
-from mptrain.parallel.torchrun import begun_alike
+from mptrain.parallel.torchrun import torchrun_command
 from mptrain.records import EventRecord, Record
-from mptrain.run.attempt import Opening, Outcome, launch
-from mptrain.run.attempt import resume as resume_run
 from mptrain.run.evaluation import evaluate_run
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.storage import readable_bytes
+from mptrain.run.start_and_resume import Outcome, RunInfo, launch
+from mptrain.run.start_and_resume import resume as resume_run
+from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.runlog.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
-    from mptrain.engine.job import Parts
+    from mptrain.engine.parts import Parts
     from mptrain.runlog.sink import Sink
 
 
@@ -38,7 +38,7 @@ def train(config: Config, sinks: Sequence[Sink] = ()) -> int:
     Raises:
         MptrainError: Anything that ends a run before its end; the run directory says so as well.
     """
-    return _close(launch(config, lambda opening: [*_open(opening), *sinks]), config.extensions.allow)
+    return _close(launch(config, lambda info: [*_displays(info), *sinks]), config.extensions.allow)
 
 
 def resume(run: str, overrides: Sequence[str]) -> int:
@@ -51,7 +51,7 @@ def resume(run: str, overrides: Sequence[str]) -> int:
     Raises:
         MptrainError: As `train`.
     """
-    return _close(resume_run(run, overrides, _open), let_in(overrides))
+    return _close(resume_run(run, overrides, _displays), allowed_packages(overrides))
 
 
 def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average: bool = True) -> int:
@@ -68,38 +68,40 @@ def evaluate(run: str, overrides: Sequence[str], which: str = "last", *, average
     """
     evaluation = evaluate_run(run, overrides, which, average=average)
     weights = "averaged" if evaluation.averaged else "raw"
-    print(harmless(f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}"))
+    print(
+        without_control_characters(f"run={evaluation.root} checkpoint={which} step={evaluation.step} weights={weights}")
+    )
     for note in evaluation.notes:
-        print(harmless(f"note={note}"))
+        print(without_control_characters(f"note={note}"))
     for record in evaluation.records:
         metrics = " ".join(f"{name}={value:.6g}" for name, value in record.metrics.items())
         reach = (f" {name}_95={low:.6g},{high:.6g}" for name, (low, high) in record.intervals.items())
-        print(harmless(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}"))
+        print(without_control_characters(f"split={record.split} samples={record.samples} {metrics}{''.join(reach)}"))
     return EXIT_OK
 
 
-def _open(opening: Opening) -> Sequence[Sink]:
+def _displays(info: RunInfo) -> Sequence[Sink]:
     """Print what is about to be trained, how, on what and where; return the display that will show it."""
-    config, parts = opening.config, opening.parts
+    config, parts = info.config, info.parts
     title = config.chosen.get("model", config.model.path)
     splits = ", ".join(f"{len(loader.split):,} {name}" for name, loader in parts.loaders.items())
     ranks = f", {spread}, {config.distributed.kind}" if (spread := parts.comm.describe()) else ""
-    support = f"; {opening.support.reason}" if opening.support.reason else ""
-    start = f", from {opening.from_step:,} on" if opening.from_step else ""
+    support = f"; {info.support.reason}" if info.support.reason else ""
+    start = f", from {info.from_step:,} on" if info.from_step else ""
     rows = [
         ("model", f"{title}, {_parameters(parts)}"),
         ("dataset", f"{parts.dataset.name}, {splits}, {parts.dataset.describe()}"),
         ("precision", f"{config.precision.name}: {config.precision.describe()}"),
         ("scaler", _scalers(parts)),
         ("device", f"{parts.device}{ranks}{support}"),
-        ("steps", f"{opening.planned:,}{start}"),
-        ("run", str(opening.root)),
-        *(("note", note) for note in opening.notes),
+        ("steps", f"{info.planned:,}{start}"),
+        ("run", str(info.root)),
+        *(("note", note) for note in info.notes),
     ]
     print_rows(f"mptrain {__version__}", rows)
-    if opening.support.advice and parts.policy.half:
-        warn([f"precision={config.precision.name} on {parts.device}: {opening.support.advice}"])
-    warn(opening.warnings)
+    if info.support.advice and parts.policy.half:
+        warn([f"precision={config.precision.name} on {parts.device}: {info.support.advice}"])
+    warn(info.warnings)
     return [
         _Warnings(),
         make_display(config.log, sys.stdout, title=f"{title} {config.precision.name}"),
@@ -134,8 +136,8 @@ class _Warnings:
 
 def _close(outcome: Outcome, packages: Sequence[str]) -> int:
     if outcome.already_done:
-        print(harmless(f"{outcome.root} is already done"))
-    print_closing(outcome.root, outcome.summary, begun_alike("mptrain resume"), retyped(packages))
+        print(without_control_characters(f"{outcome.root} is already done"))
+    print_closing(outcome.root, outcome.summary, torchrun_command("mptrain resume"), allow_argument(packages))
     return EXIT_OK
 
 

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, differing, is_below, settings
+from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, config_differences, flat_settings, is_below
 from mptrain.comparison.results import Arm, RunMeasures
-from mptrain.config.ranges import show
+from mptrain.config.value_checks import show
 from mptrain.errors import UsageError, did_you_mean
 
 
-def group(
+def group_into_arms(
     runs: Sequence[RunMeasures], names: Sequence[str] | None = None, places: Sequence[str] | None = None
 ) -> tuple[Arm, ...]:
     """Runs as arms, in the order of their first runs; the runs of each in the order of their seeds.
@@ -44,7 +44,7 @@ def group(
     return tuple(Arm(name, _by_seed(name, some)) for name, some in members.items())
 
 
-def pairs(arm: Arm, reference: Arm) -> list[tuple[RunMeasures, RunMeasures]]:
+def pair_by_seed(arm: Arm, reference: Arm) -> list[tuple[RunMeasures, RunMeasures]]:
     """The runs of both that have a seed in common: (of the arm, of the reference), in the order of the seeds."""
     others = {run.seed: run for run in reference.runs}
     return [(run, others[run.seed]) for run in arm.runs if run.seed in others]
@@ -73,7 +73,7 @@ def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
 
 def precision_of(run: RunMeasures) -> str:
     """Return what its precision mode is called on the command line."""
-    return run.chosen.get("precision") or str(settings(run.config).get("precision.name", ""))
+    return run.chosen.get("precision") or str(flat_settings(run.config).get("precision.name", ""))
 
 
 def _by_seed(name: str, runs: Iterable[RunMeasures]) -> tuple[RunMeasures, ...]:
@@ -90,7 +90,7 @@ def _by_seed(name: str, runs: Iterable[RunMeasures]) -> tuple[RunMeasures, ...]:
 
 def _belongs(run: RunMeasures, arm: Sequence[RunMeasures]) -> bool:
     """A run is one more seed of an arm."""
-    changes = differing(arm[0].config, run.config)
+    changes = config_differences(arm[0].config, run.config)
     if all(is_below(key, MACHINE) for key in changes):
         return not changes or run.seed not in {other.seed for other in arm}
     return False
@@ -129,7 +129,7 @@ def _candidates(runs: Sequence[RunMeasures]) -> Iterable[list[str]]:
     yield [precision_of(run) for run in runs]
     for name in dict.fromkeys(group for run in runs for group in run.chosen):
         yield [f"{name}={run.chosen[name]}" if name in run.chosen else "" for run in runs]
-    flat: list[dict[str, Any]] = [dict(settings(run.config)) for run in runs]
+    flat: list[dict[str, Any]] = [dict(flat_settings(run.config)) for run in runs]
     keys = dict.fromkeys(key for one in flat for key in one)
     for key in sorted(keys, key=lambda key: is_below(key, MACHINE)):
         if not is_below(key, NOT_COMPARED):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from mptrain.config.differences import IGNORED, diff
+from mptrain.config.config_diff import IGNORED, diff
 
 #: Stands for the value of a key that a configuration does not have.
 ABSENT = "(absent)"
@@ -24,12 +24,12 @@ MACHINE = ("device", "threads")
 
 
 @lru_cache(maxsize=4096)
-def settings(yaml: str) -> Mapping[str, Any]:
+def flat_settings(yaml: str) -> Mapping[str, Any]:
     """Dotted key to value of everything that a configuration says; an empty section says nothing."""
     return MappingProxyType({key: value for key, _, value in diff("{}", yaml, ()) if value != {}})
 
 
-def differing(left: str, right: str, ignoring: Sequence[str] = NOT_COMPARED) -> dict[str, tuple[Any, Any]]:
+def config_differences(left: str, right: str, ignoring: Sequence[str] = NOT_COMPARED) -> dict[str, tuple[Any, Any]]:
     """The keys in which two configurations differ: key to (left's value, right's), `ABSENT` where a side has none.
 
     Args:
@@ -37,7 +37,7 @@ def differing(left: str, right: str, ignoring: Sequence[str] = NOT_COMPARED) -> 
         right: YAML text.
         ignoring: Dotted keys, or sections, that do not count.
     """
-    one, other = settings(left), settings(right)
+    one, other = flat_settings(left), flat_settings(right)
     keys = [*one, *(key for key in other if key not in one)]
     return {
         key: (one.get(key, ABSENT), other.get(key, ABSENT))
@@ -51,10 +51,12 @@ def is_below(key: str, names: Sequence[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def chosen(yaml: str) -> dict[str, str]:
+def chosen_options(yaml: str) -> dict[str, str]:
     """Group to the option that was chosen."""
     prefix = "chosen."
-    return {key.removeprefix(prefix): str(value) for key, value in settings(yaml).items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): str(value) for key, value in flat_settings(yaml).items() if key.startswith(prefix)
+    }
 
 
 def as_number(value: str) -> float | None:
@@ -66,7 +68,7 @@ def as_number(value: str) -> float | None:
     return found if abs(found) < float("inf") else None
 
 
-def in_short(words: Mapping[str, str]) -> str:
+def short_label(words: Mapping[str, str]) -> str:
     """Words for a legend: options by their names, numbers with the last part of their key: ``fp16_static, scale=8``."""
     return ", ".join(
         value if as_number(value) is None and value else f"{key.rpartition('.')[2]}={value}"
@@ -79,6 +81,6 @@ def flat(config: str) -> dict[str, Any]:
     if not config.strip():
         return {}
     try:
-        return {key: value for key, value in settings(config).items() if key}
+        return {key: value for key, value in flat_settings(config).items() if key}
     except Exception:  # whatever a YAML reader says of a damaged file: the report shows the text itself
         return {}

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 
-from mptrain.comparison.configurations import settings
-from mptrain.comparison.measures import TIMED_STEPS
+from mptrain.comparison.configurations import flat_settings
 from mptrain.comparison.results import Arm, Interval, RunMeasures
+from mptrain.comparison.run_measures import TIMED_STEPS
 from mptrain.comparison.verdict import percent
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
 
 #: A speed ratio whose interval reaches down to this is not called faster; its inverse bounds memory in the same way.
 FASTER = 1.1
@@ -62,7 +62,7 @@ def remarks(
     return (*found, *_untimed(done), *_skipped(arm.runs), *flushed, *_floor(arm.runs), *_ends(arm.runs))
 
 
-def most_at_once(runs: Iterable[RunMeasures]) -> int:
+def max_concurrent_runs(runs: Iterable[RunMeasures]) -> int:
     """Return how many runs worked on the same host at the same time, at the most; as far as attempts ended in order."""
     changes: dict[str, list[tuple[str, int]]] = {}
     for run in runs:
@@ -78,12 +78,12 @@ def most_at_once(runs: Iterable[RunMeasures]) -> int:
 
 
 def _is_half(run: RunMeasures) -> bool:
-    return settings(run.config).get("precision.compute") in ("float16", "bfloat16")
+    return flat_settings(run.config).get("precision.compute") in ("float16", "bfloat16")
 
 
 def _is_light(run: RunMeasures) -> bool:
     """Return whether its products have shorter operands than those of FP32."""
-    return _is_half(run) or settings(run.config).get("precision.tf32") is True
+    return _is_half(run) or flat_settings(run.config).get("precision.tf32") is True
 
 
 def _no_reason(run: RunMeasures) -> str:
@@ -101,7 +101,7 @@ def _high(interval: Interval) -> float:
 
 def _not_faster(runs: Sequence[RunMeasures], others: Sequence[RunMeasures], together: int) -> Iterator[str]:
     first = runs[0]
-    config, cuda, half = settings(first.config), first.device.startswith("cuda"), _is_half(first)
+    config, cuda, half = flat_settings(first.config), first.device.startswith("cuda"), _is_half(first)
     support = str(first.facts.get("support", ""))
     if first.facts.get("upcast") or " no " in support:
         yield support or "this CPU has no half-precision arithmetic; products compute in FP32"
@@ -128,7 +128,7 @@ def _not_faster(runs: Sequence[RunMeasures], others: Sequence[RunMeasures], toge
 
 def _not_smaller(runs: Sequence[RunMeasures]) -> Iterator[str]:
     first = runs[0]
-    config = settings(first.config)
+    config = flat_settings(first.config)
     known = [run for run in runs if run.peak_memory and run.memory_before]
     if known:
         before, peak = fmean(run.memory_before for run in known), fmean(run.peak_memory for run in known)
@@ -183,7 +183,7 @@ def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iter
 
 def _floor(runs: Sequence[RunMeasures]) -> Iterator[str]:
     """Yield where the loss scale fell to the lowest that the configuration allows, and stayed there."""
-    config = settings(runs[0].config)
+    config = flat_settings(runs[0].config)
     floor = config.get("scaler.min_scale")
     if floor is None or any(key.startswith("learners.") and ".scaler" in key for key in config):
         return

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from mptrain.comparison.arms import pairs, precision_of
-from mptrain.comparison.configurations import MACHINE, differing, is_below, settings
+from mptrain.comparison.arms import pair_by_seed, precision_of
+from mptrain.comparison.configurations import MACHINE, config_differences, flat_settings, is_below
 from mptrain.comparison.results import Arm, Objection, RunMeasures
-from mptrain.config.ranges import show
-from mptrain.runlog.storage import readable_bytes
+from mptrain.config.value_checks import show
+from mptrain.runlog.atomic_files import readable_bytes
 
 #: What arms claim to differ in without saying so: keys and sections.
 PRECISION = ("precision", "scaler")
@@ -30,7 +30,7 @@ _LEARNERS_SCALER = re.compile(r"learners\.[^.]+\.scaler(\.|$)")
 Found = Iterator[Objection | str]
 
 
-def inspect(
+def check_fairness(
     arms: Sequence[Arm], reference: Arm, claimed: Sequence[str] = ()
 ) -> tuple[tuple[Objection, ...], tuple[str, ...]]:
     """Return what makes a comparison unfair, and what was found to be the same.
@@ -68,9 +68,9 @@ def inspect(
     return tuple(sorted(objections, key=lambda objection: not objection.fatal)), checks
 
 
-def differs(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
+def differing_keys(arm: Arm, reference: Arm) -> dict[str, tuple[Any, Any]]:
     """Configuration keys in which an arm differs from the reference: key to (reference's value, its own)."""
-    return differing(reference.runs[0].config, arm.runs[0].config)
+    return config_differences(reference.runs[0].config, arm.runs[0].config)
 
 
 def is_claimed(key: str, claimed: Sequence[str]) -> bool:
@@ -80,11 +80,11 @@ def is_claimed(key: str, claimed: Sequence[str]) -> bool:
 
 def _configurations(arms: Sequence[Arm], reference: Arm, claimed: Sequence[str]) -> Found:
     fair = True
-    changed = {arm.name: _without_machine(differs(arm, reference)) for arm in arms}
+    changed = {arm.name: _without_machine(differing_keys(arm, reference)) for arm in arms}
     for arm in arms:
         inside: dict[str, tuple[Any, Any]] = {}
         for run in arm.runs[1:]:
-            inside |= _without_machine(differing(arm.runs[0].config, run.config))
+            inside |= _without_machine(config_differences(arm.runs[0].config, run.config))
         if inside:
             fair = False
             what = f"runs of {arm.name} differ in more than their seed: {_changes(inside, 'one', 'another')}"
@@ -148,7 +148,7 @@ def _digests(
     equal = compared = 0
     for arm in arms:
         bad: list[int] = []
-        for run, other in pairs(arm, reference) if arm is not reference else ():
+        for run, other in pair_by_seed(arm, reference) if arm is not reference else ():
             own, others = digests(run), digests(other)
             both = own.keys() & others.keys()
             if not both:
@@ -181,7 +181,7 @@ def _unlike(said: str, excuses: list[str]) -> Objection:
 
 def _excuses(arm: Arm, reference: Arm, claimed: Sequence[str], follow: Sequence[str]) -> list[str]:
     """The keys that are claimed to differ, do differ, and from which other weights or data follow."""
-    return [key for key in differs(arm, reference) if is_below(key, claimed) and is_below(key, follow)]
+    return [key for key in differing_keys(arm, reference) if is_below(key, claimed) and is_below(key, follow)]
 
 
 def _samples(arms: Sequence[Arm], reference: Arm, excuses: Mapping[str, list[str]]) -> Found:
@@ -190,7 +190,7 @@ def _samples(arms: Sequence[Arm], reference: Arm, excuses: Mapping[str, list[str
     unequal = False
     for arm in arms:
         unlike: dict[str, list[int]] = {}
-        for run, other in pairs(arm, reference) if arm is not reference else ():
+        for run, other in pair_by_seed(arm, reference) if arm is not reference else ():
             if "done" == run.status == other.status:
                 compared += 1
                 for what in _unlike_samples(run, other, arm.name, reference.name):
@@ -220,14 +220,14 @@ def _named(seeds: Sequence[int]) -> str:
 def _tf32(arms: Sequence[Arm], reference: Arm) -> Found:
     wrong = False
     for arm in arms:
-        config = settings(arm.runs[0].config)
+        config = flat_settings(arm.runs[0].config)
         called = precision_of(arm.runs[0]) == "fp32" or arm.name == "fp32"
         if config.get("precision.tf32") is True and (called or arm is reference):
             wrong = True
             role = "is called FP32" if called else "is the reference"
             what = f"{arm.name} {role} and has precision.tf32=true: FP32 with TF32 on is not FP32, its products have 10 bits of mantissa"
             yield Objection(what, False, "compare with precision=fp32, which turns TF32 off")
-    if not wrong and settings(reference.runs[0].config).get("precision.compute") == "float32":
+    if not wrong and flat_settings(reference.runs[0].config).get("precision.compute") == "float32":
         yield f"the reference {reference.name} computes in FP32 with TF32 off"
 
 

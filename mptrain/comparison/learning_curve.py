@@ -13,15 +13,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from mptrain.comparison.results import Aligned, Arm, Moment, RunMeasures
+from mptrain.comparison.results import Aligned, Arm, CurvePoint, RunMeasures
 from mptrain.comparison.statistics import mean_interval
-from mptrain.runlog.reader import Run
+from mptrain.runlog.run_reader import Run
 
 #: Windows over which a training loss is averaged, and the fewest steps of one.
 _WINDOWS, _FEWEST = 50, 10
 
 
-def course_of(run: Run, steps: int, samples_per_step: float) -> tuple[Moment, ...]:
+def learning_curve(run: Run, steps: int, samples_per_step: float) -> tuple[CurvePoint, ...]:
     """The moments of a run about which something is known, in order.
 
     Args:
@@ -38,7 +38,7 @@ def course_of(run: Run, steps: int, samples_per_step: float) -> tuple[Moment, ..
     return tuple(sorted((*validations, *losses), key=lambda moment: moment.step))
 
 
-def _validations(run: Run, samples_per_step: float) -> Iterator[Moment]:
+def _validations(run: Run, samples_per_step: float) -> Iterator[CurvePoint]:
     """One moment for each validation; the learners of one are in rows of their own."""
     found: dict[int, tuple[int, dict[str, float]]] = {}
     for record in run.epochs():
@@ -47,10 +47,10 @@ def _validations(run: Run, samples_per_step: float) -> Iterator[Moment]:
     for step, (updates, metrics) in sorted(found.items()):
         if metrics:
             values = {f"val_{name}": value for name, value in metrics.items()}
-            yield Moment(step, updates, round(step * samples_per_step), values)
+            yield CurvePoint(step, updates, round(step * samples_per_step), values)
 
 
-def _losses(run: Run, steps: int, samples_per_step: float) -> Iterator[Moment]:
+def _losses(run: Run, steps: int, samples_per_step: float) -> Iterator[CurvePoint]:
     """The mean of the finite losses of the first learner's applied steps, window by window."""
     width = max(_FEWEST, steps // _WINDOWS)
     learner, total, count = "", 0.0, 0
@@ -63,7 +63,7 @@ def _losses(run: Run, steps: int, samples_per_step: float) -> Iterator[Moment]:
         if record.step % width == 0 or record.step == steps:
             if count:
                 samples = round(record.step * samples_per_step)
-                yield Moment(record.step, record.updates, samples, {"train_loss": total / count})
+                yield CurvePoint(record.step, record.updates, samples, {"train_loss": total / count})
             total, count = 0.0, 0
 
 
@@ -86,7 +86,7 @@ def align(pairs: Sequence[tuple[RunMeasures, RunMeasures]], metric: str) -> tupl
     return tuple(found for by in _BOTH if (found := _at_equal(own, others, metric, by)) is not None)
 
 
-def align_alone(runs: Sequence[RunMeasures], metric: str) -> tuple[Aligned, ...]:
+def align_reference(runs: Sequence[RunMeasures], metric: str) -> tuple[Aligned, ...]:
     """Finished runs of the reference, at the most that all of them reached."""
     return tuple(found for by in _BOTH if (found := _at_equal(runs, [], metric, by)) is not None)
 
@@ -126,7 +126,7 @@ def _at_equal(own: Sequence[RunMeasures], others: Sequence[RunMeasures], metric:
 _LEAST_FALL = 0.05
 
 
-def unsettled(reference: Arm, metric: str, margin: float) -> list[str]:
+def convergence_warnings(reference: Arm, metric: str, margin: float) -> list[str]:
     """Return what to mind of an equivalence between runs that were still on their way, as sentences; none where they were not.
 
     Args:

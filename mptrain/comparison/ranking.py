@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mptrain.comparison.configurations import in_short
+from mptrain.comparison.configurations import short_label
 from mptrain.runlog.sweeps import SweepJob, interval_of, varied_keys, words_of
 
 SEED: Final = "seed"
@@ -22,7 +22,7 @@ _MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedSetting:
     """The final metric of a setting.
 
     Attributes:
@@ -46,18 +46,18 @@ class Ranked:
         """There is a 95 % CI."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
-    def overlaps(self, other: Ranked) -> bool:
+    def overlaps(self, other: RankedSetting) -> bool:
         """Both have a 95 % CI, and the two have a value in common."""
         both = self.has_interval and other.has_interval
         return both and self.low <= other.high and other.low <= self.high
 
-    def widened(self, factor: float) -> Ranked:
+    def widened(self, factor: float) -> RankedSetting:
         """Return the same with a 95 % CI so many times as wide."""
         low, high = (self.value + factor * (end - self.value) for end in (self.low, self.high))
         return replace(self, low=low, high=high)
 
 
-def rank(name: str, summaries: Sequence[dict[str, Any]]) -> Ranked:
+def rank(name: str, summaries: Sequence[dict[str, Any]]) -> RankedSetting:
     """Return a setting with its mean and its 95 % CI.
 
     Args:
@@ -69,14 +69,14 @@ def rank(name: str, summaries: Sequence[dict[str, Any]]) -> Ranked:
         from mptrain.comparison.statistics import mean_interval  # scipy takes a second to import
 
         found = mean_interval(values)
-        return Ranked(name, found.mean, found.low, found.high, len(values), over_seeds=True)
+        return RankedSetting(name, found.mean, found.low, found.high, len(values), over_seeds=True)
     # One run, or seeds that agree to the digit and so say nothing of their spread.
     ends = [found for found in map(interval_of, summaries) if found]
     low, high = (statistics.fmean(side) for side in zip(*ends, strict=True)) if ends else (math.nan, math.nan)
-    return Ranked(name, values[0], low, high, len(values))
+    return RankedSetting(name, values[0], low, high, len(values))
 
 
-def ranking(ranked: Sequence[Ranked], *, higher_is_better: bool | None, number: Callable[[float], str]) -> str:
+def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, number: Callable[[float], str]) -> str:
     """Return the settings from best to worst as one sentence, without the metric's name.
 
     A best is named only where its 95 % CI is apart from that of the worst; settings whose CIs overlap the best's are named
@@ -145,7 +145,7 @@ def sweep_lead(
     for job in jobs:
         if job.number in valued:
             words = words_of(job)
-            setting = in_short({key: words[key] for key in keys if key in words}) or (job.label if keys else "")
+            setting = short_label({key: words[key] for key in keys if key in words}) or (job.label if keys else "")
             settings.setdefault(setting, []).append(valued[job.number])
     values = {summary["metric"] for summary in valued.values()}
     if len(values) == 1:
@@ -176,7 +176,7 @@ def metric_in_words(summary: Mapping[str, Any]) -> str:
     return f"{summary.get('metric_name') or 'metric'} ({summary.get('metric_split', 'test')})"
 
 
-def _of_what(ranked: Iterable[Ranked]) -> str:
+def _of_what(ranked: Iterable[RankedSetting]) -> str:
     """The source of intervals, where it is the same for all of them."""
     several = {one.over_seeds for one in ranked}
     if len(several) > 1:

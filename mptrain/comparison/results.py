@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from mptrain.errors import StorageError
 from mptrain.records import as_json
+from mptrain.runlog.atomic_files import write_atomically
 from mptrain.runlog.schema_checks import build
-from mptrain.runlog.storage import write_atomically
 from mptrain.runlog.strict_json import read_object, restore_nonfinite
 
 Word = Literal["reference", "better", "equivalent", "worse", "undecided"]
@@ -75,7 +75,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CurvePoint:
     """The state of a run at one moment, as far as it is on record.
 
     Attributes:
@@ -131,7 +131,7 @@ class RunMeasures:
         evaluated: Split to the digest of the data of its last evaluation.
         attempts: Host, start and end (UTC) of each process that worked on it and ended in order.
         changes: How its configuration was changed when it went on: ``KEY was A, now B``.
-        data_card: SHA-256 of what it says of its data, see `mptrain.comparison.measures`; empty where it is not on record.
+        data_card: SHA-256 of what it says of its data, see `mptrain.comparison.run_measures`; empty where it is not on record.
         unusable: Split to how many of its samples were left out.
         steady_steps: Over how many steps the throughput was measured; None where it is not on record.
         zero_gradients: Mean share of activation gradients that were zero in the steps that were looked at; None without any.
@@ -177,7 +177,7 @@ class RunMeasures:
     unusable: dict[str, int] = field(default_factory=dict)
     steady_steps: int | None = None
     zero_gradients: float | None = None
-    course: tuple[Moment, ...] = ()
+    course: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ ALPHA = 0.05
 
 
 @dataclass(frozen=True)
-class Evidence:
+class PairedEvidence:
     """The numbers that a verdict rests on.
 
     Attributes:
@@ -42,7 +42,7 @@ class Evidence:
     seeds: tuple[int, ...] = ()
 
 
-def decide(evidence: Evidence) -> Verdict:
+def decide(evidence: PairedEvidence) -> Verdict:
     """The verdict on an arm that is not the reference.
 
     Numerical failures come first: where the reference's run of the same seed did not fail, an exact sign test (McNemar
@@ -55,7 +55,7 @@ def decide(evidence: Evidence) -> Verdict:
     return Verdict(found.word, found.why + _incomplete(evidence))
 
 
-def _decide(evidence: Evidence) -> Verdict:
+def _decide(evidence: PairedEvidence) -> Verdict:
     shared = set(evidence.shared)
     failed, others_failed = set(evidence.failed) & shared, set(evidence.reference_failed) & shared
     alone, others = failed - others_failed, others_failed - failed
@@ -90,7 +90,7 @@ def sign_test(arm_only: int, reference_only: int) -> float:
     return float(stats.binomtest(arm_only, arm_only + reference_only).pvalue) if arm_only + reference_only else 1.0
 
 
-def _failures(evidence: Evidence, alone: set[int], others: set[int], both: set[int], p: float) -> str:
+def _failures(evidence: PairedEvidence, alone: set[int], others: set[int], both: set[int], p: float) -> str:
     """Return what is to be said of failed runs that decide nothing; empty where there are none.
 
     Args:
@@ -120,7 +120,7 @@ def _failures(evidence: Evidence, alone: set[int], others: set[int], both: set[i
     return "; ".join(parts)
 
 
-def _incomplete(evidence: Evidence) -> str:
+def _incomplete(evidence: PairedEvidence) -> str:
     """Return how many pairs are complete, and what the others lack besides what failed; empty where all are."""
     every = set(evidence.seeds) | set(evidence.shared)
     complete = evidence.difference.n if evidence.difference else 0
@@ -131,12 +131,12 @@ def _incomplete(evidence: Evidence) -> str:
     return said + (f", {_seeds(gone)} did not end in both arms" if gone else "")
 
 
-def _too_few(evidence: Evidence) -> str:
+def _too_few(evidence: PairedEvidence) -> str:
     have = "no pair of runs is complete" if evidence.difference is None else "one pair of runs alone is complete"
     return f"{have}, and a verdict needs two seeds at least: how much seeds differ is unknown"
 
 
-def _equivalent(evidence: Evidence, difference: Interval, found: Equivalence, excludes_zero: bool) -> str:
+def _equivalent(evidence: PairedEvidence, difference: Interval, found: Equivalence, excludes_zero: bool) -> str:
     why = (
         f"the difference in {evidence.metric}, {signed(difference.mean)} with a {percent(1 - 2 * found.alpha)} interval "
         f"from {signed(found.low)} to {signed(found.high)}, lies within the margin of ±{found.margin:.3g} (two one-sided "
@@ -147,7 +147,7 @@ def _equivalent(evidence: Evidence, difference: Interval, found: Equivalence, ex
     return why
 
 
-def _different(evidence: Evidence, difference: Interval) -> str:
+def _different(evidence: PairedEvidence, difference: Interval) -> str:
     why = (
         f"the difference in {evidence.metric}, {signed(difference.mean)} with a 95 % interval {_from_to(difference)}, is "
         f"not zero ({_pairs(difference.n)}){_no_spread(difference)}"

@@ -15,19 +15,19 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.checks import (
+from mptrain.config.overrides import ParsedOverrides, check_key
+from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
+from mptrain.config.section_checks import (
     HEADER,
+    check_compatible,
     check_section,
-    check_together,
     check_train,
     fields_of,
     read_learners,
     warnings_about,
 )
-from mptrain.config.overrides import Words, check_key
-from mptrain.config.ranges import UNRESOLVED, first_line, show
-from mptrain.config.schema import SECTIONS, TARGET_GROUPS, Config, GeneralOptions, LearnerChoices
 from mptrain.config.targets import PACKAGES, Target, is_allowed, parameters
+from mptrain.config.value_checks import UNRESOLVED, first_line, show
 from mptrain.errors import ConfigError, Problem
 from mptrain.masking import masked
 
@@ -38,7 +38,7 @@ _FIELDS = tuple(f"{name}.{field.name}" for name, schema in SECTIONS.items() for 
 def assemble(
     node: DictConfig,
     chosen: dict[str, str],
-    words: Words,
+    words: ParsedOverrides,
     catalogue: Catalogue,
     overrides: tuple[str, ...],
     fetch: Mapping[str, Sequence[str]],
@@ -51,7 +51,7 @@ def assemble(
         words: The parsed command line with the problems that are known already.
         catalogue: Every group and option, for suggestions.
         overrides: The command line as it was written.
-        fetch: Group to the arguments of its target that may download something (see `mptrain.config.trust.may_fetch`).
+        fetch: Group to the arguments of its target that may download something (see `mptrain.config.trust.download_arguments`).
 
     Raises:
         ConfigError: With all problems found.
@@ -71,7 +71,7 @@ def assemble(
     if not problems or _touches_targets(words):  # else a mistyped key would have to wait for torch
         targets = _check_targets(targets, problems)
     if sections["precision"] and "optimizer" in targets:
-        problems += check_together(sections["precision"], targets["optimizer"])
+        problems += check_compatible(sections["precision"], targets["optimizer"])
     learner_nodes = tree.get("learners") or {}
     learners: dict[str, LearnerChoices] = {}
     if sections["train"]:
@@ -79,7 +79,7 @@ def assemble(
         if not problems:
             learners = read_learners(learner_nodes, targets, sections["train"], problems)
     for learner in learners.values():
-        problems += check_together(sections["precision"], learner.optimizer)
+        problems += check_compatible(sections["precision"], learner.optimizer)
     if problems:
         raise ConfigError([_explained(problem, chosen, catalogue) for problem in dict.fromkeys(problems)])
     beside = {"defaults": defaults} if defaults else {}
@@ -98,7 +98,9 @@ def assemble(
     )
 
 
-def wrong_words(node: DictConfig, chosen: dict[str, str], words: Words, catalogue: Catalogue) -> list[Problem]:
+def wrong_words(
+    node: DictConfig, chosen: dict[str, str], words: ParsedOverrides, catalogue: Catalogue
+) -> list[Problem]:
     """Return what is wrong with keys and values, as far as that is known without a target, which may import torch.
 
     Args:
@@ -155,7 +157,7 @@ def _explained(problem: Problem, chosen: dict[str, str], catalogue: Catalogue) -
     return dataclasses.replace(problem, hint=f"{problem.key}: {about}")
 
 
-def _apply_values(node: DictConfig, words: Words, catalogue: Catalogue, problems: list[Problem]) -> None:
+def _apply_values(node: DictConfig, words: ParsedOverrides, catalogue: Catalogue, problems: list[Problem]) -> None:
     tree = cast("dict[str, Any]", OmegaConf.to_container(node, resolve=False))
     wrong_groups = bool(problems)
     for word in words.values:
@@ -259,7 +261,7 @@ def _check_targets(targets: dict[str, Target], problems: list[Problem]) -> dict[
     return checked
 
 
-def _touches_targets(words: Words) -> bool:
+def _touches_targets(words: ParsedOverrides) -> bool:
     return any(word.key_or_group.split(".")[0] in (*TARGET_GROUPS, "extensions") for word in words.values)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from mptrain.config.build_workload import build_dataset, build_task, require_facts, require_known_learners
 from mptrain.config.parallelism import (
     apply_parallel_strategy,
     check_parallelism,
@@ -19,19 +20,18 @@ from mptrain.config.parallelism import (
     require_same_weights,
     warnings_about_parallelism,
 )
-from mptrain.config.ranges import first_line, show
 from mptrain.config.schema import Config
-from mptrain.config.together import build_dataset, build_task, require_facts, require_known_learners
+from mptrain.config.value_checks import first_line, show
 from mptrain.device import capabilities, untried, use
-from mptrain.engine.evaluate import complete
-from mptrain.engine.fingerprints import Origin, digest_of_weights
+from mptrain.engine.evaluate import gather_model
+from mptrain.engine.fault_injection import Injection
+from mptrain.engine.fingerprints import StartFingerprints, digest_of_weights
 from mptrain.engine.guard import BufferGuard
-from mptrain.engine.inject import Injection
-from mptrain.engine.job import Options, Parts
 from mptrain.engine.memory import keep_freed_memory, memory_in_use
+from mptrain.engine.parts import Options, Parts
 from mptrain.engine.snapshot import require_same_schema
 from mptrain.engine.step import Learner, Plan
-from mptrain.engine.weights_io import has_averages, plain_weights, read_weights, take_over
+from mptrain.engine.weights_io import has_averages, load_matching, plain_weights, read_weights
 from mptrain.errors import CheckpointError, ConfigError, EnvironmentRefused, Problem, out_of_memory
 from mptrain.optimizer.average import WeightAverage
 from mptrain.optimizer.rules import Rule
@@ -39,16 +39,23 @@ from mptrain.optimizer.weights import Weights
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.parallel.strategy import ParallelStrategy
 from mptrain.parallel.sync_batchnorm import synchronised
-from mptrain.precision.apply import about_clamped, autocast, cast_model, clamp_to_range, input_dtype, set_products
+from mptrain.precision.apply import (
+    autocast,
+    cast_model,
+    clamp_to_range,
+    describe_clamped,
+    input_dtype,
+    set_matmul_precision,
+)
 from mptrain.precision.support import require_support
 from mptrain.precision.upcast import products, upcasts
 from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.schedule.table import rate_table
+from mptrain.schedule.rate_table import rate_table
 from mptrain.torch_private import BatchNorm
+from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.loader import Loader
-from mptrain.workloads.base.source import Dataset
 from mptrain.workloads.base.task import Objective
 
 
@@ -81,7 +88,7 @@ def build(
     model = build_model(config, dataset)
     notes = _begin_with(model, config.weights) if weights and config.weights is not None else ()
     model.float()
-    origin = Origin(digest_of_weights(model) if weights else "", memory_before)
+    origin = StartFingerprints(digest_of_weights(model) if weights else "", memory_before)
     require_same_weights(origin.initial_weights, comm)
     if config.distributed.sync_batchnorm and comm.world_size > 1:
         model = synchronised(model, comm)
@@ -90,7 +97,7 @@ def build(
     if unproven := untried(device):
         warnings = (*warnings, unproven)
     if clamped and weights:  # else others take their place
-        warnings = (*warnings, about_clamped(clamped, input_dtype(policy)))
+        warnings = (*warnings, describe_clamped(clamped, input_dtype(policy)))
     drawn = model.named_parameters() if policy.parameters != "float32" else ()
     initial = {name: value.detach().clone() for name, value in drawn}  # before they are cast, for master weights
     model.to(device)
@@ -156,7 +163,7 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
     use(device)
     if device.type == "cpu":
         keep_freed_memory()
-    set_products(policy)
+    set_matmul_precision(policy)
     return device
 
 
@@ -198,7 +205,7 @@ def _begin_with(model: nn.Module, path: Path) -> tuple[str, ...]:
         source = f"{path} (step {loaded.manifest.step:,}{averaged})"
     else:
         found, source = read_weights(path), str(path)
-    return (take_over(model, found, source).describe(source),)
+    return (load_matching(model, found, source).describe(source),)
 
 
 def build_loaders(
@@ -326,7 +333,7 @@ def _refuse_single_samples(config: Config, parts: Parts) -> None:
     if not any(isinstance(module, BatchNorm) for module in parts.model.modules()):
         return
     for name, split in single:
-        trial = cast("Any", copy.deepcopy(complete(parts))).train(name == "train")
+        trial = cast("Any", copy.deepcopy(gather_model(parts))).train(name == "train")
         sample = parts.prepare(split.fetch([0], 0, config.seed))
         try:
             with torch.no_grad(), parts.plan.products.context, parts.plan.autocast:

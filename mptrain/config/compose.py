@@ -24,13 +24,13 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from mptrain.config import location
 from mptrain.config.assemble import assemble, wrong_words
 from mptrain.config.catalogue import RECHOSEN, Catalogue, Option
-from mptrain.config.files import find_endless, find_unreadable, read_yaml
-from mptrain.config.overrides import Words, read
-from mptrain.config.ranges import first_line, show
+from mptrain.config.overrides import ParsedOverrides, read
 from mptrain.config.schema import Config
-from mptrain.config.trust import may_fetch, settle
+from mptrain.config.trust import apply_typed_allow, download_arguments
+from mptrain.config.value_checks import first_line, show
+from mptrain.config.yaml_files import find_endless, find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem
-from mptrain.runlog.directory import refuse_older
+from mptrain.runlog.directory import refuse_older_layout
 
 #: What a folder of one's own looks like.
 FOLDER_HINT = "give the folder that holds GROUP/OPTION.yaml, for example ./mine with ./mine/model/net.yaml in it"
@@ -71,7 +71,7 @@ def reload(
             is about (model, dataset, task) stays.
         allow: Packages whose code the user let in before: what the text says of that must be among them, unless a word
             says it (see `mptrain.config.trust`).
-        fetch: What the user let download something before (see `mptrain.config.trust.fetches`).
+        fetch: What the user let download something before (see `mptrain.config.trust.allowed_downloads`).
 
     Raises:
         ConfigError: With all problems found.
@@ -98,10 +98,12 @@ def reload(
         what = f"{text} has no effect on a saved run: Hydra has composed it already"
         problems.append(Problem(what, "leave it out"))
     words = dataclasses.replace(words, problems=tuple(problems))
-    settle(node, words.values, "the saved configuration", allow)
+    apply_typed_allow(node, words.values, "the saved configuration", allow)
     if words.groups and not words.problems:
         composer.choose_again(node, [str(word.input_line) for word in words.groups])
-    return assemble(node, {}, words, composer.catalogue, tuple(overrides), fetch or may_fetch(words, ours=False))
+    return assemble(
+        node, {}, words, composer.catalogue, tuple(overrides), fetch or download_arguments(words, ours=False)
+    )
 
 
 class Composer:
@@ -127,7 +129,7 @@ class Composer:
         for folder in folders:
             if not folder.is_dir():
                 raise ConfigError(f"--config-dir {folder}: there is no such folder", FOLDER_HINT)
-            refuse_older(folder)  # a run's own folder, for its config.yaml
+            refuse_older_layout(folder)  # a run's own folder, for its config.yaml
         if problem := find_endless(folders[1:]):
             raise ConfigError(problem)
         # Hydra looks for the file at the top in its first folder only.
@@ -144,7 +146,7 @@ class Composer:
         """See `mptrain.config.compose.compose`."""
         node, chosen, words = self._read(overrides)
         typed = words if self.typed is None else words.among(self.typed)
-        fetch = may_fetch(typed, ours=self._chose_data(chosen, typed))
+        fetch = download_arguments(typed, ours=self._chose_data(chosen, typed))
         return assemble(node, chosen, words, self.catalogue, tuple(overrides), fetch)
 
     def require_keys(self, overrides: Sequence[str]) -> None:
@@ -157,16 +159,16 @@ class Composer:
         if problems := wrong_words(node, chosen, words, self.catalogue):
             raise ConfigError(problems)
 
-    def _read(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str], Words]:
+    def _read(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, str], ParsedOverrides]:
         words = read(overrides, self.catalogue)
         try:
             node, chosen = self._merge([*(str(word.input_line) for word in words.groups), *words.hydra])
         except COMPOSITION_ERRORS as error:
             raise ConfigError([*words.problems, self._explain(error, words)]) from error
-        settle(node, words.values, "a chosen file")
+        apply_typed_allow(node, words.values, "a chosen file")
         return node, chosen, words
 
-    def _chose_data(self, chosen: dict[str, str], words: Words) -> bool:
+    def _chose_data(self, chosen: dict[str, str], words: ParsedOverrides) -> bool:
         """Return whether the data set is one of mptrain's that was typed, or that files of mptrain's chose.
 
         Args:
@@ -183,7 +185,7 @@ class Composer:
             typed or (self.typed is None and all(map(is_ours, (self.catalogue.tops[self.name], *options.values()))))
         )
 
-    def _explain(self, error: Exception, words: Words) -> Problem:
+    def _explain(self, error: Exception, words: ParsedOverrides) -> Problem:
         """What is wrong with the chosen files; Hydra's own words where they can all be read."""
         named = {word.key_or_group: str(word.value()) for word in words.groups}
         options = [self.catalogue.tops[self.name]]

@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import StringConstraints
 
-from mptrain.config.files import find_unreadable, read_yaml
-from mptrain.config.ranges import Says, UnfitError, fit, show
+from mptrain.config.value_checks import InvalidValueError, RangeDescription, check_value, show
+from mptrain.config.yaml_files import find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -23,7 +23,7 @@ Executor = Literal["slurm", "local"]
 Word = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.,:=+@&|*()\[\]-]*$", max_length=200),
-    Says("letters, digits and _.,:=+@&|*()[]-, without blanks"),
+    RangeDescription("letters, digits and _.,:=+@&|*()[]-, without blanks"),
 ]
 
 #: Bytes of a launcher's file at most.
@@ -127,8 +127,8 @@ def _made(tree: dict[str, Any], place: str) -> Launcher:
             problems.append(Problem(f"{place}: unknown key '{show(key)}'", hint))
             continue
         try:
-            values[key] = fit(value, hints[key])
-        except UnfitError as unfit:
+            values[key] = check_value(value, hints[key])
+        except InvalidValueError as unfit:
             problems.append(Problem(f"{place}: {key}: {show(value)} {unfit}"))
     if not problems and 60 * (made := Launcher(**values)).timeout_min <= made.signal_delay_s:
         what = f"{place}: signal_delay_s: {made.signal_delay_s} seconds before the end is before the beginning"

@@ -18,10 +18,10 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.ranges import show
 from mptrain.config.schema import LEARNER_GROUPS, TARGET_GROUPS
 from mptrain.config.synonyms import near_options, new_key, torchvision_names, translate
 from mptrain.config.targets import FACTS, PACKAGES, parameters, resolve
+from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, did_you_mean, either
 from mptrain.runlog.strict_json import DEEPEST, is_too_deep
 
@@ -43,7 +43,7 @@ _DIRECTORIES = [f"hydra.{name}" for name in ("run.dir", "sweep.dir", "sweep.subd
 
 
 @dataclass(frozen=True)
-class Words:
+class ParsedOverrides:
     """The parsed words of a command line.
 
     Attributes:
@@ -58,14 +58,14 @@ class Words:
     hydra: tuple[str, ...]
     problems: tuple[Problem, ...]
 
-    def among(self, words: Sequence[str]) -> Words:
+    def among(self, words: Sequence[str]) -> ParsedOverrides:
         """Return the overrides that are written like one of these."""
         groups = tuple(word for word in self.groups if word.input_line in words)
         values = tuple(word for word in self.values if word.input_line in words)
         return replace(self, groups=groups, values=values)
 
 
-def read(words: Sequence[str], catalogue: Catalogue) -> Words:
+def read(words: Sequence[str], catalogue: Catalogue) -> ParsedOverrides:
     """Parses and sorts the words; of several words for one group the last one counts, as for keys."""
     groups: dict[str, Override] = {}
     values: list[Override] = []
@@ -96,7 +96,7 @@ def read(words: Sequence[str], catalogue: Catalogue) -> Words:
                 groups[key] = override
         else:
             values.append(override)
-    return Words(tuple(groups.values()), tuple(values), tuple(hydra), tuple(problems))
+    return ParsedOverrides(tuple(groups.values()), tuple(values), tuple(hydra), tuple(problems))
 
 
 def parse(word: str) -> tuple[Override | None, Problem | None]:

@@ -7,7 +7,7 @@ from torch import nn
 
 from mptrain.config.schema import Config
 from mptrain.device import count_of, use
-from mptrain.engine.evaluate import blank_of
+from mptrain.engine.evaluate import without_storage
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.parallel.communicator import Communicator
 from mptrain.parallel.sharding import shard
@@ -131,7 +131,7 @@ def apply_parallel_strategy(
             f"distributed=fsdp2 with {learners} learners: it gathers the weights of one loss at a time",
             "choose distributed=ddp",
         )
-    blank, root = blank_of(model), LossModule(None, model)
+    blank, root = without_storage(model), LossModule(None, model)
     policy, compute = config.precision, None
     if policy.master_weights:  # which are what is sharded then, and rounded whenever they are gathered
         compute = DTYPES[policy.parameters]

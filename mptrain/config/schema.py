@@ -12,27 +12,29 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 from pydantic import StringConstraints
 
-from mptrain.config.ranges import Says
 from mptrain.config.targets import Target
+from mptrain.config.value_checks import RangeDescription
 from mptrain.engine.options import CheckpointOptions, InjectOptions, LogOptions, TrainOptions
 from mptrain.errors import ConfigError
 from mptrain.fields import PositiveInt
 from mptrain.parallel.options import DistributedOptions
 from mptrain.precision.policy import Policy
-from mptrain.runlog.layout import check_run_name
+from mptrain.runlog.run_paths import check_run_name
 
 Device = Annotated[
     str,
     StringConstraints(pattern=r"^(auto|cpu|mps(:0)?|(cuda|xpu)(:(0|[1-9][0-9]{0,2}))?)$"),
-    Says("auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"),
+    RangeDescription("auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"),
 ]
 #: torch takes seeds of 64 bits and counts those above half of them as negative.
-Seed = Annotated[int, Ge(0), Le(2**63 - 1), Says("a whole number from 0 to 2^63-1 (9223372036854775807)")]
-FolderPath = Annotated[str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$"), Says("the path of a folder")]
+Seed = Annotated[int, Ge(0), Le(2**63 - 1), RangeDescription("a whole number from 0 to 2^63-1 (9223372036854775807)")]
+FolderPath = Annotated[
+    str, StringConstraints(pattern=r"^[^\x00]*[^\x00\s][^\x00]*$"), RangeDescription("the path of a folder")
+]
 TargetPattern = Annotated[
     str,
     StringConstraints(pattern=r"^[^\W\d]\w*(\.[^\W\d]\w*)*(\.\*)?$"),
-    Says("a package, or a pattern such as mypkg.*"),
+    RangeDescription("a package, or a pattern such as mypkg.*"),
 ]
 
 #: Groups whose node names a callable with ``_target_``.

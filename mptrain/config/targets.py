@@ -17,8 +17,8 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any
 
-from mptrain.config.ranges import UNRESOLVED, first_line, fit_field, show
 from mptrain.config.synonyms import new_target, torchvision_names
+from mptrain.config.value_checks import UNRESOLVED, check_field, first_line, show
 from mptrain.errors import ConfigError, MptrainError, Problem, did_you_mean, out_of_memory
 
 if typing.TYPE_CHECKING:
@@ -47,7 +47,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 #: Arguments of torchvision's networks that name weights to download, some by default.
 _PRETRAINED = ("weights", "weights_backbone")
 
-#: What data sets say about themselves (`mptrain.workloads.base.source.Dataset.facts`).
+#: What data sets say about themselves (`mptrain.workloads.base.dataset.Dataset.facts`).
 DATA_FACTS = (
     *("num_classes", "class_names", "in_channels", "image_size", "upscale", "boxes"),
     *("vocabulary_size", "sequence_length", "lanes", "source_vocabulary_size", "target_vocabulary_size"),
@@ -212,7 +212,9 @@ class Target:
             annotation = accepted[name].annotation
             if name in _PRETRAINED and isinstance(value, str) and is_allowed(self.path, ("torchvision",)):
                 annotation = None  # torchvision takes its weights by name too
-            converted[name] = value if annotation is None else fit_field(f"{group}.{name}", value, annotation, problems)
+            converted[name] = (
+                value if annotation is None else check_field(f"{group}.{name}", value, annotation, problems)
+            )
         facts = FACTS.get(group.rpartition(".")[2], ())
         missing = [name for name, known in accepted.items() if known.required and name not in {*self.arguments, *facts}]
         for name in () if other_facts else missing:

@@ -11,9 +11,9 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from mptrain.config.overrides import Words, parse
-from mptrain.config.ranges import show
+from mptrain.config.overrides import ParsedOverrides, parse
 from mptrain.config.schema import Config
+from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem
 from mptrain.runlog.sweeps import Sweep
 
@@ -21,7 +21,7 @@ _SECTION, _NAME = "extensions", "allow"
 _KEY = f"{_SECTION}.{_NAME}"
 
 
-def settle(node: DictConfig, words: Iterable[Override], where: str, allow: Sequence[str] = ()) -> None:
+def apply_typed_allow(node: DictConfig, words: Iterable[Override], where: str, allow: Sequence[str] = ()) -> None:
     """Let a merged tree say about ``extensions`` what was typed, in place, before anything that it names is imported.
 
     Args:
@@ -41,27 +41,27 @@ def settle(node: DictConfig, words: Iterable[Override], where: str, allow: Seque
     said = _of_tree(node)
     packages = _packages(said)
     if packages is None or not set(packages) <= set(allow):
-        raise ConfigError(confirm(where, packages if packages is not None else [show(said)]))
+        raise ConfigError(untrusted_code(where, packages if packages is not None else [show(said)]))
 
 
-def confirm(where: str, packages: Sequence[str], line: str = "") -> Problem:
+def untrusted_code(where: str, packages: Sequence[str], line: str = "") -> Problem:
     """The problem with a file that lets in code of these packages; ``line`` is the command line to write, where it is known."""
     word = f"{_KEY}=[{','.join(packages)}]"
     add = f"write {line} '{word}'" if line else f"add '{word}' to the command line"
     return Problem(f"{where} lets in code that is not mptrain's: {word}", f"if you trust that code, {add}")
 
 
-def retyped(packages: Sequence[str]) -> str:
+def allow_argument(packages: Sequence[str]) -> str:
     """What a line that names a run needs behind it, with a blank before; empty where the run has no code of others."""
     return f" '{_KEY}=[{','.join(packages)}]'" if packages else ""
 
 
-def retyped_for(sweep: Sweep) -> str:
-    """What a line that names a sweep, or a run of it, needs behind it (see `retyped`)."""
-    return retyped(let_in(word for job in sweep.jobs for word in job.overrides))
+def allow_argument_for(sweep: Sweep) -> str:
+    """What a line that names a sweep, or a run of it, needs behind it (see `allow_argument`)."""
+    return allow_argument(allowed_packages(word for job in sweep.jobs for word in job.overrides))
 
 
-def may_fetch(words: Words, *, ours: bool) -> dict[str, tuple[str, ...]]:
+def download_arguments(words: ParsedOverrides, *, ours: bool) -> dict[str, tuple[str, ...]]:
     """Return the arguments of data set and model that may download something: those that were typed.
 
     Args:
@@ -76,17 +76,17 @@ def may_fetch(words: Words, *, ours: bool) -> dict[str, tuple[str, ...]]:
     return {group: tuple(names) for group, names in found.items()}
 
 
-def fetches(config: Config) -> dict[str, tuple[str, ...]]:
-    """Return what `may_fetch` returned when a configuration was made."""
+def allowed_downloads(config: Config) -> dict[str, tuple[str, ...]]:
+    """Return what `download_arguments` returned when a configuration was made."""
     return {"dataset": config.dataset.fetch, "model": config.model.fetch}
 
 
-def is_trust(word: str) -> bool:
+def is_allow_override(word: str) -> bool:
     """Whether a word says whose code may be called, and nothing else."""
     return word.partition("=")[0].lstrip("+") == _KEY
 
 
-def let_in(words: Iterable[str]) -> list[str]:
+def allowed_packages(words: Iterable[str]) -> list[str]:
     """The packages that words let in, each once; a value that cannot be read stands for itself."""
     found: list[str] = []
     for word in words:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from mptrain.engine.interrupt import Interrupts
+    from mptrain.engine.interrupt import SignalListener
     from mptrain.parallel.communicator import Communicator
     from mptrain.workloads.base.batch import Batch
 
@@ -38,7 +38,7 @@ class BatchSync:
         late: Whether the run's time is over.
     """
 
-    def __init__(self, interrupts: Interrupts, late: Callable[[], bool]) -> None:
+    def __init__(self, interrupts: SignalListener, late: Callable[[], bool]) -> None:
         self._interrupts = interrupts
         self._late = late
 
@@ -75,7 +75,7 @@ class DistributedBatchSync(BatchSync):
         comm: Who they are.
     """
 
-    def __init__(self, interrupts: Interrupts, late: Callable[[], bool], comm: Communicator) -> None:
+    def __init__(self, interrupts: SignalListener, late: Callable[[], bool], comm: Communicator) -> None:
         super().__init__(interrupts, late)
         self._comm = comm
         self._asked: str | None = None

@@ -11,8 +11,8 @@ from torch import Tensor
 from mptrain.engine.snapshot import restore_snapshot, take_snapshot
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Options, Parts, Progress
-    from mptrain.engine.storage import NoStorage, Storage
+    from mptrain.engine.parts import Options, Parts, Progress
+    from mptrain.engine.run_storage import NoStorage, Storage
     from mptrain.engine.telemetry import Telemetry
 
 
@@ -37,7 +37,7 @@ class Checkpointing:
         self._parts, self._options, self._storage = parts, options.checkpoint, storage
         self._progress, self._telemetry = progress, telemetry
         self.saver = storage.saver(async_save=options.checkpoint.async_save)
-        self.carried = Carried(parts)
+        self.carried = CarriedBuffers(parts)
 
     def restore(self, state: Mapping[str, Any], *, forgive: bool) -> list[str]:
         """Go back to where a checkpoint was taken.
@@ -53,7 +53,7 @@ class Checkpointing:
         self._progress.become(restored)
         self.carried.begin()
         if forgive:
-            for log in self._telemetry.step_log.accounts:
+            for log in self._telemetry.step_log.learner_logs:
                 log.history.consecutive = 0
         return notes
 
@@ -95,7 +95,7 @@ class Checkpointing:
             self.saver.wait()
 
 
-class Carried:
+class CarriedBuffers:
     """The carried buffers of a run.
 
     Each rank trains on its rows of every batch, so it changes its rows of such a buffer and no others. The whole is what

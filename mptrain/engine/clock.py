@@ -14,7 +14,7 @@ import torch
 from mptrain.device import properties_of
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Progress
+    from mptrain.engine.parts import Progress
 
 #: Steps of an attempt that do not count as steady: kernels are chosen and caches filled in them.
 WARM_UP = 10

@@ -20,7 +20,7 @@ from torch.torch_version import TorchVersion
 _RELEASES_POOLS = TorchVersion("2.13")
 
 
-class GraphsLost(RuntimeError):
+class GraphsInvalidated(RuntimeError):
     """A capture has failed, and graphs that were captured before it can be run no more."""
 
 
@@ -64,7 +64,7 @@ class CudaGraphs:
             torch.cuda.set_rng_state(drawn, self._device)
             first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
             if taken and self._captured:
-                raise GraphsLost(str(first)) from error
+                raise GraphsInvalidated(str(first)) from error
             raise first from None
         self._captured = True
         return graph.replay

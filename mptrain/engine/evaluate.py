@@ -13,20 +13,20 @@ from torch import Tensor, nn
 
 from mptrain.engine.exhibit import on_host
 from mptrain.engine.fingerprints import sample_digests
-from mptrain.engine.gathered import Gathered
+from mptrain.engine.sample_metrics import SampleMetrics
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import whole
 from mptrain.random_state import other_random_numbers
 from mptrain.records import EvalRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Parts
+    from mptrain.engine.parts import Parts
     from mptrain.workloads.base.exhibits import Exhibit
     from mptrain.workloads.base.loader import Loader
 
 
 @dataclass(frozen=True)
-class Measured:
+class EvalResult:
     """What came out of an evaluation.
 
     Attributes:
@@ -49,7 +49,7 @@ def evaluate(
     average: bool = True,
     exhibit: bool = False,
     intervals: bool = False,
-) -> Measured | None:
+) -> EvalResult | None:
     """Metrics of the current weights on all samples of a split.
 
     The sums are kept on the device and read at the end. Each of several ranks measures its part of every batch; the metrics
@@ -74,7 +74,7 @@ def evaluate(
     inert = contextlib.nullcontext()
     products, autocast = (inert, inert) if wide else (parts.plan.products.context, parts.plan.autocast)
     model = _model_to_measure(parts, wide=wide, average=average)
-    gathered, comm = Gathered(), parts.comm
+    gathered, comm = SampleMetrics(), parts.comm
     exhibits: dict[str, Exhibit] = {}
     with _in_evaluation_mode(parts, model), products:
         for batch in loader.batches(epoch=0):
@@ -93,7 +93,7 @@ def evaluate(
     metrics = gathered.metrics(parts.task)
     reach = gathered.intervals(parts.task, metrics) if intervals else {}
     record = EvalRecord(split, step, epoch, gathered.samples, metrics, reach, gathered.digest)
-    return Measured(record, {name: on_host(shown) for name, shown in exhibits.items()})
+    return EvalResult(record, {name: on_host(shown) for name, shown in exhibits.items()})
 
 
 @contextlib.contextmanager
@@ -115,13 +115,13 @@ def _model_to_measure(parts: Parts, *, wide: bool, average: bool) -> nn.Module:
     averages = {name: whole(value) for name, value in parts.averages().items()} if average else {}
     if wide and parts.policy.parameters != "float32":
         weights = {name: whole(value) for name, value in parts.full_precision().items()}
-        return in_float32(complete(parts), {**weights, **averages})
+        return in_float32(gather_model(parts), {**weights, **averages})
     if parts.blank is not None:
-        return with_weights(complete(parts), averages)
+        return with_weights(gather_model(parts), averages)
     return with_weights(copy.deepcopy(parts.model), averages) if averages else parts.model
 
 
-def complete(parts: Parts) -> nn.Module:
+def gather_model(parts: Parts) -> nn.Module:
     """The model with all of its weights: itself, or where ranks hold parts of them, a copy; all ranks must ask."""
     if parts.blank is None:
         return parts.model
@@ -145,7 +145,7 @@ def in_float32(model: nn.Module, full_precision: Mapping[str, Tensor]) -> nn.Mod
     return with_weights(copy.deepcopy(model).float(), full_precision)
 
 
-def blank_of(model: nn.Module) -> nn.Module:
+def without_storage(model: nn.Module) -> nn.Module:
     """A copy of a model whose parameters take no memory."""
     blank = copy.deepcopy(model)
     return with_values(blank, {name: torch.empty_like(p, device="meta") for name, p in blank.named_parameters()})

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mptrain.runlog.layout import CAPTIONS
-from mptrain.runlog.storage import storing, write_atomically
+from mptrain.runlog.atomic_files import storage_errors, write_atomically
+from mptrain.runlog.run_paths import CAPTIONS
 from mptrain.workloads.base.exhibits import Exhibit, Pictures, Sounds, Texts
 
 #: The loudest sample of a 16-bit recording.
@@ -59,7 +59,7 @@ def keep_exhibits(folder: Path, step: int, exhibits: Mapping[str, Exhibit]) -> l
             files[f"{name}-{step:06d}.png"] = _sheet(shown)
             captions[name] = shown.caption
     if files:
-        with storing(folder):
+        with storage_errors(folder):
             folder.mkdir(exist_ok=True)
     for file, content in files.items():
         write_atomically(folder / file, content)

@@ -23,7 +23,7 @@ VALUES = 256
 
 
 @dataclass(frozen=True)
-class Origin:
+class StartFingerprints:
     """What was so before the first step.
 
     Attributes:

@@ -19,7 +19,7 @@ from mptrain.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, Preempted
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
-class AskedToEnd(KeyboardInterrupt):
+class EndRequested(KeyboardInterrupt):
     """A signal other than Ctrl-C asked for the end where nothing is finished first; no `except Exception` takes it for a fault.
 
     Attributes:
@@ -33,16 +33,16 @@ class AskedToEnd(KeyboardInterrupt):
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Inside, SIGTERM, SIGUSR1 and SIGHUP raise `AskedToEnd` in the main thread, as Ctrl-C raises KeyboardInterrupt.
+    """Inside, SIGTERM, SIGUSR1 and SIGHUP raise `EndRequested` in the main thread, as Ctrl-C raises KeyboardInterrupt.
 
-    `Interrupts` takes its place while a run trains.
+    `SignalListener` takes its place while a run trains.
 
     Raises:
         Preempted: One came, and nobody inside had anything more to say about it.
     """
 
     def receive(number: int, frame: FrameType | None) -> None:
-        raise AskedToEnd(signal.Signals(number).name)
+        raise EndRequested(signal.Signals(number).name)
 
     before: dict[signal.Signals, Any] = {}
     try:
@@ -51,7 +51,7 @@ def ending_at_once() -> Iterator[None]:
                 if number != signal.SIGINT and signal.getsignal(number) is not signal.SIG_IGN:
                     before[number] = signal.signal(number, receive)
         yield
-    except AskedToEnd as asked:
+    except EndRequested as asked:
         raise Preempted(
             f"{asked.name}, ended at once; nothing was being trained", "run it again", EXIT_PREEMPTED
         ) from None
@@ -60,7 +60,7 @@ def ending_at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Interrupts:
+class SignalListener:
     """Listens to signals while the context lasts; does nothing outside the main thread.
 
     Attributes:
@@ -76,7 +76,7 @@ class Interrupts:
         """130 after Ctrl-C, 75 (saved, run me again) after the others."""
         return EXIT_INTERRUPTED if self.received == "SIGINT" else EXIT_PREEMPTED
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> SignalListener:
         if threading.current_thread() is threading.main_thread():
             heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
             self._before = {number: signal.signal(number, self._receive) for number in heard}

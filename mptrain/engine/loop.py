@@ -1,7 +1,7 @@
 """The training loop: epochs, evaluations, checkpoints, and an orderly end whatever happens.
 
 It reads top to bottom. What one step does is in `mptrain.engine.step`; what a run tells, in `mptrain.engine.telemetry`; how it is
-saved, in `mptrain.engine.checkpointing`; how it ends before its end, in `mptrain.engine.endings`.
+saved, in `mptrain.engine.checkpointing`; how it ends before its end, in `mptrain.engine.termination`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.engine.batch_sync import BatchSync, DistributedBatchSync, SyncedBatch
 from mptrain.engine.checkpointing import Checkpointing
-from mptrain.engine.endings import Endings
-from mptrain.engine.failure import require_success
+from mptrain.engine.failure_diagnosis import require_success
 from mptrain.engine.fingerprints import data_order
-from mptrain.engine.interrupt import Interrupts
-from mptrain.engine.job import LearnerTotals, Options, Parts, Progress
+from mptrain.engine.interrupt import SignalListener
 from mptrain.engine.memory import forget_peak
+from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
 from mptrain.engine.rehearsal import rehearse_run
-from mptrain.engine.steps import StepRunner, capture_on
+from mptrain.engine.step_runner import StepRunner, capture_on
 from mptrain.engine.summary import summarise
 from mptrain.engine.telemetry import Telemetry
+from mptrain.engine.termination import Termination
 from mptrain.engine.validation import Validation
 from mptrain.errors import StorageError
 from mptrain.random_state import random_state
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.storage import NoStorage, Storage
+    from mptrain.engine.run_storage import NoStorage, Storage
     from mptrain.runlog.sink import Sink
     from mptrain.workloads.base.batch import Batch
 
@@ -57,11 +57,13 @@ class Loop:
     ) -> None:
         self.parts, self.options, self.storage = parts, options, storage
         self.progress = Progress(learners={learner.name: LearnerTotals() for learner in parts.learners})
-        self.interrupts = Interrupts()
+        self.interrupts = SignalListener()
         self.telemetry = Telemetry(parts, options, storage, self.progress, self.planned, displays)
         self.checkpointing = Checkpointing(parts, options, storage, self.progress, self.telemetry)
         self._validation = Validation(parts, storage.paths.samples, self.progress, self.telemetry)
-        self._endings = Endings(parts, storage.paths, self.progress, self.planned, self.telemetry, self.checkpointing)
+        self._termination = Termination(
+            parts, storage.paths, self.progress, self.planned, self.telemetry, self.checkpointing
+        )
         one_rank = parts.comm.world_size == 1
         self._batch_sync = (
             BatchSync(self.interrupts, self._time_is_over)
@@ -115,7 +117,7 @@ class Loop:
         except StorageError as error:  # the checkpoint that the records announce may not be there
             self.telemetry.event("storage", message=str(error))
             raise
-        return summarise(self.parts, self.options, self.progress, self.telemetry.step_log.accounts)
+        return summarise(self.parts, self.options, self.progress, self.telemetry.step_log.learner_logs)
 
     def require_success(self) -> None:
         """Refuse to call a run done that learned nothing because of its numerics.
@@ -124,7 +126,7 @@ class Loop:
             NumericsError: A learner never applied an update, or what was last evaluated is not finite.
         """
         for warning in require_success(
-            self.progress, self.telemetry.step_log.accounts, self.parts.task.metric, half=self.parts.policy.half
+            self.progress, self.telemetry.step_log.learner_logs, self.parts.task.metric, half=self.parts.policy.half
         ):
             self.telemetry.warn(warning)
 
@@ -154,12 +156,12 @@ class Loop:
             self.attempt(parts.prepare(upcoming.batch))
             progress.samples += upcoming.samples
             if telemetry.clock.lap(upcoming.terms, waited, waited + time.perf_counter() - started):
-                telemetry.settle()  # the device is waited for once, so that steady time begins with nothing under way
-            telemetry.tell()
+                telemetry.sync()  # the device is waited for once, so that steady time begins with nothing under way
+            telemetry.show_progress()
             checkpointing.saver.check()
             self._obey_signals()
             if checkpointing.due_after_step() and not self._finished:
-                telemetry.settle()
+                telemetry.sync()
                 checkpointing.save()
 
     def _rest_of_epoch(self) -> Iterator[tuple[SyncedBatch, float]]:
@@ -180,7 +182,7 @@ class Loop:
             self._obey_signals()
             self._look_at(upcoming.batch)
             yield upcoming, waited
-        self.telemetry.settle()
+        self.telemetry.sync()
         clock.end()
 
     def _look_at(self, batch: Batch) -> None:
@@ -204,7 +206,7 @@ class Loop:
         parts, progress, telemetry = self.parts, self.progress, self.telemetry
         most, step = self.options.train.max_consecutive_overflows, progress.step + 1
         parts.comm.begin_step(parts.loaders["train"].seed, step)
-        if telemetry.step_log.close_to(most):
+        if telemetry.step_log.may_reach_limit(most):
             self._random = random_state(parts.device)
         telemetry.expect(*parts.fault.records(step))
         self._within_step = True
@@ -216,14 +218,14 @@ class Loop:
             for seen in watch.records():
                 telemetry.sink.take(seen)
         self._within_step = False
-        telemetry.beat()
+        telemetry.heartbeat()
         progress.step, progress.batch = step, progress.batch + 1
         telemetry.step_log.note(step, progress.epoch)
         while self._runner.notes:
             telemetry.warn(self._runner.notes.pop(0))
-        hopeless = telemetry.step_log.hopeless(most)
-        if hopeless is not None:
-            self._endings.by_overflows(hopeless, batch, given, self._random)
+        over_overflow_limit = telemetry.step_log.over_overflow_limit(most)
+        if over_overflow_limit is not None:
+            self._termination.by_overflows(over_overflow_limit, batch, given, self._random)
 
     def _evaluate_test(self) -> None:
         if "test" in self.parts.loaders and not self._validation.run("test", self.progress.epoch, self._move_on):
@@ -231,18 +233,18 @@ class Loop:
 
     def _move_on(self) -> bool:
         """Note that an evaluation gets on; return whether the run is asked to end."""
-        self.telemetry.beat()
+        self.telemetry.heartbeat()
         return self._batch_sync.should_stop()
 
     def _obey_signals(self) -> None:
         """End in order if a signal asked for it."""
         if self._batch_sync.asked is not None:
-            self._endings.by_signal(self._batch_sync.asked, self.interrupts.exit_code)
+            self._termination.by_signal(self._batch_sync.asked, self.interrupts.exit_code)
 
     def _end_records(self, error: BaseException) -> None:
         """Have on record what was recorded on the device, whatever ended the run."""
         comm, telemetry = self.parts.comm, self.telemetry
-        comm.tell_why(error)
+        comm.send_error(error)
         lost = comm.is_lost(error)
         if lost:
             comm.abandon()
@@ -251,4 +253,4 @@ class Loop:
         if not lost or self.parts.device.type == "cpu":  # a device may wait for the lost one for ever
             telemetry.step_log.flush()
         if lost:
-            self._endings.without_a_rank(error, within_step=self._within_step)
+            self._termination.by_lost_rank(error, within_step=self._within_step)

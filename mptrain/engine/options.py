@@ -83,7 +83,7 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class InjectOptions:
-    """A fault to put in on purpose (`mptrain.engine.inject`).
+    """A fault to put in on purpose (`mptrain.engine.fault_injection`).
 
     Attributes:
         step: The first attempted step that has it, from 1; None puts in none.

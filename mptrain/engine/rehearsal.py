@@ -22,7 +22,7 @@ from mptrain.random_state import other_random_numbers
 from mptrain.records import EventRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Options, Parts
+    from mptrain.engine.parts import Options, Parts
     from mptrain.engine.telemetry import Telemetry
     from mptrain.workloads.base.batch import Batch
 
@@ -64,7 +64,7 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         telemetry.sink.take(EventRecord("untrained", telemetry.step, found.untrained))
     for sentence in (*warnings_about(found.untrained), *parts.fault.check(batch, planned)):
         telemetry.warn(sentence)
-    for why in obstacles(parts):
+    for why in kernel_fallbacks(parts):
         telemetry.warn(
             f"Triton cannot be used here: norms and update are torch's, with more passes over memory ({why})"
         )
@@ -76,7 +76,7 @@ def rehearse_run(parts: Parts, options: Options, telemetry: Telemetry, batch: Ba
         telemetry.warn("train.engine=graph: only CUDA devices have graphs; the step is launched operator by operator")
 
 
-def obstacles(parts: Parts) -> set[str]:
+def kernel_fallbacks(parts: Parts) -> set[str]:
     """Return why learners on a GPU whose rules have kernels of ours do without them."""
     if parts.device.type == "cpu":
         return set()
@@ -117,7 +117,9 @@ def rehearse(parts: Parts, batch: Batch) -> Rehearsal:
     kept = {name: model.get_submodule(name) for name in parts.kept}
     check_step(parts.policy, model, kept, census)
     return Rehearsal(
-        {**untrained(parts), "no_gradient": missing, "unguarded": unguarded}, census.table(), frozenset(census.in_half)
+        {**untrained_parameters(parts), "no_gradient": missing, "unguarded": unguarded},
+        census.table(),
+        frozenset(census.in_half),
     )
 
 
@@ -137,7 +139,7 @@ def _require_same_everywhere(parts: Parts, missing: list[str]) -> None:
         )
 
 
-def untrained(parts: Parts) -> dict[str, list[str]]:
+def untrained_parameters(parts: Parts) -> dict[str, list[str]]:
     """Names of the parameters that are ``frozen``, and of those that belong to ``no_learner``."""
     parameters = dict(parts.model.named_parameters())
     owned = {name for learner in parts.learners for name in learner.weights.names}

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mptrain.engine.job import Parts, Progress
+from mptrain.engine.parts import Parts, Progress
 from mptrain.errors import CheckpointError, out_of_memory
 from mptrain.numerics.rounding import saturated
 from mptrain.numerics.shards import part, part_for
-from mptrain.precision.apply import about_clamped, count_beyond, input_dtype
+from mptrain.precision.apply import count_out_of_range, describe_clamped, input_dtype
 from mptrain.random_state import random_state, set_random_state
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def take_snapshot(
         "carried": dict(carried) if carried is not None else parts.carried(),
         "labels": parts.labels_digest,
         "learners": {learner.name: learner.state_dict() for learner in parts.learners},
-        "accounts": {account.name: account.state_dict() for account in step_log.accounts},
+        "accounts": {log.name: log.state_dict() for log in step_log.learner_logs},
         "random": random_state(parts.device),
     }
 
@@ -259,8 +259,8 @@ def _clamped(parts: Parts, saved: Mapping[str, Any]) -> list[str]:
     dtype = input_dtype(parts.policy)
     own = {name for name, value in parts.model.state_dict().items() if getattr(value, "dtype", None) == dtype}
     tensors = {name: saved["model"][name] for name in own if saved["model"][name].is_floating_point()}
-    counts = {name: count for name, value in tensors.items() if (count := count_beyond(value, dtype))}
-    return [about_clamped(counts, dtype)] if counts else []
+    counts = {name: count for name, value in tensors.items() if (count := count_out_of_range(value, dtype))}
+    return [describe_clamped(counts, dtype)] if counts else []
 
 
 def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) -> tuple[Progress, list[str]]:
@@ -284,8 +284,8 @@ def restore_snapshot(parts: Parts, step_log: StepLog, saved: Mapping[str, Any]) 
         if before != now:
             each = f"{parts.plan.accumulate} micro-batch{'es' if parts.plan.accumulate > 1 else ''} on each"
             notes.append(f"{before} rank{'s' if before != 1 else ''} before, {now} now: the same batches, {each}")
-        for account in step_log.accounts:
-            _require_alike(account.state_dict(), saved["accounts"][account.name], f"accounts.{account.name}")
-            account.load_state_dict(saved["accounts"][account.name])
+        for log in step_log.learner_logs:
+            _require_alike(log.state_dict(), saved["accounts"][log.name], f"accounts.{log.name}")
+            log.load_state_dict(saved["accounts"][log.name])
         set_random_state(saved["random"], parts.device)
         return Progress.from_state(saved["progress"]), notes

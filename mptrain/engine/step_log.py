@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from mptrain.probe.overflow_attribution import OverflowHistory, offenders
+from mptrain.probe.overflow_attribution import OverflowHistory, nonfinite_parameters
 from mptrain.records import OverflowRecord, ScaleRecord, StepRecord, nonfinite_kind
 from mptrain.scaler.base import measure_of
 
@@ -55,7 +55,7 @@ class LearnerLog:
             overflow=row.overflow, loss=row.loss, scale=row.loss_scale, next_scale=row.next_scale
         )
         if phase is not None:
-            count, tensors = offenders(self._parameters, row.norms)
+            count, tensors = nonfinite_parameters(self._parameters, row.norms)
             sink.take(
                 OverflowRecord(
                     learner=self.name,
@@ -99,13 +99,13 @@ class StepLog:
     """Reads the rings of all learners now and then, in step order.
 
     Args:
-        accounts: One for each learner, in the order in which they are stepped.
+        learner_logs: One for each learner, in the order in which they are stepped.
         sink: Takes the records.
         options: How often to read.
     """
 
-    def __init__(self, accounts: list[LearnerLog], sink: Sink, options: LogOptions) -> None:
-        self.accounts = accounts
+    def __init__(self, learner_logs: list[LearnerLog], sink: Sink, options: LogOptions) -> None:
+        self.learner_logs = learner_logs
         self._sink = sink
         self._options = options
         self._pending: list[tuple[int, int]] = []
@@ -116,28 +116,28 @@ class StepLog:
         self._pending.append((step, epoch))
         now = time.monotonic()
         # Not by the number of pending steps: those on their way are among them, and sending again would wait for them.
-        if self.accounts[0].ring.full or now - self._looked >= self._options.seconds:
-            self.look()
-        elif self.accounts[0].ring.arrived:
+        if self.learner_logs[0].ring.full or now - self._looked >= self._options.seconds:
+            self.request_rows()
+        elif self.learner_logs[0].ring.arrived:
             self._digest(wait=False)
 
-    def look(self) -> None:
+    def request_rows(self) -> None:
         """Send for what was recorded so far, and write what has arrived: on a CPU that is all of it. Call it seldom."""
         self._looked = time.monotonic()
-        for account in self.accounts:
-            account.ring.send()
-        if self.accounts[0].ring.arrived:
+        for log in self.learner_logs:
+            log.ring.send()
+        if self.learner_logs[0].ring.arrived:
             self._digest(wait=False)
 
     def flush(self) -> None:
         """Wait for the device and write every record there is."""
         self._digest(wait=True)
 
-    def close_to(self, limit: int) -> bool:
+    def may_reach_limit(self, limit: int) -> bool:
         """Return whether the next step could be the last of ``limit`` overflowed ones in a row, for all that is known."""
         return self._possibly_in_a_row() + 1 >= limit
 
-    def hopeless(self, limit: int) -> LearnerLog | None:
+    def over_overflow_limit(self, limit: int) -> LearnerLog | None:
         """A learner whose last ``limit`` steps all overflowed, or None.
 
         While the unread rows cannot complete such a row of steps, nothing is waited for; so a healthy run never waits
@@ -146,19 +146,19 @@ class StepLog:
         if self._possibly_in_a_row() < limit:
             return None
         self.flush()
-        return next((account for account in self.accounts if account.history.consecutive >= limit), None)
+        return next((log for log in self.learner_logs if log.history.consecutive >= limit), None)
 
     def _possibly_in_a_row(self) -> int:
         """The most overflowed steps in a row that a learner may have had, if all that was not read has overflowed."""
-        return max([account.history.consecutive + account.ring.unread for account in self.accounts])
+        return max([log.history.consecutive + log.ring.unread for log in self.learner_logs])
 
     def _digest(self, *, wait: bool) -> None:
-        rows = [account.ring.take(wait=wait) for account in self.accounts]
+        rows = [log.ring.take(wait=wait) for log in self.learner_logs]
         # A step that an exception cut short has rows, but was never noted.
         count = min(len(self._pending), *(len(taken) for taken in rows))
-        for account, taken in zip(self.accounts, rows, strict=True):
-            account.ring.give_back(taken[count:])
+        for log, taken in zip(self.learner_logs, rows, strict=True):
+            log.ring.give_back(taken[count:])
         noted, self._pending = self._pending[:count], self._pending[count:]  # now: the sink below may fail
         for (step, epoch), *row in zip(noted, *(taken[:count] for taken in rows), strict=True):
-            for account, one in zip(self.accounts, row, strict=True):
-                account.digest(step, epoch, one, self._sink)
+            for log, one in zip(self.learner_logs, row, strict=True):
+                log.digest(step, epoch, one, self._sink)

@@ -15,18 +15,18 @@ from mptrain.precision.upcast import upcasts
 if TYPE_CHECKING:
     from torch import nn
 
-    from mptrain.engine.job import Options, Parts, Progress
+    from mptrain.engine.parts import Options, Parts, Progress
     from mptrain.engine.step_log import LearnerLog
 
 
-def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequence[LearnerLog]) -> dict[str, Any]:
+def summarise(parts: Parts, options: Options, progress: Progress, learner_logs: Sequence[LearnerLog]) -> dict[str, Any]:
     """What stands in ``summary.json``.
 
     Args:
         parts: What the run is made of.
         options: What the user chose about it.
         progress: How far it came.
-        accounts: Of its learners.
+        learner_logs: Of its learners.
 
     Returns:
         Plain values. ``metric`` is of the last evaluation on test data, on validation data where there are no test
@@ -44,7 +44,7 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
         "val": progress.last.get("val"),
         "test": progress.last.get("test"),
         "steps": progress.step,
-        "learners": {account.name: _of_learner(account, progress) for account in accounts},
+        "learners": {log.name: _of_learner(log, progress) for log in learner_logs},
         "planned_steps": options.train.planned(parts.loaders["train"].steps_per_epoch),
         "epochs": progress.epoch,
         "planned_epochs": options.train.epochs,
@@ -68,13 +68,13 @@ def summarise(parts: Parts, options: Options, progress: Progress, accounts: Sequ
     }
 
 
-def _of_learner(account: LearnerLog, progress: Progress) -> dict[str, Any]:
-    path = progress.learners[account.name].scale_path
+def _of_learner(log: LearnerLog, progress: Progress) -> dict[str, Any]:
+    path = progress.learners[log.name].scale_path
     return {
-        "updates": account.updates,
-        "skipped": account.refused,
-        "skip_rate": account.refused / progress.step if progress.step else 0.0,
-        "overflows": account.history.counts,
+        "updates": log.updates,
+        "skipped": log.refused,
+        "skip_rate": log.refused / progress.step if progress.step else 0.0,
+        "overflows": log.history.counts,
         "scale": dict(zip(("first", "min", "max", "last"), path, strict=False)),
     }
 

@@ -20,8 +20,8 @@ from mptrain.runlog.sink import Fanout, Sink
 from mptrain.workloads.base.faulty_samples import describe
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Options, Parts, Progress
-    from mptrain.engine.storage import NoStorage, Storage
+    from mptrain.engine.parts import Options, Parts, Progress
+    from mptrain.engine.run_storage import NoStorage, Storage
 
 
 class Telemetry:
@@ -93,24 +93,24 @@ class Telemetry:
         while self._coming:
             self.sink.take(self._coming.pop(0))
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Note that there was progress; put on record that there had been none for too long."""
-        self.watchdog.beat()
+        self.watchdog.heartbeat()
         if self.watchdog.stalls > self._reported_stalls:
             self._reported_stalls = self.watchdog.stalls
             self.event("stalled", seconds=self._options.log.stall_report_after, file=self._stalls.name)
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Wait for the device, and count what it still had to do as time of training."""
         started = time.perf_counter()
         self.step_log.flush()
         self.clock.add(time.perf_counter() - started)
-        self.tell()
+        self.show_progress()
 
-    def tell(self) -> None:
+    def show_progress(self) -> None:
         """Show how training goes, when it is time."""
         if self.clock.elapsed >= self._options.log.seconds:
-            self.step_log.look()
+            self.step_log.request_rows()
             self.show("training")
 
     def show(self, doing: str) -> None:
@@ -137,7 +137,7 @@ class Telemetry:
             )
         )
 
-    def name_unusable(self) -> None:
+    def report_faulty_samples(self) -> None:
         """Put on record, and warn of, the samples that were left out since the last call; and once of each kind of unusual files."""
         own = {
             split: (faults.found, {name: kind for name, kind in faults.remarks.items() if kind not in self._remarked})

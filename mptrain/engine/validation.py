@@ -12,7 +12,7 @@ from mptrain.engine.exhibit import keep_exhibits
 from mptrain.records import EpochRecord
 
 if TYPE_CHECKING:
-    from mptrain.engine.job import Parts, Progress
+    from mptrain.engine.parts import Parts, Progress
     from mptrain.engine.telemetry import Telemetry
 
 
@@ -42,10 +42,10 @@ class Validation:
         """
         progress, telemetry = self._progress, self._telemetry
         telemetry.step_log.flush()
-        telemetry.name_unusable()
+        telemetry.report_faulty_samples()
         if "val" in self._parts.loaders and not self.run("val", completed, stop):
             return False
-        for log in telemetry.step_log.accounts:
+        for log in telemetry.step_log.learner_logs:
             totals = progress.learners[log.name]
             telemetry.sink.take(
                 EpochRecord(
@@ -81,7 +81,7 @@ class Validation:
         )
         if outcome is None:
             return False
-        telemetry.name_unusable()  # the ranks' last exchange before the evaluation is on record and counts as done
+        telemetry.report_faulty_samples()  # the ranks' last exchange before the evaluation is on record and counts as done
         metrics = outcome.record.metrics
         telemetry.sink.take(outcome.record)
         if files := keep_exhibits(self._samples, progress.step, outcome.exhibits):  # none but on the first rank

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from mptrain.errors import StorageError
 from mptrain.files import open_in_place
-from mptrain.runlog.storage import storing
+from mptrain.runlog.atomic_files import storage_errors
 
 #: Looks during the time after which a run counts as standing still.
 LOOKS = 10
@@ -43,7 +43,7 @@ class Watchdog:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """There was progress."""
         self._beats += 1
 
@@ -76,7 +76,7 @@ class Watchdog:
     def _tell(self) -> None:
         told = f"no progress for {self._seconds:g} s"
         try:
-            with storing(self._path):
+            with storage_errors(self._path):
                 descriptor = open_in_place(self._path, os.O_WRONLY | os.O_APPEND)
             with os.fdopen(descriptor, "a", encoding="utf-8") as file:
                 print(f"{datetime.now().astimezone().isoformat(timespec='seconds')}: {told}", file=file, flush=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mptrain.errors import CheckpointError
 from mptrain.numerics.rounding import saturated
-from mptrain.runlog.state_files import NotPlain, load_plain
+from mptrain.runlog.checkpoint_data import NotPlain, load_plain
 
 #: Where programs keep the weights inside of larger files, and what wrappers put before every name.
 _HOLDERS = ("state_dict", "model_state_dict", "model")
@@ -91,7 +91,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Fit:
+class LoadReport:
     """How far weights fitted a model.
 
     Attributes:
@@ -114,7 +114,7 @@ class Fit:
         return sentence
 
 
-def take_over(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> Fit:
+def load_matching(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> LoadReport:
     """Copy weights into a model by name, those that fit.
 
     A head for other classes has another shape; it stays as it was drawn.
@@ -137,7 +137,7 @@ def take_over(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> F
     with torch.no_grad():
         for name in taken:
             own[name].copy_(weights[name])
-    return Fit(taken, tuple(fresh), tuple(name for name in weights if name not in own))
+    return LoadReport(taken, tuple(fresh), tuple(name for name in weights if name not in own))
 
 
 def _listed(names: list[str]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from mptrain.config.build_workload import build_dataset
 from mptrain.config.schema import Config
-from mptrain.config.together import build_dataset
 from mptrain.machine import usable_cores
 from mptrain.workloads.base.faulty_samples import checking
 

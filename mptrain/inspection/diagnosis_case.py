@@ -12,25 +12,25 @@ from dataclasses import dataclass, replace
 from mptrain.config.build import build
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
-from mptrain.config.trust import fetches
-from mptrain.engine.job import Parts
+from mptrain.config.trust import allowed_downloads
+from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.findings import Finding, causes_of, compared, inexact, none
+from mptrain.inspection.findings import Finding, compare_with_fp32, find_causes, inexact, no_fault
 from mptrain.inspection.observations import NEVER_ZERO, underflows
 from mptrain.inspection.step_accuracy import StepAccuracy, measure_accuracy
-from mptrain.inspection.step_replay import SavedStep, look, stand_at
-from mptrain.precision.apply import set_products
+from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
+from mptrain.precision.apply import set_matmul_precision
 from mptrain.probe.observer import Observation, Operation
 
 
-def reloaded(config: Config, *words: str) -> Config:
+def with_overrides(config: Config, *words: str) -> Config:
     """Return a configuration under other words, with the code that was let in.
 
     Raises:
         ConfigError: The words do not fit it.
     """
-    return reload(config.yaml, words, allow=config.extensions.allow, fetch=fetches(config))
+    return reload(config.yaml, words, allow=config.extensions.allow, fetch=allowed_downloads(config))
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DiagnosisCase:
     Attributes:
         config: It was done under.
         parts: Built from that, and brought to the moment.
-        moment: The step.
+        saved_step: The step.
         seen: What was seen of it.
         ended: It ended its run, because of the refused steps in a row.
         ceiling: The lowest loss scale at which the run overflowed on record; infinite where there was none.
@@ -50,14 +50,14 @@ class DiagnosisCase:
 
     config: Config
     parts: Parts
-    moment: SavedStep
+    saved_step: SavedStep
     seen: Observation
     ended: bool = False
     ceiling: float = math.inf
     faulted: bool = False
     original: DiagnosisCase | None = None
 
-    def under(self, *words: str, scale: float | None = None) -> DiagnosisCase:
+    def with_overrides(self, *words: str, scale: float | None = None) -> DiagnosisCase:
         """The same step under other words.
 
         Args:
@@ -68,9 +68,9 @@ class DiagnosisCase:
             EnvironmentRefused: This device cannot do that.
             ConfigError: The words do not fit the configuration.
         """
-        config = reloaded(self.config, *words)
+        config = with_overrides(self.config, *words)
         parts = self._built(config)
-        scales = dict(self.moment.scales)
+        scales = dict(self.saved_step.scales)
         if scale is not None:
             scales = {learner.name: scale for learner in parts.learners}
         elif any(word.startswith("precision=") for word in words):
@@ -79,18 +79,20 @@ class DiagnosisCase:
 
     def at_scale(self, scale: float) -> DiagnosisCase:
         """The same step at another loss scale of the learner whose step it is."""
-        set_products(self.config.precision)  # what was built in between may have chosen others, for the whole process
-        return self._another(self.config, self.parts, {**self.moment.scales, self.seen.learner: scale})
+        set_matmul_precision(
+            self.config.precision
+        )  # what was built in between may have chosen others, for the whole process
+        return self._another(self.config, self.parts, {**self.saved_step.scales, self.seen.learner: scale})
 
     def _another(self, config: Config, parts: Parts, scales: dict[str, float]) -> DiagnosisCase:
-        moment = replace(self.moment, scales=scales)
-        seen = lost_in_training(of_learner(look(parts, moment), self.seen.learner), config)
+        saved_step = replace(self.saved_step, scales=scales)
+        seen = without_initial_nonfinite(observation_of(observe_step(parts, saved_step), self.seen.learner), config)
         original = self.original or self
-        return replace(self, config=config, parts=parts, moment=moment, seen=seen, original=original)
+        return replace(self, config=config, parts=parts, saved_step=saved_step, seen=seen, original=original)
 
     def _built(self, config: Config) -> Parts:
         parts, _ = build(config, weights=False, micro_batches=self.parts.plan.accumulate)
-        stand_at(parts, self.moment)
+        restore_step(parts, self.saved_step)
         return parts
 
     @property
@@ -107,26 +109,26 @@ class DiagnosisCase:
         exact = self.exact if self._comparable and self._suspicious else None
         if not self.config.precision.half and not self.faulted:
             exact = self.seen  # FP32 is what all else is compared with
-        causes = causes_of(self.seen, exact)
-        return compared(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
+        causes = find_causes(self.seen, exact)
+        return compare_with_fp32(self.seen, causes, self.accuracy, self.lost) if self.accuracy is not None else causes
 
     @property
     def cause(self) -> Finding:
-        """The first of them; one of kind ``none`` where there is none."""
-        return next(iter(self.causes), none(self.seen, self.accuracy))
+        """The first of them; one of kind ``no_fault`` where there is none."""
+        return next(iter(self.causes), no_fault(self.seen, self.accuracy))
 
     @property
-    def right(self) -> bool:
+    def is_sound(self) -> bool:
         """Return whether nothing is wrong."""
         return self.seen.finite and not self.causes
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """Return what is no fault and worth knowing: infinities of the forward pass that change nothing, inexact gradients."""
-        if not self.seen.finite or not self.right:
+        if not self.seen.finite or not self.is_sound:
             return ()
         agree = "; outputs and gradients agree with those of FP32" if self.accuracy is not None else ""
-        infinite = [f"{one.what}{agree}" for one in causes_of(self.seen)]
+        infinite = [f"{one.what}{agree}" for one in find_causes(self.seen)]
         return (*infinite, *(inexact(self.seen, self.accuracy) if self.accuracy is not None else ()))
 
     @property
@@ -152,13 +154,13 @@ class DiagnosisCase:
         if self._suspicious and (self.exact is None or not self.exact.finite):
             return None
         try:
-            fp32 = reloaded(self.config, "precision=fp32")
+            fp32 = with_overrides(self.config, "precision=fp32")
             half, wide = (functools.partial(self._built, config) for config in (self.config, fp32))
-            return measure_accuracy(half, wide, self.moment, seen.learner, seen.loss_scale)
+            return measure_accuracy(half, wide, self.saved_step, seen.learner, seen.loss_scale)
         except (EnvironmentRefused, ConfigError):
             return None
         finally:
-            set_products(self.config.precision)
+            set_matmul_precision(self.config.precision)
 
     @functools.cached_property
     def exact(self) -> Observation | None:
@@ -168,12 +170,12 @@ class DiagnosisCase:
         if not self.config.precision.half:
             return self.at_scale(1.0).seen
         try:
-            return self.under("precision=fp32", scale=1.0).seen
+            return self.with_overrides("precision=fp32", scale=1.0).seen
         except (EnvironmentRefused, ConfigError):
             return None
 
     @property
-    def blown_up(self) -> bool:
+    def fp32_fails(self) -> bool:
         """Return whether FP32 is not finite either."""
         return self.exact is not None and self.exact.refusal is None and not self.exact.finite
 
@@ -183,7 +185,7 @@ class DiagnosisCase:
         return underflows(self.seen, self.exact) if underflows(self.seen) else []
 
     @property
-    def loses_what_matters(self) -> bool:
+    def underflow_matters(self) -> bool:
         """Return whether values that are lost are missed.
 
         Where outputs agree with FP64 all the same, as behind a bias of 1e-6, those of exponentials and shares are, which get smaller
@@ -195,12 +197,12 @@ class DiagnosisCase:
         return any(operation.operator in NEVER_ZERO for operation in self.lost)
 
 
-def of_learner(seen: tuple[Observation, ...], learner: str) -> Observation:
+def observation_of(seen: tuple[Observation, ...], learner: str) -> Observation:
     """Return the observation of one learner."""
     return next(one for one in seen if one.learner == learner)
 
 
-def lost_in_training(seen: Observation, config: Config) -> Observation:
+def without_initial_nonfinite(seen: Observation, config: Config) -> Observation:
     """Return what was seen without those buffers that are not finite from the beginning, such as a mask of -inf.
 
     Args:

@@ -12,22 +12,22 @@ from typing import cast
 
 from mptrain.config.build import build
 from mptrain.config.schema import Config
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.errors import ConfigError, did_you_mean
-from mptrain.inspection.diagnosis_case import DiagnosisCase, lost_in_training, of_learner, reloaded
+from mptrain.inspection.diagnosis_case import DiagnosisCase, observation_of, with_overrides, without_initial_nonfinite
 from mptrain.inspection.findings import listed
-from mptrain.inspection.observations import notes_of, rows_of, underflows
+from mptrain.inspection.observations import module_rows, step_notes, underflows
 from mptrain.inspection.remedies import remedies
-from mptrain.inspection.step_replay import SavedStep, look, stand_at
+from mptrain.inspection.step_replay import SavedStep, observe_step, restore_step
 from mptrain.probe.observer import Observation
-from mptrain.runlog.diagnosis import CauseKind, Examination, Found, Remedy
+from mptrain.runlog.diagnosis_file import CauseKind, Examination, FurtherCause, Remedy
 
 #: What takes a fault out of a configuration.
 _WITHOUT_FAULT = ("inject.step=null", "inject.tensor=null")
 
 
 @dataclass(frozen=True)
-class OnRecord:
+class RecordedStep:
     """Records of a run about a step, by learner.
 
     Attributes:
@@ -47,7 +47,7 @@ class LocatedStep:
 
     Attributes:
         parts: What is built.
-        moment: The step.
+        saved_step: The step.
         learner: That which ended the run; None where none did.
         remarks: How the step was come by, one sentence each.
         record: What the run has about it.
@@ -56,10 +56,10 @@ class LocatedStep:
     """
 
     parts: Parts
-    moment: SavedStep
+    saved_step: SavedStep
     learner: str | None
     remarks: tuple[str, ...]
-    record: OnRecord = field(default_factory=OnRecord)
+    record: RecordedStep = field(default_factory=RecordedStep)
     because: str = "another device, number of threads or version of a library computes other bits"
     trained: int = 0
 
@@ -77,18 +77,18 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
         ConfigError: There is no such learner.
     """
     _require_learner(place.parts, learner)
-    seen = _asked_about(look(place.parts, place.moment), learner or place.learner, place.record)
-    seen = lost_in_training(seen, config)
+    seen = _asked_about(observe_step(place.parts, place.saved_step), learner or place.learner, place.record)
+    seen = without_initial_nonfinite(seen, config)
     remarks = (*place.remarks, *_loss_on_record(place, seen), *_overflow_on_record(place.record, seen))
     fault = _fault(place.parts, seen.step)
     if not fault:
         return _examination(subject, _case(config, place, seen), remarks)
     remarks = (*remarks, f"a fault is put in on purpose: {fault}")
     case = replace(_case(config, place, seen), faulted=True)
-    if case.right:  # what else there is to try would put the fault in again
+    if case.is_sound:  # what else there is to try would put the fault in again
         return _examination(subject, case, remarks, ())
     clean = _without_fault(config, place, seen.learner)
-    if clean.right:
+    if clean.is_sound:
         tried = Remedy(_WITHOUT_FAULT, "no injected fault", True, "finite without it")
         found = _examination(subject, case, remarks, (tried,))
         return replace(found, verdict=f"the injected fault is the cause: {fault}; {found.verdict}")
@@ -99,7 +99,7 @@ def examine(subject: str, config: Config, place: LocatedStep, learner: str | Non
 def _case(config: Config, place: LocatedStep, seen: Observation) -> DiagnosisCase:
     ceiling = place.record.ceilings.get(seen.learner, math.inf)
     ended = place.learner == seen.learner
-    return DiagnosisCase(config, place.parts, place.moment, seen, ended=ended, ceiling=ceiling)
+    return DiagnosisCase(config, place.parts, place.saved_step, seen, ended=ended, ceiling=ceiling)
 
 
 def _examination(
@@ -128,10 +128,10 @@ def _examination(
         module=cause.module,
         operator=cause.operator,
         verdict=cause.what,
-        also=tuple(Found(cast("CauseKind", one.kind), one.module, one.operator, one.what) for one in others),
-        notes=(*case.remarks, *notes_of(seen, exact)),
+        also=tuple(FurtherCause(cast("CauseKind", one.kind), one.module, one.operator, one.what) for one in others),
+        notes=(*case.remarks, *step_notes(seen, exact)),
         remarks=remarks,
-        modules=rows_of(seen, case.causes),
+        modules=module_rows(seen, case.causes),
         remedies=remedies(case) if tried is None else tried,
         operators=dict(seen.census),
     )
@@ -145,10 +145,10 @@ def _require_learner(parts: Parts, learner: str | None) -> None:
         raise ConfigError(f"--learner {learner}: there is no such learner", hint)
 
 
-def _asked_about(several: tuple[Observation, ...], learner: str | None, record: OnRecord) -> Observation:
+def _asked_about(several: tuple[Observation, ...], learner: str | None, record: RecordedStep) -> Observation:
     """The learner that is asked about; else the first that overflowed on record, that goes wrong now, or at all."""
     if learner is not None:
-        return of_learner(several, learner)
+        return observation_of(several, learner)
     on_record = [seen for seen in several if seen.learner in record.overflows]
     wrong = [seen for seen in several if not seen.finite]
     return next((seen for seen in wrong if seen in on_record), [*on_record, *wrong, *several][0])
@@ -161,10 +161,10 @@ def _fault(parts: Parts, step: int) -> str:
 
 def _without_fault(config: Config, place: LocatedStep, learner: str) -> DiagnosisCase:
     """The same step of a learner without the fault."""
-    config = reloaded(config, *_WITHOUT_FAULT)
+    config = with_overrides(config, *_WITHOUT_FAULT)
     parts, _ = build(config, weights=False, micro_batches=place.parts.plan.accumulate)
-    stand_at(parts, place.moment)
-    seen = lost_in_training(of_learner(look(parts, place.moment), learner), config)
+    restore_step(parts, place.saved_step)
+    seen = without_initial_nonfinite(observation_of(observe_step(parts, place.saved_step), learner), config)
     return _case(config, replace(place, parts=parts), seen)
 
 
@@ -178,7 +178,7 @@ def _loss_on_record(place: LocatedStep, seen: Observation) -> tuple[str, ...]:
     return (f"its loss was {before:.9g} on record and is {seen.loss:.9g} now, because {place.because}",)
 
 
-def _overflow_on_record(record: OnRecord, seen: Observation) -> tuple[str, ...]:
+def _overflow_on_record(record: RecordedStep, seen: Observation) -> tuple[str, ...]:
     """Compare the gradients that are not finite with those that the run had."""
     if seen.learner not in record.losses or seen.refusal is not None:
         return ()

@@ -15,7 +15,7 @@ from mptrain.inspection.scale_check_ranges import ModuleScaling
 from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import scale_in_words
 from mptrain.probe.module_trail import LOSS
-from mptrain.probe.observer import Observation, Operation, Refusal
+from mptrain.probe.observer import Observation, Operation, OperatorError
 
 #: Modules that are named in a sentence.
 _NAMED = 3
@@ -29,7 +29,7 @@ class Finding:
     """Something that is wrong with a step, or with training a network in a precision.
 
     Attributes:
-        kind: Of a step, see `mptrain.runlog.diagnosis.CauseKind`; else one of `mptrain.inspection.scale_check_findings.findings`.
+        kind: Of a step, see `mptrain.runlog.diagnosis_file.CauseKind`; else one of `mptrain.inspection.scale_check_findings.findings`.
         where: Names of all modules, parameters or buffers in which it happens, the first of them first; empty where in none.
         what: What is wrong with them, in one sentence, with its number.
         hint: What to do; empty where that is tried out.
@@ -52,12 +52,12 @@ class Finding:
         return self.where[0] if self.where else None
 
 
-def cause_of(seen: Observation) -> Finding:
-    """Return the first cause of `causes_of`, or one of kind ``none`` where the step is in order."""
-    return next(iter(causes_of(seen)), none(seen))
+def first_cause(seen: Observation) -> Finding:
+    """Return the first cause of `find_causes`, or one of kind ``no_fault`` where the step is in order."""
+    return next(iter(find_causes(seen)), no_fault(seen))
 
 
-def none(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding:
+def no_fault(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding:
     """Return the cause of a step with which nothing is wrong.
 
     Args:
@@ -69,12 +69,12 @@ def none(seen: Observation, accuracy: StepAccuracy | None = None) -> Finding:
     if accuracy is None:
         return Finding("none", (), finite)
     if (module := accuracy.ill_conditioned) is not None:
-        far = f"FP32 itself is far from FP64 in {place(seen, module)}, so this is no matter of half precision"
+        far = f"FP32 itself is far from FP64 in {describe_module(seen, module)}, so this is no matter of half precision"
         return Finding("none", (module,), f"{finite}; but {far}")
     return Finding("none", (), f"{finite}, and its outputs and gradients agree with those of FP32")
 
 
-def causes_of(seen: Observation, exact: Observation | None = None) -> tuple[Finding, ...]:
+def find_causes(seen: Observation, exact: Observation | None = None) -> tuple[Finding, ...]:
     """Return everything that is wrong with a step and follows from nothing else that is, in the order of the passes.
 
     What breaks in the backward pass of a module that breaks in the forward pass follows from that.
@@ -100,7 +100,7 @@ def causes_of(seen: Observation, exact: Observation | None = None) -> tuple[Find
     return (*found, *(one for one in _backward(seen, exact, found) if one.module not in broken))
 
 
-def compared(
+def compare_with_fp32(
     seen: Observation, causes: tuple[Finding, ...], accuracy: StepAccuracy, lost: Sequence[Operation]
 ) -> tuple[Finding, ...]:
     """Return the causes of a step whose loss is finite, once its values are compared with those of FP64.
@@ -110,7 +110,7 @@ def compared(
 
     Args:
         seen: The step.
-        causes: From `causes_of`.
+        causes: From `find_causes`.
         accuracy: The comparison.
         lost: The operators of the forward pass that lose values to underflow, the worst first.
     """
@@ -134,10 +134,10 @@ def compared(
     if ruined is not None:
         worst = lost[0]
         loses = f"loses its values to FP16's underflow: {_off(seen, ruined, accuracy)}"
-        what = f"{operator_name(worst)} in {place(seen, worst.module)} {loses}"
+        what = f"{operator_name(worst)} in {describe_module(seen, worst.module)} {loses}"
         return (Finding("forward", (worst.module,), what, operator=worst.operator, phase="forward"), *others)
     if seen.finite and seen.loss_scale != 1 and (moving := accuracy.disproportionate):
-        those = listed([place(seen, one.name) for one in moving])
+        those = listed([describe_module(seen, one.name) for one in moving])
         what = f"gradients do not follow the loss scale, in FP32 neither: those of {those}"
         others.append(_in_backward(seen, what, accuracy.breaks or (moving[0].name,)))
     elif seen.finite and (gradients := accuracy.wrong_gradients):
@@ -169,7 +169,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def place(seen: Observation, module: str) -> str:
+def describe_module(seen: Observation, module: str) -> str:
     """Return a module for people: its name and class."""
     return "the loss" if module == LOSS else f"{label(module)} ({seen.types.get(module, '?')})"
 
@@ -195,10 +195,10 @@ def _input(seen: Observation) -> str:
     return f"the batch itself is not finite: {'; '.join(parts)}{cast}"
 
 
-def _refused(seen: Observation, refusal: Refusal) -> Finding:
+def _refused(seen: Observation, refusal: OperatorError) -> Finding:
     function = f" within {refusal.function}" if refusal.function else ""
     operator = f"{refusal.operator} of {' and '.join(refusal.inputs)}" if refusal.operator else "it"
-    where = f"in the {refusal.phase} pass of {place(seen, refusal.module)}{function}"
+    where = f"in the {refusal.phase} pass of {describe_module(seen, refusal.module)}{function}"
     what = f"torch refuses {operator} {where}: {refusal.message}"
     return Finding("refused", (refusal.module,), what, operator=refusal.operator, phase=refusal.phase)
 
@@ -224,7 +224,7 @@ def _handed_on(seen: Observation) -> Finding:
     """Return the cause of a loss that no operator is known to have made infinite, or no number, out of finite values."""
     module = next((call.module for call in seen.ended if call.finite_inputs and not call.finite_output), None)
     if module is not None:
-        what = f"{place(seen, module)} gives values that are not finite, though all that goes into it is"
+        what = f"{describe_module(seen, module)} gives values that are not finite, though all that goes into it is"
         return Finding("forward", (module,), what, phase="forward")
     return Finding("loss", (LOSS,), f"what the model gives is finite, the loss is {seen.loss}", phase="forward")
 
@@ -242,7 +242,7 @@ def _backward(seen: Observation, exact: Observation | None, before: list[Finding
         return found
     first = next((operation for operation in seen.of("backward") if not operation.finite), None)
     if first is not None:
-        where = f"first in the backward pass of {place(seen, first.module)}, in {operator_name(first)}"
+        where = f"first in the backward pass of {describe_module(seen, first.module)}, in {operator_name(first)}"
         what = f"only gradients are not finite, {where}"
         return [Finding("backward", (first.module,), what, operator=first.operator, phase="backward")]
     name, kind = seen.gradients[0]
@@ -278,7 +278,7 @@ def _broken(
         backward = "in the backward pass of"
         scale = f" at loss scale {scale_in_words(seen.loss_scale)}" if seen.loss_scale != 1 and not again else ""
     what = (
-        f"{operator_name(first)} {backward} {place(seen, first.module)}{function} gives {first.kind} in {dtype}"
+        f"{operator_name(first)} {backward} {describe_module(seen, first.module)}{function} gives {first.kind} in {dtype}"
         f"{', and in FP32 as well' if again and dtype != 'float32' else ''}{scale}, "
         f"though all that goes into it is finite, up to {first.largest_input:.3g}"
     )
@@ -288,9 +288,9 @@ def _broken(
 def _off(seen: Observation, module: str, accuracy: StepAccuracy) -> str:
     errors, allowed = accuracy.outputs[module], accuracy.allowed(module)
     if not math.isfinite(errors.half):
-        return f"the output of {place(seen, module)} is not finite, and that of FP32 is"
+        return f"the output of {describe_module(seen, module)} is not finite, and that of FP32 is"
     explained = f", where rounding explains {percent(allowed)}" if errors.half > allowed else ""
-    return f"the output of {place(seen, module)} is {percent(errors.half)} off that of FP32{explained}"
+    return f"the output of {describe_module(seen, module)} is {percent(errors.half)} off that of FP32{explained}"
 
 
 def inexact(seen: Observation, accuracy: StepAccuracy) -> list[str]:
@@ -305,12 +305,12 @@ def _inexact(seen: Observation, wrong: tuple[ModuleScaling, ...], accuracy: Step
     worst = max(wrong, key=lambda one: one.best)
     others = f"; those of {len(wrong) - 1} more are off as well" if len(wrong) > 1 else ""
     what = (
-        f"the gradients of {place(seen, worst.name)} are finite and {percent(worst.best)} off at loss scale "
+        f"the gradients of {describe_module(seen, worst.name)} are finite and {percent(worst.best)} off at loss scale "
         f"{scale_in_words(seen.loss_scale)}, where rounding explains {percent(worst.allowed)}{others}"
     )
     return _in_backward(seen, what, accuracy.breaks or (wrong[0].name,))
 
 
 def _in_backward(seen: Observation, what: str, modules: tuple[str, ...]) -> Finding:
-    where = listed([place(seen, module) for module in modules])
+    where = listed([describe_module(seen, module) for module in modules])
     return Finding("backward", modules, f"{what}; they go wrong in the backward pass of {where}", phase="backward")

@@ -26,7 +26,7 @@ Outputs = dict[str, list[Tensor]]
 Change = Callable[[str, Tensor], Tensor]
 
 
-def keep_in(found: Outputs) -> Change:
+def record_outputs(found: Outputs) -> Change:
     """Return a change that leaves outputs as they are and keeps them.
 
     Args:
@@ -40,7 +40,7 @@ def keep_in(found: Outputs) -> Change:
     return keep
 
 
-class Replacement:
+class OutputReplacement:
     """Puts other outputs in the place of outputs; their gradients are those of what they replace.
 
     So each module is given what the others were given, and what it says itself differs by its own error alone.
@@ -71,7 +71,7 @@ class Replacement:
         return off / size if size else off
 
 
-def each_output(model: nn.Module, change: Change) -> contextlib.AbstractContextManager[None]:
+def hook_outputs(model: nn.Module, change: Change) -> contextlib.AbstractContextManager[None]:
     """Replace every floating-point tensor that a module says by what a function makes of it, while this lasts.
 
     What a module only hands on from the module within it that said it is that module's alone.

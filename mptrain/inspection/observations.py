@@ -8,14 +8,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from mptrain.inspection.findings import Finding, causes_of, label, listed, numbered, operator_name, percent, place
+from mptrain.inspection.findings import (
+    Finding,
+    describe_module,
+    find_causes,
+    label,
+    listed,
+    numbered,
+    operator_name,
+    percent,
+)
 from mptrain.numerics.exponents import below_tiniest_share, headroom, merged, nonzero, subnormal_share, total
 from mptrain.numerics.formats import FLOAT16, scale_in_words
 from mptrain.precision.policy import NORMS
 from mptrain.probe.module_trail import LOSS
 from mptrain.probe.observer import Observation, Operation
 from mptrain.records import ExponentCounts
-from mptrain.runlog.diagnosis import ModuleRow, Reach
+from mptrain.runlog.diagnosis_file import ModuleRow, ValueRange
 
 #: From this share of FP16's range on, a value is two doublings or fewer from its end.
 CLOSE = 0.25
@@ -30,7 +39,7 @@ NEVER_ZERO = frozenset({"_softmax", "_safe_softmax", "exp", "sigmoid", "div", "r
 _MOST = 3
 
 
-def notes_of(seen: Observation, exact: Observation | None = None) -> tuple[str, ...]:
+def step_notes(seen: Observation, exact: Observation | None = None) -> tuple[str, ...]:
     """Return the notes on a step, one sentence each.
 
     Args:
@@ -41,7 +50,7 @@ def notes_of(seen: Observation, exact: Observation | None = None) -> tuple[str, 
         *_functions(seen),
         *_underflow(seen, exact),
         *_gradients(seen),
-        *_silent(rows_of(seen)),
+        *_silent(module_rows(seen)),
         *_close(seen),
         *_untrained(seen),
     )
@@ -89,7 +98,7 @@ def small_gradients(seen: Observation) -> tuple[float, float] | None:
     return (share, room) if share > MUCH and seen.finite and room >= 2 else None
 
 
-def rows_of(seen: Observation, causes: Iterable[Finding] | None = None) -> tuple[ModuleRow, ...]:
+def module_rows(seen: Observation, causes: Iterable[Finding] | None = None) -> tuple[ModuleRow, ...]:
     """The modules that have operators of their own, in the order of the forward pass, and the loss.
 
     Args:
@@ -98,7 +107,7 @@ def rows_of(seen: Observation, causes: Iterable[Finding] | None = None) -> tuple
     """
     wrong = {
         module: cause.phase
-        for cause in reversed(tuple(causes_of(seen) if causes is None else causes))
+        for cause in reversed(tuple(find_causes(seen) if causes is None else causes))
         if cause.phase
         for module in (cause.where if cause.operator else cause.where[:1])
     }
@@ -122,13 +131,13 @@ def rows_of(seen: Observation, causes: Iterable[Finding] | None = None) -> tuple
     return tuple(rows)
 
 
-def _reach(operations: list[Operation], phase: str) -> Reach | None:
+def _reach(operations: list[Operation], phase: str) -> ValueRange | None:
     several = [one for operation in operations if operation.phase == phase for one in operation.outputs]
     if not several:
         return None
     counts = merged(several)
     count = total(counts)
-    return Reach(counts.largest, _tiny(counts), counts.zeros / count if count else 0.0, counts.inf, counts.nan)
+    return ValueRange(counts.largest, _tiny(counts), counts.zeros / count if count else 0.0, counts.inf, counts.nan)
 
 
 def _tiny(counts: ExponentCounts) -> float:
@@ -145,7 +154,7 @@ def _silent(rows: tuple[ModuleRow, ...]) -> list[str]:
 def _functions(seen: Observation) -> list[str]:
     sentences = []
     for function in seen.functions:
-        where, gives = f"{function.name} in {place(seen, function.module)}", function.gives
+        where, gives = f"{function.name} in {describe_module(seen, function.module)}", function.gives
         sentences += [
             f"{where} returns a gradient in {source} for an input in {to}, which autograd casts: it computes in another dtype than "
             "the model"
@@ -163,7 +172,7 @@ def _underflow(seen: Observation, exact: Observation | None) -> list[str]:
         counts = merged(operation.outputs)
         small, zero = percent(_tiny(counts)), percent(counts.zeros / total(counts))
         sentences.append(
-            f"{operator_name(operation)} in {place(seen, operation.module)} loses its values to FP16's underflow: {small} of its "
+            f"{operator_name(operation)} in {describe_module(seen, operation.module)} loses its values to FP16's underflow: {small} of its "
             f"nonzero results are below 2^-14, {zero} of all are zero"
         )
     return _abridged(sentences, "operators that lose values to underflow")
@@ -193,7 +202,7 @@ def _close(seen: Observation) -> list[str]:
     close = sorted(((size, name) for name, size in reached.items() if size >= CLOSE * FLOAT16.max and name != LOSS))
     close.sort(key=lambda pair: (seen.types.get(pair[1]) not in NORMS, -pair[0]))
     sentences = [
-        f"{place(seen, name)} handles FP16 values up to {size:,.0f}, {percent(size / FLOAT16.max)} of 65,504"
+        f"{describe_module(seen, name)} handles FP16 values up to {size:,.0f}, {percent(size / FLOAT16.max)} of 65,504"
         for size, name in close
     ]
     return _abridged(sentences, "modules close to the end of FP16's range")

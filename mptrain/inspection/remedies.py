@@ -6,7 +6,7 @@ loss        bfloat16; then FP32
 input       the same step without the samples that are not finite
 none        for values lost to underflow: modules kept in FP32; for gradients: a higher scale
 
-A candidate helps only where nothing at all is wrong with the step under it (`DiagnosisCase.right`): it is finite, and what its modules say and
+A candidate helps only where nothing at all is wrong with the step under it (`DiagnosisCase.is_sound`): it is finite, and what its modules say and
 its gradients agree with the same step in FP32. Modules kept in FP32 may need another loss scale as well, which is tried with them.
 
 A lower learning rate is advised only where FP32 itself is not finite because weights or operands are large.
@@ -22,18 +22,18 @@ import torch
 from torch import nn
 
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.diagnosis_case import DiagnosisCase, of_learner
-from mptrain.inspection.findings import cause_of, first_break, operator_name, place
+from mptrain.inspection.diagnosis_case import DiagnosisCase, observation_of
+from mptrain.inspection.findings import describe_module, first_break, first_cause, operator_name
 from mptrain.inspection.observations import small_gradients
 from mptrain.inspection.scale_remedies import higher_scale, lower_scale, raised_scale
-from mptrain.inspection.step_replay import look
+from mptrain.inspection.step_replay import observe_step
 from mptrain.numerics.exponents import merged
 from mptrain.numerics.formats import FLOAT16
-from mptrain.precision.apply import kept_modules
+from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.probe.module_trail import LOSS, is_inside
 from mptrain.probe.observer import Observation
 from mptrain.records import ExponentCounts
-from mptrain.runlog.diagnosis import Remedy
+from mptrain.runlog.diagnosis_file import Remedy
 from mptrain.scaler import NoScaler, StaticScaler
 from mptrain.workloads.base.batch import Batch
 
@@ -54,7 +54,7 @@ def _offender(case: DiagnosisCase, underflow: bool) -> str | None:
         case: The step.
         underflow: Values lost to underflow count too.
     """
-    if not case.right:
+    if not case.is_sound:
         return case.cause.module or ""
     return case.lost[0].module if underflow and case.lost else None
 
@@ -77,7 +77,7 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
         case "weights":
             text = "resume from an earlier checkpoint, with scaler.on_overflow=skip"
             return ((Remedy((), text, None, "no precision mends weights that are lost"),),)
-        case "backward" | "forward" if case.blown_up:
+        case "backward" | "forward" if case.fp32_fails:
             return (_blown_up(case.exact or case.seen),)
         case "backward" if accuracy is None or not accuracy.disproportionate:
             another = _another_scale(case)
@@ -87,7 +87,7 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
         case "forward" | "refused":
             lost = any((one.module, one.operator) == (module, case.cause.operator) for one in case.lost)
             return _keeping(case, module, lost), _other_precisions(case, lost)
-    if case.loses_what_matters:
+    if case.underflow_matters:
         return _keeping(case, case.lost[0].module, True), _other_precisions(case, True)
     exact = accuracy is not None and not accuracy.inexact_gradients
     constant = isinstance(case.learner.scaler, (StaticScaler, NoScaler))
@@ -98,7 +98,7 @@ def _candidates(case: DiagnosisCase) -> tuple[Iterable[Remedy], ...]:
 
 def _another_scale(case: DiagnosisCase) -> Remedy | None:
     """Another loss scale, for a step of which only gradients are wrong: a lower one where they overflow, else a higher one."""
-    if case.exact is None or case.blown_up:
+    if case.exact is None or case.fp32_fails:
         return None
     gradients = _half_gradients(case.seen, case.exact)
     return raised_scale(case, gradients) if case.seen.finite else lower_scale(case, gradients)
@@ -136,7 +136,7 @@ def _keeping(case: DiagnosisCase, module: str | None, underflow: bool = False) -
             break
         kept = larger
         word = f"precision.keep_fp32=[{','.join([*case.config.precision.keep_fp32, *kept.entries])}]"
-        remedy, tried = _tried(case, (word,), f"keep {', '.join(kept.entries)} in FP32", underflow)
+        remedy, tried = _try_remedy(case, (word,), f"keep {', '.join(kept.entries)} in FP32", underflow)
         if remedy.helped or tried is None:
             break
         module = _offender(tried, underflow)
@@ -148,9 +148,9 @@ def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[
     policy = case.config.precision
     if policy.half and policy.compute == "float16":
         name = "amp_bf16" if policy.autocast else "bf16"
-        yield _tried(case, (f"precision={name}",), "bfloat16, with the range of FP32", underflow)[0]
+        yield _try_remedy(case, (f"precision={name}",), "bfloat16, with the range of FP32", underflow)[0]
     if policy.half:
-        remedy, tried = _tried(case, ("precision=fp32",), "FP32", underflow)
+        remedy, tried = _try_remedy(case, ("precision=fp32",), "FP32", underflow)
         yield remedy
         if tried is not None and not remedy.helped:
             yield from _blown_up(tried.seen)
@@ -160,7 +160,7 @@ def _other_precisions(case: DiagnosisCase, underflow: bool = False) -> Iterator[
 
 def _blown_up(seen: Observation) -> Iterator[Remedy]:
     """The advice that is left where FP32 itself is not finite."""
-    cause = cause_of(seen)
+    cause = first_cause(seen)
     if seen.finite or cause.kind == "refused":
         return
     if cause.kind == "loss":
@@ -177,7 +177,7 @@ def _blown_up(seen: Observation) -> Iterator[Remedy]:
         text = "a lower optimizer.lr or train.clip_norm, from an earlier checkpoint"
         outcome = f"even FP32 is not finite, where {evidence}: {cause.what}"
     else:  # where nothing is large, it is the arithmetic itself
-        where = place(seen, cause.module or "")
+        where = describe_module(seen, cause.module or "")
         text = f"look at {operator} in {where}" if operator else f"look at {where}"
         outcome = f"FP32 gives the same, and no weight is large (up to {size:.3g} in {name}): {cause.what}"
     yield Remedy((), text, None, outcome)
@@ -193,30 +193,30 @@ def _without_samples(case: DiagnosisCase) -> Iterator[Remedy]:
     if not good:
         yield Remedy((), text, None, "no sample of the batch is finite")
         return
-    moment = replace(case.moment, batch=_chosen(case.moment.batch, good))
-    seen = of_learner(look(case.parts, moment), case.seen.learner)
+    saved_step = replace(case.saved_step, batch=_chosen(case.saved_step.batch, good))
+    seen = observation_of(observe_step(case.parts, saved_step), case.seen.learner)
     without = f"without the {len(bad)} samples" if len(bad) > 1 else "without the one sample"
-    outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + cause_of(seen).what}"
+    outcome = f"{without} the step is {'finite' if seen.finite else 'not finite either: ' + first_cause(seen).what}"
     yield Remedy((), text, seen.finite, outcome)
 
 
-def _tried(
+def _try_remedy(
     case: DiagnosisCase, words: tuple[str, ...], text: str, underflow: bool
 ) -> tuple[Remedy, DiagnosisCase | None]:
     """Do the step again under some words; where only gradients are wrong then, at another loss scale as well."""
     try:
-        under = case.under(*words)
+        changed = case.with_overrides(*words)
     except (EnvironmentRefused, ConfigError) as error:
         return Remedy(words, text, None, f"not tried: {error}"), None
-    offender = _offender(under, underflow)
+    offender = _offender(changed, underflow)
     if offender is None:
-        agrees = "finite on this batch" + (", and agrees with FP32" if under.accuracy is not None else "")
-        return Remedy(words, text, True, "not lost on this batch" if underflow else agrees), under
-    if under.cause.kind == "backward" and (another := _another_scale(under)) is not None and another.helped:
+        agrees = "finite on this batch" + (", and agrees with FP32" if changed.accuracy is not None else "")
+        return Remedy(words, text, True, "not lost on this batch" if underflow else agrees), changed
+    if changed.cause.kind == "backward" and (another := _another_scale(changed)) is not None and another.helped:
         text = f"{text}, and {another.text}"
-        return Remedy((*words, *another.words), text, True, another.outcome), under
-    what = f"values of {offender} are lost" if under.right else under.cause.what
-    return Remedy(words, text, False, "the same happens" if what == case.cause.what else what), under
+        return Remedy((*words, *another.words), text, True, another.outcome), changed
+    what = f"values of {offender} are lost" if changed.is_sound else changed.cause.what
+    return Remedy(words, text, False, "the same happens" if what == case.cause.what else what), changed
 
 
 def _until_it_helps(*several: Iterable[Remedy]) -> Iterator[Remedy]:

@@ -6,7 +6,7 @@ scales. Under its own rule a run gives exactly the scales on its record.
 
 A rule computes with tensors, some twenty operators for a step. Its state after a step follows from the state before and from the
 verdict alone, and the states of most rules come back: a scale and a count of clean steps below its window. So a state is kept with those
-that followed it (`States`), and the rule itself is asked only about what did not happen before.
+that followed it (`RuleStates`), and the rule itself is asked only about what did not happen before.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from torch import Tensor
 
 from mptrain.config.compose import reload
 from mptrain.config.schema import Config
-from mptrain.config.trust import is_trust, retyped
+from mptrain.config.trust import allow_argument, is_allow_override
 from mptrain.errors import DataError, UsageError
 from mptrain.inspection.trace import Basis, Trace, read_traces
 from mptrain.numerics.measures import Measure
 from mptrain.numerics.verdict import Verdict
 from mptrain.records import StepRecord
 from mptrain.report.formatting import ONE_BECOMES_ALL, counted
-from mptrain.report.replay_page import Course, Replay, ReplayedLearner
-from mptrain.report.run_parts import unfinished
+from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory
+from mptrain.report.run_blocks import unfinished_note
 from mptrain.runlog.directory import find_run
-from mptrain.runlog.reader import Run, read_run
+from mptrain.runlog.run_reader import Run, read_run
 from mptrain.scaler.base import Scaler, ScalerState, measure_of
 from mptrain.scaler.static import StaticScaler
 
@@ -55,7 +55,7 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
         DataError: There are no steps, or the rule needs to know what is not on record.
         MptrainError: No such run, damaged records, or a rule that cannot be had.
     """
-    trusted = [word for word in overrides if is_trust(word)]
+    trusted = [word for word in overrides if is_allow_override(word)]
     overrides = [word for word in overrides if word not in trusted]
     for word in overrides:
         if not _SCALER_WORD.match(word):
@@ -80,7 +80,7 @@ def replay_run(run: str, overrides: Sequence[str]) -> Replay:
     notes = _notes(own, recorded, dead=directory.holder() is None)
     untold = sum(one.replayed.unknown for one in learners)
     if untold:
-        notes.append(_nothing_tells(directory.root, untold, retyped(config.extensions.allow)))
+        notes.append(_nothing_tells(directory.root, untold, allow_argument(config.extensions.allow)))
     elif any(one.estimated for one in learners) and not any(one.tells_gradients() for one in traces.values()):
         notes.append(_NO_HISTOGRAMS)
     if any(one.stuck for one in learners):
@@ -111,7 +111,7 @@ def _nothing_tells(root: Path, steps: int, trust: str) -> str:
 def _notes(own: Config, run: Run, dead: bool) -> list[str]:
     notes = []
     if run.state.status == "running":
-        notes.append(unfinished(dead))
+        notes.append(unfinished_note(dead))
     if own.precision.compute != "float16":
         notes.append(
             f"the run computed in {own.precision.compute}, whose range is wider: what FP16 would have done is at best "
@@ -133,7 +133,7 @@ _MOST: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class State:
+class RuleState:
     """A rule's state.
 
     Attributes:
@@ -145,7 +145,7 @@ class State:
     scale: float
 
 
-class States:
+class RuleStates:
     """The states of one rule.
 
     Args:
@@ -154,11 +154,11 @@ class States:
 
     def __init__(self, scaler: Scaler) -> None:
         self._scaler = scaler
-        self._known: dict[str, State] = {}
-        self._following: dict[tuple[State, bool, float], State] = {}
+        self._known: dict[str, RuleState] = {}
+        self._following: dict[tuple[RuleState, bool, float], RuleState] = {}
         self.first = self._state(scaler.initial(_CPU))
 
-    def after(self, state: State, overflow: bool, grad_norm: float, measured: float) -> State:
+    def after(self, state: RuleState, overflow: bool, grad_norm: float, measured: float) -> RuleState:
         """Return the state after a step, exactly as the rule computes it.
 
         Args:
@@ -178,9 +178,9 @@ class States:
                 self._following[state, overflow, measured] = found
         return found
 
-    def _state(self, tensors: ScalerState) -> State:
+    def _state(self, tensors: ScalerState) -> RuleState:
         name = repr([(key, value.dtype, value.tolist()) for key, value in tensors.items()])
-        return self._known.setdefault(name, State(tensors, float(tensors["scale"])))
+        return self._known.setdefault(name, RuleState(tensors, float(tensors["scale"])))
 
 
 class _Verdict(Verdict):
@@ -229,9 +229,9 @@ class _Walk:
         self._own_words = own.for_learner(name).scaler.build().describe()
         self._measure: Measure | None = measure_of(self._scaler)
         self._trace = trace
-        self._states = States(self._scaler)
+        self._states = RuleStates(self._scaler)
         self._state = self._states.first
-        self._recorded, self._replayed, self._counts = Course(), Course(), Counter[Basis]()
+        self._recorded, self._replayed, self._counts = ScaleTrajectory(), ScaleTrajectory(), Counter[Basis]()
         self._parted: int | None = None
         self._same = 0
 

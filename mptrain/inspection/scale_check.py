@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from mptrain.config.build import build
 from mptrain.config.schema import Config
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.errors import ConfigError, DataError
 from mptrain.inspection import scale_check_gradients as passes
 from mptrain.inspection.findings import Finding

@@ -19,27 +19,27 @@ from torch import Tensor, nn
 
 from mptrain.device import beside_fp64, capabilities
 from mptrain.engine.guard import BufferGuard
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.engine.step import Learner, accumulate_gradients
 from mptrain.errors import out_of_memory
 from mptrain.inspection.module_tensors import (
     Change,
     GradientPath,
+    OutputReplacement,
     Outputs,
-    Replacement,
     breaks_proportion,
     distance,
-    each_output,
-    keep_in,
+    hook_outputs,
     norm,
+    record_outputs,
     relative_error,
 )
-from mptrain.inspection.scale_check_observation import largest_values, without_dropout
-from mptrain.inspection.scale_check_ranges import EPSILONS, LOST, Distances, OutputErrors
+from mptrain.inspection.scale_check_observation import disable_dropout, largest_values
+from mptrain.inspection.scale_check_ranges import EPSILONS, LOST, GradientErrors, OutputErrors
 from mptrain.numerics.formats import Format
 from mptrain.numerics.rounding import saturated
 from mptrain.precision.apply import DTYPES
-from mptrain.probe.module_trail import Trail
+from mptrain.probe.module_trail import ModuleTrail
 from mptrain.probe.observer import Observer, Operation
 from mptrain.random_state import other_random_numbers
 from mptrain.scaler.static import StaticScaler
@@ -69,7 +69,7 @@ class Reference:
 
     dtype: str
     exact: Gradients
-    distances: dict[str, Distances]
+    distances: dict[str, GradientErrors]
     breaks: tuple[str, ...]
     outputs: dict[str, OutputErrors]
     values: dict[str, float]
@@ -93,9 +93,9 @@ def compute_reference(
     """
     parts.model.train()
     values = largest_values(parts.model)
-    notes = without_dropout(parts.model)
+    notes = disable_dropout(parts.model)
     said32: Outputs = {}
-    fp32 = _gradients_under(keep_in(said32), parts, batch)
+    fp32 = _gradients_under(record_outputs(said32), parts, batch)
     scaled = {exponent: gradients(parts, batch, 2.0**exponent) for exponent in FP32_EXPONENTS}
     shifts = {name: max(distance(one[name], grad) for one in scaled.values()) for name, grad in fp32.items()}
     tolerance = EPSILONS * form.epsilon
@@ -106,17 +106,17 @@ def compute_reference(
         notes = (*notes, "the model does not run in FP64, so FP32 is what gradients are compared with")
     batch = batch.cast(dtype)
     right: Outputs = {}
-    wide = _gradients_under(keep_in(right), parts, batch)
-    replacement = Replacement(said)
+    wide = _gradients_under(record_outputs(right), parts, batch)
+    replacement = OutputReplacement(said)
     with _weights(parts.model, weights or {}):
         exact = _gradients_under(replacement, parts, batch)
-    exact32 = _gradients_under(Replacement(said32), parts, batch)
+    exact32 = _gradients_under(OutputReplacement(said32), parts, batch)
     rounded = _rounded_outputs(parts, batch, form)
     return Reference(
         dtype=str(dtype).removeprefix("torch."),
         exact=exact,
         distances={
-            name: Distances(
+            name: GradientErrors(
                 name,
                 exact[name].numel(),
                 norm(grad),
@@ -146,7 +146,7 @@ def compute_reference(
     )
 
 
-def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: Sequence[int]) -> list[Distances]:
+def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: Sequence[int]) -> list[GradientErrors]:
     """The gradients of a precision mode at each scale, compared with the reference.
 
     Args:
@@ -159,7 +159,7 @@ def compare_scales(parts: Parts, batch: Batch, reference: Reference, exponents: 
         What was measured of each parameter that has a gradient.
     """
     parts.model.train()
-    without_dropout(parts.model)
+    disable_dropout(parts.model)
     errors: dict[str, dict[int, float]] = {name: {} for name in reference.exact}
     shifts: dict[str, dict[int, float]] = {name: {} for name in reference.exact}
     anchors: Gradients = {}
@@ -209,7 +209,7 @@ def gradients(parts: Parts, batch: Batch, scale: float) -> Gradients:
 
 def _gradients_under(change: Change, parts: Parts, batch: Batch) -> Gradients:
     """The gradients at scale 1 where every output of a module is what a function makes of it."""
-    with each_output(parts.model, change):
+    with hook_outputs(parts.model, change):
         return gradients(parts, batch, 1.0)
 
 
@@ -231,7 +231,7 @@ def breaking_operators(parts: Parts, batch: Batch) -> tuple[Operation, ...]:
         batch: Prepared.
     """
     parts.model.train()
-    trail = Trail()
+    trail = ModuleTrail()
     observer = Observer(trail)
     plan = replace(parts.plan, products=observer.inside(parts.plan.products))
     with trail.followed(parts.model):
@@ -286,9 +286,9 @@ def compare_backward(
         gradients(*half, scale)
     parts, batch = wide()
     parts.model.train()
-    without_dropout(parts.model)
+    disable_dropout(parts.model)
     with _weights(parts.model, weights or {}), right.followed(parts.model):
-        _gradients_under(Replacement(said), parts, batch)
+        _gradients_under(OutputReplacement(said), parts, batch)
     return breaks_proportion(right, found, wrong, EPSILONS * form.epsilon), right
 
 
@@ -351,7 +351,7 @@ def _rounded_outputs(parts: Parts, batch: Batch, form: Format) -> Outputs:
     """
     half = DTYPES[form.name]  # type: ignore[index]
     found: Outputs = {}
-    keep = keep_in(found)
+    keep = record_outputs(found)
 
     def rounded(name: str, value: Tensor) -> Tensor:
         return keep(name, value.to(half).to(value.dtype))

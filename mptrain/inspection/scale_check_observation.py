@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.device import beside_fp64
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.engine.rehearsal import rehearse
 from mptrain.errors import EnvironmentRefused, FirstBatchError
-from mptrain.inspection.module_tensors import Outputs, each_output, keep_in
+from mptrain.inspection.module_tensors import Outputs, hook_outputs, record_outputs
 from mptrain.inspection.scale_check_ranges import ScalingEvidence
 from mptrain.numerics.formats import FORMATS, Format
 from mptrain.precision.census import cast_of, current_pass, dtype_name, floating_in
 from mptrain.precision.policy import NORMS
-from mptrain.probe.module_trail import Trail
+from mptrain.probe.module_trail import ModuleTrail
 from mptrain.probe.observer import ModuleObserver
 from mptrain.scaler.static import NoScaler, StaticScaler
 from mptrain.torch_private import Dropout
@@ -82,7 +82,7 @@ class HalfArithmetic(ModuleObserver):
         narrow: How often each operator that autocast would have computed in FP32 was computed in half, by module.
     """
 
-    def __init__(self, trail: Trail) -> None:
+    def __init__(self, trail: ModuleTrail) -> None:
         super().__init__(trail)
         self.constants: Counter[Constant] = Counter()
         self.casts: Counter[tuple[str, str]] = Counter()
@@ -138,7 +138,7 @@ def _is_number(tensor: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class StepInspection:
     """Facts about a run in its own precision, without any numbers of its gradients.
 
     Attributes:
@@ -156,7 +156,7 @@ class Inspection:
     weights: dict[str, Tensor]
 
 
-def inspect_step(parts: Parts, batch: Batch, form: Format) -> Inspection:
+def inspect_step(parts: Parts, batch: Batch, form: Format) -> StepInspection:
     """Rehearse one step under observation; to be called before anything else here.
 
     Args:
@@ -171,13 +171,13 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> Inspection:
     parts.model.train()
     policy = parts.policy
     scales = {one.name: (one.scale.item(), isinstance(one.scaler, (StaticScaler, NoScaler))) for one in parts.learners}
-    trail, refused, untrained = Trail(), "", {}
-    without_dropout(parts.model)
+    trail, refused, untrained = ModuleTrail(), "", {}
+    disable_dropout(parts.model)
     said: Outputs = {}
     half = HalfArithmetic(trail)
     observed = replace(parts, plan=replace(parts.plan, products=half.inside(parts.plan.products)))
     try:
-        with trail.followed(parts.model), each_output(parts.model, keep_in(said)):
+        with trail.followed(parts.model), hook_outputs(parts.model, record_outputs(said)):
             untrained = rehearse(observed, batch).untrained
     except (FirstBatchError, EnvironmentRefused) as error:
         if not any(constant.becomes == "infinite" for constant in half.constants):
@@ -197,7 +197,7 @@ def inspect_step(parts: Parts, batch: Batch, form: Format) -> Inspection:
         autocast=policy.autocast,
     )
     values, weights = largest_values(parts.model), half_weights(parts.model)
-    return Inspection(evidence, tuple(trail.calls), values, said, weights)
+    return StepInspection(evidence, tuple(trail.calls), values, said, weights)
 
 
 def half_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -215,7 +215,7 @@ def largest_values(model: nn.Module) -> dict[str, float]:
     }
 
 
-def without_dropout(model: nn.Module) -> tuple[str, ...]:
+def disable_dropout(model: nn.Module) -> tuple[str, ...]:
     """Turn off all dropout that modules do, for good.
 
     Returns:

@@ -45,7 +45,7 @@ MOST_EXPECTED = 0.5
 #: An output is right up to so many times what rounding weights, inputs and all outputs makes of it.
 TIMES_ROUNDED = 2.0
 
-#: A gradient that has lost no more of its norm to underflow is as good for training: see `ModuleScaling.may_lose`.
+#: A gradient that has lost no more of its norm to underflow is as good for training: see `ModuleScaling.allowed_loss`.
 LOST = 0.08
 
 #: What underflow makes wrong falls by half with each doubling of the scale; by less where there is rounding besides.
@@ -60,7 +60,7 @@ NOTHING = 2.0**-30
 
 
 @dataclass(frozen=True)
-class Distances:
+class GradientErrors:
     """Measurements of the gradient of one parameter, or of all of a module's: L2 norms.
 
     Attributes:
@@ -87,7 +87,7 @@ class Distances:
 
 
 @dataclass(frozen=True)
-class ModuleScaling(Distances):
+class ModuleScaling(GradientErrors):
     """A module's gradients over all scales: those of all its own parameters together, relative to their norm in FP64.
 
     Its name is qualified; empty for the model itself. All but ``reference`` is relative to that.
@@ -107,7 +107,7 @@ class ModuleScaling(Distances):
         return max(self.tolerance, min(expected, MOST_EXPECTED))
 
     @property
-    def may_lose(self) -> float:
+    def allowed_loss(self) -> float:
         """The largest share of its norm that a gradient may lose to underflow.
 
         A gradient that is off by 8 % of its norm points within five degrees of where it should.
@@ -128,7 +128,7 @@ class ModuleScaling(Distances):
     def good(self) -> list[int]:
         """The exponents at which they are finite and no more is lost to underflow than does no harm."""
         lost = self.errors if self.underflows else self.shifts  # nothing that is right to compare with
-        return [exponent for exponent in self.finite if lost[exponent] <= self.may_lose]
+        return [exponent for exponent in self.finite if lost[exponent] <= self.allowed_loss]
 
     @property
     def underflows(self) -> bool:
@@ -172,7 +172,7 @@ class ModuleScaling(Distances):
 
 
 @dataclass(frozen=True)
-class Scales:
+class UsableScales:
     """Loss scales that suit a network.
 
     Attributes:
@@ -204,7 +204,7 @@ class Scales:
         return below in self.good and above in self.good
 
 
-def by_module(parameters: Sequence[Distances], form: Format, order: Sequence[str] = ()) -> list[ModuleScaling]:
+def by_module(parameters: Sequence[GradientErrors], form: Format, order: Sequence[str] = ()) -> list[ModuleScaling]:
     """The gradients of each module's own parameters, in the order in which the modules are called.
 
     Args:
@@ -212,7 +212,7 @@ def by_module(parameters: Sequence[Distances], form: Format, order: Sequence[str
         form: The half-precision format.
         order: Names of modules in that order; those that are not named follow.
     """
-    groups: dict[str, list[Distances]] = {}
+    groups: dict[str, list[GradientErrors]] = {}
     for one in parameters:
         groups.setdefault(one.name.rpartition(".")[0], []).append(one)
     norms = {name: math.hypot(*(part.reference for part in parts)) for name, parts in groups.items()}
@@ -242,14 +242,14 @@ def by_module(parameters: Sequence[Distances], form: Format, order: Sequence[str
     return sorted(modules, key=lambda one: places.get(one.name, len(places)))
 
 
-def scales_of(modules: Sequence[ModuleScaling]) -> Scales:
+def scales_of(modules: Sequence[ModuleScaling]) -> UsableScales:
     """Return the scales that suit all modules together."""
     tried = tuple(sorted(modules[0].errors))
     judged = [module for module in modules if module.judged]
     good = tuple(one for one in tried if all(one in module.good for module in judged)) if judged else ()
     failing = [one for one in tried if any(not math.isfinite(module.errors[one]) for module in modules)]
     overflows = next((one for one in failing if all(later in failing for later in tried if later >= one)), None)
-    return Scales(tried, good, overflows)
+    return UsableScales(tried, good, overflows)
 
 
 @dataclass(frozen=True)

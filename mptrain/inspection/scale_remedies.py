@@ -13,14 +13,14 @@ import torch
 from mptrain.config.build import build
 from mptrain.device import widest
 from mptrain.errors import ConfigError, EnvironmentRefused
-from mptrain.inspection.diagnosis_case import DiagnosisCase, reloaded
+from mptrain.inspection.diagnosis_case import DiagnosisCase, with_overrides
 from mptrain.inspection.observations import small_gradients
 from mptrain.numerics.exponents import lost_share
 from mptrain.numerics.forecast import MARGIN
 from mptrain.numerics.formats import FLOAT16, FLOAT32, scale_in_words
 from mptrain.numerics.verdict import Verdict
 from mptrain.records import ExponentCounts
-from mptrain.runlog.diagnosis import Remedy
+from mptrain.runlog.diagnosis_file import Remedy
 
 #: A scale at which more of the gradients than this are rounded to zero is no remedy.
 LOSES = 0.1
@@ -95,18 +95,18 @@ def _lowered(
         gradients: As in `lower_scale`.
         room: Doublings to the highest scale at which the step is finite.
     """
-    tried, shown = case.at_scale(scale), scale_in_words(scale)
+    candidate, shown = case.at_scale(scale), scale_in_words(scale)
     lost = lost_share(gradients, math.floor(math.log2(scale)))
     cost, finite = f"{100 * lost:.2g} % of the nonzero gradients are rounded to zero", "finite on this batch"
     refusal, helped = None, False
-    if not tried.seen.finite:
+    if not candidate.seen.finite:
         outcome = f"at loss scale {shown} the step still overflows"
     elif scale < 1:
         outcome = f"{finite}, but gradients that need a scale below 1 are too large for FP16"
     elif lost > LOSES:
         outcome = f"{finite}, but {cost} there"
-    elif not tried.right:
-        outcome = f"{finite} at {shown}, but wrong: {tried.cause.what}"
+    elif not candidate.is_sound:
+        outcome = f"{finite} at {shown}, but wrong: {candidate.cause.what}"
     else:
         outcome, helped = f"{finite} at {shown}{_below(room)}; {cost}", True
         refusal = _refusal(case, words, scale) if words else None
@@ -132,7 +132,7 @@ def raised_scale(case: DiagnosisCase, gradients: ExponentCounts) -> Remedy | Non
     first = float(case.learner.scaler.initial(case.parts.device)["scale"])
     if first > case.seen.loss_scale:
         begun, shown = case.at_scale(first), scale_in_words(first)
-        if begun.right:
+        if begun.is_sound:
             return Remedy((), f"the scaler's first loss scale, {shown}", True, f"right on this batch at {shown}")
         if not begun.seen.finite and begun.cause.kind == "backward":
             return lower_scale(begun, gradients)
@@ -154,14 +154,14 @@ def higher_scale(case: DiagnosisCase, share: float, room: float) -> Remedy:
             continue
         if (limit := _limit(case, scale)) is not None:
             return Remedy((), f"a loss scale of {scale_in_words(scale)}", None, limit)
-        tried = case.at_scale(scale)
-        small = small_gradients(tried.seen)
-        helped = tried.right and (small is None or small[0] < share / 2)
+        candidate = case.at_scale(scale)
+        small = small_gradients(candidate.seen)
+        helped = candidate.is_sound and (small is None or small[0] < share / 2)
         if helped:
             break
     words, text = scale_words(case, scale), f"a loss scale of {scale_in_words(scale)}"
     if not helped:
-        what = tried.cause.what if not tried.right else "as many gradients are below 2^-14"
+        what = candidate.cause.what if not candidate.is_sound else "as many gradients are below 2^-14"
         return Remedy(words, text, False, what)
     few = ", and few gradients are below 2^-14" if small is None else ""
     outcome = f"finite on this batch{_below(margin)}{few}; {_MORE_STEPS}"
@@ -217,7 +217,7 @@ def _written(scale: float) -> str:
 def _refusal(case: DiagnosisCase, words: tuple[str, ...], scale: float) -> str | None:
     """Why a run cannot begin at a scale under some words; None where it does."""
     try:
-        parts, _ = build(reloaded(case.config, *words), weights=False)
+        parts, _ = build(with_overrides(case.config, *words), weights=False)
     except (ConfigError, EnvironmentRefused) as error:
         return str(error)
     learner = next(learner for learner in parts.learners if learner.name == case.seen.learner)
@@ -244,7 +244,7 @@ def _by_itself(case: DiagnosisCase, goal: float) -> float | None:
     infinite = torch.full((1,), math.inf, dtype=widest(device), device=device)
     yes = torch.ones(1, dtype=torch.bool, device=device)
     refused = Verdict(yes, ~yes, torch.ones(1, device=device), infinite, infinite, infinite)
-    in_a_row = int(case.moment.state["accounts"][learner.name]["history"]["consecutive"])
+    in_a_row = int(case.saved_step.state["accounts"][learner.name]["history"]["consecutive"])
     state = {**learner.scale_state, "scale": torch.full_like(learner.scale, case.seen.loss_scale)}
     landing, enough = None, max(goal / 2.0**MARGIN, learner.scaler.floor)
     for _ in range(case.config.train.max_consecutive_overflows - in_a_row - 1):

@@ -3,7 +3,7 @@
 What is right follows from the format, as for `mptrain doctor` (see `mptrain.inspection.scale_check_ranges` for how it was measured): an output
 may be `EPSILONS` times the format's epsilon off, or `TIMES_ROUNDED` times what rounding weights, inputs and all outputs makes of it.
 A gradient may be off by the former from what an exact backward pass makes of the same outputs, or by `TIMES_EXPECTED` times what
-those outputs make of it; up to `ModuleScaling.may_lose` that is worth knowing and no fault.
+those outputs make of it; up to `ModuleScaling.allowed_loss` that is worth knowing and no fault.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from mptrain.engine.job import Parts
-from mptrain.inspection.module_tensors import Outputs, distance, each_output, keep_in
+from mptrain.engine.parts import Parts
+from mptrain.inspection.module_tensors import Outputs, distance, hook_outputs, record_outputs
 from mptrain.inspection.scale_check_gradients import compare_backward, compute_reference, gradients
-from mptrain.inspection.scale_check_observation import without_dropout
+from mptrain.inspection.scale_check_observation import disable_dropout
 from mptrain.inspection.scale_check_ranges import (
     EPSILONS,
     ILL_CONDITIONED_OUTPUT,
@@ -27,7 +27,7 @@ from mptrain.inspection.scale_check_ranges import (
 )
 from mptrain.inspection.step_replay import SavedStep
 from mptrain.numerics.formats import FORMATS, Format
-from mptrain.precision.apply import input_dtype, set_products
+from mptrain.precision.apply import input_dtype, set_matmul_precision
 
 #: An output that is further off than this has lost most of itself.
 MUCH = 0.5
@@ -100,7 +100,7 @@ class StepAccuracy:
     @property
     def wrong_gradients(self) -> tuple[ModuleScaling, ...]:
         """The modules whose gradients are too far off to train with, in the order of the backward pass."""
-        return tuple(one for one in self.inexact_gradients if not one.best <= one.may_lose)
+        return tuple(one for one in self.inexact_gradients if not one.best <= one.allowed_loss)
 
     @property
     def inexact_gradients(self) -> tuple[ModuleScaling, ...]:
@@ -109,21 +109,21 @@ class StepAccuracy:
 
 
 def measure_accuracy(
-    half: Callable[[], Parts], wide: Callable[[], Parts], moment: SavedStep, learner: str, scale: float
+    half: Callable[[], Parts], wide: Callable[[], Parts], saved_step: SavedStep, learner: str, scale: float
 ) -> StepAccuracy:
     """Measure one learner's step.
 
     Args:
         half: Builds the run in half precision, brought to the moment.
         wide: Builds it in ``precision=fp32``, likewise.
-        moment: The step.
+        saved_step: The step.
         learner: Whose passes.
         scale: Its loss scale.
     """
-    parts, batch32 = _alone(half(), learner), moment.batch.cast(torch.float32)
-    form, batch = FORMATS[parts.policy.compute], moment.batch.cast(input_dtype(parts.policy))
+    parts, batch32 = _alone(half(), learner), saved_step.batch.cast(torch.float32)
+    form, batch = FORMATS[parts.policy.compute], saved_step.batch.cast(input_dtype(parts.policy))
     said: Outputs = {}
-    with each_output(parts.model, keep_in(said)):
+    with hook_outputs(parts.model, record_outputs(said)):
         found = gradients(parts, batch, scale)
     reference = compute_reference(_alone(wide(), learner), batch32, form, said)
     exponent = round(math.log2(scale))
@@ -136,7 +136,7 @@ def measure_accuracy(
     accuracy = StepAccuracy(form, reference.outputs, modules, reference.breaks)
     if not accuracy.inexact_gradients or accuracy.breaks:
         return accuracy
-    set_products(parts.policy)
+    set_matmul_precision(parts.policy)
     wrong = [module.name for module in accuracy.inexact_gradients]
     breaks, _ = compare_backward((parts, batch), lambda: (_alone(wide(), learner), batch32), said, scale, wrong, form)
     return replace(accuracy, breaks=breaks)
@@ -145,7 +145,7 @@ def measure_accuracy(
 def _alone(parts: Parts, learner: str) -> Parts:
     """The same parts with one learner, ready for passes whose numbers are compared."""
     parts = replace(parts, learners=tuple(one for one in parts.learners if one.name == learner))
-    set_products(parts.policy)
+    set_matmul_precision(parts.policy)
     parts.model.train()
-    without_dropout(parts.model)
+    disable_dropout(parts.model)
     return parts

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mptrain.engine.job import LearnerTotals, Options, Parts, Progress
-from mptrain.engine.rehearsal import untrained
+from mptrain.engine.parts import LearnerTotals, Options, Parts, Progress
+from mptrain.engine.rehearsal import untrained_parameters
 from mptrain.engine.ring import Ring
 from mptrain.engine.snapshot import load_weights, restore_snapshot, take_snapshot
 from mptrain.engine.step import Learner, accumulate_gradients, train_step
@@ -26,9 +26,9 @@ from mptrain.engine.step_log import LearnerLog, StepLog
 from mptrain.errors import out_of_memory
 from mptrain.precision.apply import input_dtype
 from mptrain.precision.census import OperatorCensus
-from mptrain.probe.module_trail import LOSS, Trail
-from mptrain.probe.observer import Faulty, Observation, Observer, Refusal, in_one_line
-from mptrain.probe.overflow_attribution import offenders
+from mptrain.probe.module_trail import LOSS, ModuleTrail
+from mptrain.probe.observer import NonfiniteTensor, Observation, Observer, OperatorError, one_line
+from mptrain.probe.overflow_attribution import nonfinite_parameters
 from mptrain.random_state import random_state, set_random_state
 from mptrain.runlog.sink import Fanout
 from mptrain.torch_private import tree_map
@@ -58,7 +58,7 @@ class SavedStep:
     done: bool = False
 
 
-def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep | None:
+def saved_step_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, step: int) -> SavedStep | None:
     """Train up to a step, and stop before it.
 
     Args:
@@ -96,43 +96,43 @@ def moment_at(parts: Parts, options: Options, state: Mapping[str, Any] | None, s
     return None
 
 
-def stand_at(parts: Parts, moment: SavedStep) -> None:
+def restore_step(parts: Parts, saved_step: SavedStep) -> None:
     """Bring parts that were just built, perhaps in another precision, to a moment's weights, optimizers and carried state."""
-    load_weights(parts, moment.state)
+    load_weights(parts, saved_step.state)
     for learner in parts.learners:
-        learner.load_state_dict(moment.state["learners"][learner.name])
+        learner.load_state_dict(saved_step.state["learners"][learner.name])
     for name, buffer in parts.carried().items():
-        buffer.copy_(moment.state["carried"][name])
+        buffer.copy_(saved_step.state["carried"][name])
 
 
-def look(parts: Parts, moment: SavedStep) -> tuple[Observation, ...]:
+def observe_step(parts: Parts, saved_step: SavedStep) -> tuple[Observation, ...]:
     """Do the passes of a step, and see everything.
 
     Args:
         parts: Brought to that moment; they are left as they were.
-        moment: Which step.
+        saved_step: Which step.
 
     Returns:
         What was seen of each learner's passes, in their order.
     """
     parts.model.train()
-    set_random_state(moment.random, parts.device)
+    set_random_state(saved_step.random, parts.device)
     seen = []
-    prepared = moment.batch.cast(input_dtype(parts.policy))
-    with _put_back(parts, moment), parts.fault.at(moment.step, prepared) as batch:
+    prepared = saved_step.batch.cast(input_dtype(parts.policy))
+    with _put_back(parts, saved_step), parts.fault.at(saved_step.step, prepared) as batch:
         for learner in parts.learners:
-            chosen = moment.scales[learner.name]
+            chosen = saved_step.scales[learner.name]
             learner.scale_state = {**learner.scale_state, "scale": torch.full_like(learner.scale, chosen)}
             random = random_state(parts.device)
-            seen.append(_look(parts, learner, moment, batch, chosen))
-            if learner is not parts.learners[-1] and seen[-1].refusal is None and not moment.done:
+            seen.append(_look(parts, learner, saved_step, batch, chosen))
+            if learner is not parts.learners[-1] and seen[-1].refusal is None and not saved_step.done:
                 set_random_state(random, parts.device)
                 train_step(learner, parts.model, batch, parts.plan)  # the next learner's step comes behind it
     return tuple(seen)
 
 
 @contextlib.contextmanager
-def _put_back(parts: Parts, moment: SavedStep) -> Iterator[None]:
+def _put_back(parts: Parts, saved_step: SavedStep) -> Iterator[None]:
     """Whatever moves meanwhile, a weight that is poisoned on purpose included, is afterwards as it is at that moment."""
     scales = [learner.scale_state for learner in parts.learners]
     learners = _copied({learner.name: learner.state_dict() for learner in parts.learners})
@@ -140,7 +140,7 @@ def _put_back(parts: Parts, moment: SavedStep) -> Iterator[None]:
     try:
         yield
     finally:
-        load_weights(parts, {**moment.state, "learners": learners})
+        load_weights(parts, {**saved_step.state, "learners": learners})
         for learner, scale_state in zip(parts.learners, scales, strict=True):
             learner.load_state_dict(learners[learner.name])
             learner.scale_state = scale_state
@@ -149,11 +149,11 @@ def _put_back(parts: Parts, moment: SavedStep) -> Iterator[None]:
             buffer.copy_(carried[name])
 
 
-def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale: float) -> Observation:
-    trail, census = Trail(), OperatorCensus()
+def _look(parts: Parts, learner: Learner, saved_step: SavedStep, batch: Batch, scale: float) -> Observation:
+    trail, census = ModuleTrail(), OperatorCensus()
     observer = Observer(trail)
     plan = replace(parts.plan, products=census.inside(observer.inside(parts.plan.products)))
-    faulty_inputs, faulty_weights = _faulty_inputs(parts, batch, moment), _faulty_weights(parts)
+    faulty_inputs, faulty_weights = _faulty_inputs(parts, batch, saved_step), _faulty_weights(parts)
     loss, refusal = math.nan, None
     learner.weights.gradients.zero_grad()
     parts.plan.guard.snapshot()
@@ -166,7 +166,7 @@ def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale
         if out_of_memory(error):
             raise
         module = trail.raised_in[0] if trail.raised_in else LOSS
-        refusal = observer.refusal or Refusal("forward", module, "", "", (), in_one_line(error))
+        refusal = observer.refusal or OperatorError("forward", module, "", "", (), one_line(error))
     norms = learner.judge().norms.tolist()
     types = {name: type(module).__name__ for name, module in parts.model.named_modules()}
     missing = learner.weights.gradients.missing() if refusal is None else []
@@ -175,7 +175,7 @@ def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale
     parts.plan.guard.restore(torch.ones(1, device=parts.device))
     return Observation(
         learner=learner.name,
-        step=moment.step,
+        step=saved_step.step,
         loss_scale=scale,
         loss=loss,
         samples=batch.samples,
@@ -188,8 +188,8 @@ def _look(parts: Parts, learner: Learner, moment: SavedStep, batch: Batch, scale
         inputs=faulty_inputs,
         weights=faulty_weights,
         largest_weight=_largest(parts.full_precision()),
-        gradients=offenders(learner.weights.names, norms)[1],
-        untrained={**untrained(parts), "no_gradient": missing},
+        gradients=nonfinite_parameters(learner.weights.names, norms)[1],
+        untrained={**untrained_parameters(parts), "no_gradient": missing},
         census=census.table(),
     )
 
@@ -212,9 +212,9 @@ def _copied(values: Any) -> Any:
     return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
-def _faulty_inputs(parts: Parts, batch: Batch, moment: SavedStep) -> tuple[Faulty, ...]:
-    before = moment.batch.tensors()
-    known = moment.wide and not parts.fault.records(moment.step)  # a fault is not in the batch before the cast
+def _faulty_inputs(parts: Parts, batch: Batch, saved_step: SavedStep) -> tuple[NonfiniteTensor, ...]:
+    before = saved_step.batch.tensors()
+    known = saved_step.wide and not parts.fault.records(saved_step.step)  # a fault is not in the batch before the cast
     found = []
     for name, tensor in batch.tensors().items():
         wrong = tensor.isfinite().logical_not()  # nothing of whole numbers
@@ -222,13 +222,13 @@ def _faulty_inputs(parts: Parts, batch: Batch, moment: SavedStep) -> tuple[Fault
             samples = wrong.flatten(1).any(1) if wrong.ndim > 1 else wrong
             wide = known and bool(before[name].isfinite().all()) and before[name].dtype != tensor.dtype
             kind = "nan" if tensor.isnan().any() else "inf"
-            found.append(Faulty(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))
+            found.append(NonfiniteTensor(name, kind, tuple(samples.nonzero().flatten().tolist()), wide))
     return tuple(found)
 
 
-def _faulty_weights(parts: Parts) -> tuple[Faulty, ...]:
+def _faulty_weights(parts: Parts) -> tuple[NonfiniteTensor, ...]:
     return tuple(
-        Faulty(name, "nan" if tensor.isnan().any() else "inf")
+        NonfiniteTensor(name, "nan" if tensor.isnan().any() else "inf")
         for name, tensor in parts.must_be_finite().items()
         if not tensor.isfinite().all()
     )

@@ -19,16 +19,16 @@ from mptrain.machine import dropping_nothing
 from mptrain.numerics.exponents import (
     INFINITE_FROM,
     HistogramSample,
-    Largest,
-    anchor,
-    at_step,
+    LargestGradient,
     gradients_of,
+    largest_at_step,
     largest_of,
+    sample_at,
     total,
 )
 from mptrain.numerics.measures import LargestMagnitude, Measure, ShareAbove
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
-from mptrain.runlog.reader import Run
+from mptrain.runlog.run_reader import Run
 
 #: Where an answer comes from: the step's own records; those of steps nearby, or of another format; neither, so that it is the recorded
 #: verdict, which says nothing of the other scale.
@@ -48,7 +48,7 @@ class CleanStep:
 
     step: int
     loss_scale: float
-    extreme: Largest
+    extreme: LargestGradient
     weights: tuple[ExponentCounts, ...]
 
     def overflows(self, scale: float) -> tuple[bool, Basis]:
@@ -102,7 +102,7 @@ class Trace:
         """Take in a step."""
         if not record.overflow:
             look: CleanStep | None = self._looks.at(record.step)
-            if look and (found := anchor(record.step, look.extreme.value, record.grad_norm)):
+            if look and (found := sample_at(record.step, look.extreme.value, record.grad_norm)):
                 self._anchors.append(found)
             self._clean.add(record.step, record.loss_scale)
         elif math.isfinite(record.loss) and record.loss_scale > 0:
@@ -149,7 +149,7 @@ class Trace:
         """The largest gradient of a step that was not looked at, without its scale; None where no step was."""
         if not record.grad_norm:
             return 0.0
-        return at_step(self._anchors, record.step, record.grad_norm) if self._anchors else None
+        return largest_at_step(self._anchors, record.step, record.grad_norm) if self._anchors else None
 
     def measured(self, measure: Measure, step: int, scale: float) -> tuple[float, Basis] | None:
         """Return the measurement of a rule at a clean step, by the nearest look; None where the records cannot tell."""

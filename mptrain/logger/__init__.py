@@ -3,10 +3,10 @@
 Nothing here imports a tracker's package, or torch, before a run uses it.
 """
 
-from mptrain.logger.background import Background
 from mptrain.logger.base import Logger, NoLogger, TrackedRun, Tracker
 from mptrain.logger.mlflow import MLflow
 from mptrain.logger.tensorboard import TensorBoard
+from mptrain.logger.tracker_process import TrackerProcess
 from mptrain.logger.wandb import WandB
 
-__all__ = ["Background", "Logger", "MLflow", "NoLogger", "TensorBoard", "TrackedRun", "Tracker", "WandB"]
+__all__ = ["Logger", "MLflow", "NoLogger", "TensorBoard", "TrackedRun", "Tracker", "TrackerProcess", "WandB"]

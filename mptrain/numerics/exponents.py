@@ -134,7 +134,7 @@ def _share(counts: ExponentCounts, first: float | None, end: float) -> float:
     return sum(counts.counts[start : max(round(end) - counts.lowest, 0)]) / count if count else 0.0
 
 
-class Tails:
+class ExponentTails:
     """Shares of one histogram below any exponent, at the price of one pass over it.
 
     Where within its power of two a value lies, no histogram knows: all places are taken as equally likely, so that the
@@ -168,7 +168,7 @@ class Tails:
 
 
 @dataclass(frozen=True, slots=True)
-class Gradients:
+class Fp16Gradients:
     """The gradients of a look that went through FP16, as the device saw them; all of them where none did.
 
     Attributes:
@@ -188,7 +188,7 @@ class Gradients:
 
 
 @dataclass(frozen=True, slots=True)
-class Largest:
+class LargestGradient:
     """The largest gradient of a step that did not overflow, without the loss scale.
 
     Attributes:
@@ -218,7 +218,7 @@ class HistogramSample:
     ratio: float
 
 
-def gradients_of(record: HistogramRecord) -> Gradients:
+def gradients_of(record: HistogramRecord) -> Fp16Gradients:
     """The gradients of a look that FP16 judges.
 
     In a step that computes in FP16 those are the tensors kept in FP16, and the FP32 ones that were FP16 numbers on their way:
@@ -230,10 +230,10 @@ def gradients_of(record: HistogramRecord) -> Gradients:
     modules, parameters = (
         {name: counts for name, counts in named.items() if not half or _is_half(counts)} for named in kinds
     )
-    return Gradients(modules, parameters, half)
+    return Fp16Gradients(modules, parameters, half)
 
 
-def largest_of(gradients: Gradients, loss_scale: float) -> Largest:
+def largest_of(gradients: Fp16Gradients, loss_scale: float) -> LargestGradient:
     """The largest of them.
 
     FP32 sums over micro-batches may exceed what each of them held. Where the step was clean at its scale none of those did
@@ -249,17 +249,17 @@ def largest_of(gradients: Gradients, loss_scale: float) -> Largest:
     if gradients.half:
         value = min(value, FLOAT16.max)
     certain = max((largest for largest, _, dtype in found if dtype == "float16"), default=0.0)
-    return Largest(value / loss_scale, where, certain / loss_scale)
+    return LargestGradient(value / loss_scale, where, certain / loss_scale)
 
 
-def anchor(step: int, largest: float, norm: float) -> HistogramSample | None:
+def sample_at(step: int, largest: float, norm: float) -> HistogramSample | None:
     """Return the evidence of a look for the steps around it; None where it or the norm of its gradients is zero or not finite."""
     if not (0 < largest < math.inf and 0 < norm < math.inf):
         return None
     return HistogramSample(step, math.log2(largest), math.log2(largest / norm))
 
 
-def between(before: HistogramSample, after: HistogramSample, step: int, norm: float) -> float:
+def interpolate(before: HistogramSample, after: HistogramSample, step: int, norm: float) -> float:
     """The largest gradient of a step between two looks, both of which may be the same.
 
     Args:
@@ -279,17 +279,17 @@ def between(before: HistogramSample, after: HistogramSample, step: int, norm: fl
     return float(2.0 ** (before.largest + share * (after.largest - before.largest)))
 
 
-def at_step(samples: Sequence[HistogramSample], step: int, norm: float) -> float:
+def largest_at_step(samples: Sequence[HistogramSample], step: int, norm: float) -> float:
     """Return the largest gradient of a step by the looks around it.
 
     Args:
         samples: At least one, in the order of their steps.
         step: The step.
-        norm: See `between`.
+        norm: See `interpolate`.
     """
     at = bisect_left(samples, step, key=lambda one: one.step)
     before, after = (samples[min(max(place, 0), len(samples) - 1)] for place in (at - 1, at))
-    return between(before, after, step, norm)
+    return interpolate(before, after, step, norm)
 
 
 def _is_half(counts: ExponentCounts) -> bool:

@@ -45,7 +45,7 @@ from typing import Final
 from mptrain.numerics.exponents import (
     NORMAL,
     TINIEST,
-    Tails,
+    ExponentTails,
     gradients_of,
     largest_of,
     merged,
@@ -57,10 +57,10 @@ from mptrain.numerics.exponents import (
 from mptrain.numerics.overflow_limits import (
     EXPONENTS,
     FEWEST,
-    Evidence,
-    Look,
+    OverflowEvidence,
     RecordedSteps,
-    Worst,
+    SampledStep,
+    WorstTensor,
     find_evidence,
     overflow_limits,
 )
@@ -78,7 +78,7 @@ _share = operator.attrgetter("share")
 
 
 @dataclass(frozen=True, slots=True)
-class AtScale:
+class ScaleForecast:
     """Consequences of one scale.
 
     Attributes:
@@ -97,13 +97,13 @@ class AtScale:
 
     exponent: int
     lost: float
-    worst_lost: Worst
+    worst_lost: WorstTensor
     zeros: float
     subnormal: float
-    taken: Worst
+    taken: WorstTensor
     starved: int
     weights_lost: float
-    worst_weights_lost: Worst
+    worst_weights_lost: WorstTensor
     overflowing: int
     overflow_share: float
 
@@ -113,7 +113,7 @@ class Forecast:
     """Forecast from the histograms of one learner.
 
     Attributes:
-        looks: The steps that were looked at.
+        sampled_steps: The steps that were looked at.
         steps: How many steps the share of overflowing ones is a share of.
         epochs: Epochs that the steps on record reach into; 0 without steps.
         scales: One for each of `EXPONENTS`; empty where no look has a gradient.
@@ -131,17 +131,17 @@ class Forecast:
         unusable: How many looks say nothing: their loss scale was 0 or not finite, or there was no gradient.
     """
 
-    looks: tuple[Look, ...]
+    sampled_steps: tuple[SampledStep, ...]
     steps: int
     epochs: int
     smallest_seen: float
     at_smallest: float
     unusable: int
-    largest: Look | None = None
-    scales: tuple[AtScale, ...] = ()
+    largest: SampledStep | None = None
+    scales: tuple[ScaleForecast, ...] = ()
     lowest: int | None = None
     highest: int | None = None
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: OverflowEvidence = field(default_factory=OverflowEvidence)
     too_few: bool = False
     recommended: int | None = None
 
@@ -162,13 +162,13 @@ class GradientHistory:
     """Collects the histograms of one learner, in bounded memory for each look.
 
     Attributes:
-        looks: Those taken in.
+        sampled_steps: Those taken in.
         activations: By module: its gradients without the scale, over all looks that did not overflow, ties as in `ties_below`.
         weights: The same by parameter.
         together: The gradients of all modules without the scale, as they were.
     """
 
-    looks: list[Look] = field(default_factory=list)
+    sampled_steps: list[SampledStep] = field(default_factory=list)
     activations: dict[str, ExponentCounts] = field(default_factory=dict)
     weights: dict[str, ExponentCounts] = field(default_factory=dict)
     together: ExponentCounts = field(default_factory=lambda: merged([]))
@@ -186,13 +186,13 @@ class GradientHistory:
             return
         lost = [name for name, counts in gradients.named.items() if counts.inf or counts.nan]
         if record.overflow or lost:
-            self.looks.append(Look(record.step, loss_scale, math.inf, lost[0] if lost else "", ()))
+            self.sampled_steps.append(SampledStep(record.step, loss_scale, math.inf, lost[0] if lost else "", ()))
             return
         self._half = self._half or gradients.half
         if halves := [counts for counts in gradients.modules.values() if counts.dtype == "float16"]:
             # FP16 has cut gradients off where many of them are its smallest number.
             self._smallest_seen = max(self._smallest_seen, 2.0**TINIEST / loss_scale)
-            self._at_smallest = max(self._at_smallest, *(Tails(one).share_below(TINIEST + 1) for one in halves))
+            self._at_smallest = max(self._at_smallest, *(ExponentTails(one).share_below(TINIEST + 1) for one in halves))
         modules, parameters = (
             {name: _plain(counts, loss_scale, gradients.half) for name, counts in named.items()}
             for named in (gradients.modules, gradients.parameters)
@@ -202,7 +202,9 @@ class GradientHistory:
         _merge_into(self.activations, modules)
         _merge_into(self.weights, parameters)
         largest = largest_of(gradients, loss_scale)
-        self.looks.append(Look(record.step, loss_scale, largest.value, largest.where, _taken(modules, record.step)))
+        self.sampled_steps.append(
+            SampledStep(record.step, loss_scale, largest.value, largest.where, _taken(modules, record.step))
+        )
 
     def forecast(self, steps: Iterable[StepRecord] = ()) -> Forecast:
         """Return the forecast.
@@ -210,19 +212,19 @@ class GradientHistory:
         Args:
             steps: All steps of this learner on record; without them only those that were looked at count.
         """
-        looks = tuple(self.looks)
-        sound = [look for look in looks if math.isfinite(look.largest)]
+        sampled_steps = tuple(self.sampled_steps)
+        sound = [sample for sample in sampled_steps if math.isfinite(sample.largest)]
         record = RecordedSteps(self._half)
-        limits = overflow_limits(looks, record.passing(steps), self._half)
+        limits = overflow_limits(sampled_steps, record.passing(steps), self._half)
         found = Forecast(
-            looks=looks,
+            sampled_steps=sampled_steps,
             steps=limits.total(),
             epochs=record.epochs,
             smallest_seen=self._smallest_seen,
             at_smallest=self._at_smallest,
             unusable=self._unusable,
-            largest=max(sound, key=lambda look: look.largest, default=None),
-            evidence=find_evidence(looks, record),
+            largest=max(sound, key=lambda sample: sample.largest, default=None),
+            evidence=find_evidence(sampled_steps, record),
         )
         if found.largest is None or found.largest.largest == 0:
             return found
@@ -238,27 +240,30 @@ class GradientHistory:
             return replace(found, recommended=max(min(found.top, min(limits) - 1 - MARGIN), lowest))
         return replace(found, recommended=found.top) if _is_settled(found) else replace(found, too_few=True)
 
-    def _scales(self, limits: Counter[int]) -> tuple[AtScale, ...]:
-        modules = {name: Tails(counts) for name, counts in self.activations.items()}
-        parameters = {name: Tails(counts) for name, counts in self.weights.items()}
-        together, all_weights = Tails(merged(self.activations.values())), Tails(merged(self.weights.values()))
-        sound, steps = [look for look in self.looks if look.taken], limits.total()
+    def _scales(self, limits: Counter[int]) -> tuple[ScaleForecast, ...]:
+        modules = {name: ExponentTails(counts) for name, counts in self.activations.items()}
+        parameters = {name: ExponentTails(counts) for name, counts in self.weights.items()}
+        together, all_weights = (
+            ExponentTails(merged(self.activations.values())),
+            ExponentTails(merged(self.weights.values())),
+        )
+        sound, steps = [sample for sample in self.sampled_steps if sample.taken], limits.total()
         found = []
         for exponent in EXPONENTS:
             below, subnormal, normal = (place - exponent for place in (TINIEST - 1, TINIEST, NORMAL))
-            taken = max((look.taken[exponent] for look in sound), key=_share, default=Worst())
+            taken = max((sample.taken[exponent] for sample in sound), key=_share, default=WorstTensor())
             found.append(
-                AtScale(
+                ScaleForecast(
                     exponent=exponent,
                     lost=together.share_below(below),
                     worst_lost=_worst_lost(modules, below),
                     zeros=together.zeros_below(below),
                     subnormal=together.share_below(normal) - together.share_below(subnormal),
                     taken=taken,
-                    starved=sum(look.taken[exponent].share > MOST_TAKEN for look in sound),
+                    starved=sum(sample.taken[exponent].share > MOST_TAKEN for sample in sound),
                     weights_lost=all_weights.share_below(below),
                     worst_weights_lost=_worst_lost(parameters, below),
-                    overflowing=sum(look.overflows(exponent) for look in self.looks),
+                    overflowing=sum(sample.overflows(exponent) for sample in self.sampled_steps),
                     overflow_share=sum(n for limit, n in limits.items() if limit <= exponent) / max(steps, 1),
                 )
             )
@@ -283,18 +288,22 @@ def _merge_into(known: dict[str, ExponentCounts], found: Mapping[str, ExponentCo
         known[name] = merged([known[name], counts]) if name in known else counts
 
 
-def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[Worst, ...]:
+def _taken(modules: Mapping[str, ExponentCounts], step: int) -> tuple[WorstTensor, ...]:
     """By exponent: the module that loses the largest share of the magnitude of its gradient."""
-    tails = {name: Tails(counts) for name, counts in modules.items() if nonzero(counts)}
+    tails = {name: ExponentTails(counts) for name, counts in modules.items() if nonzero(counts)}
     return tuple(
         max(
-            (Worst(tail.magnitude_below(TINIEST - 1 - exponent), name, step) for name, tail in tails.items()),
+            (WorstTensor(tail.magnitude_below(TINIEST - 1 - exponent), name, step) for name, tail in tails.items()),
             key=_share,
-            default=Worst(),
+            default=WorstTensor(),
         )
         for exponent in EXPONENTS
     )
 
 
-def _worst_lost(named: Mapping[str, Tails], below: int) -> Worst:
-    return max((Worst(tails.share_below(below), name) for name, tails in named.items()), key=_share, default=Worst())
+def _worst_lost(named: Mapping[str, ExponentTails], below: int) -> WorstTensor:
+    return max(
+        (WorstTensor(tails.share_below(below), name) for name, tails in named.items()),
+        key=_share,
+        default=WorstTensor(),
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 from typing import Final, NamedTuple
 
-from mptrain.numerics.exponents import INFINITE_FROM, HistogramSample, anchor, at_step, between
+from mptrain.numerics.exponents import INFINITE_FROM, HistogramSample, interpolate, largest_at_step, sample_at
 from mptrain.records import StepRecord
 
 #: Exponents of the scales that are foretold: 1 to 2^24, apex's highest.
@@ -36,7 +36,7 @@ _NEVER: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Worst:
+class WorstTensor:
     """The worst of several tensors: its share and its name, and the step where it was so (0: over all steps)."""
 
     share: float = 0.0
@@ -45,7 +45,7 @@ class Worst:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SampledStep:
     """One step that was looked at.
 
     Attributes:
@@ -60,7 +60,7 @@ class Look:
     loss_scale: float
     largest: float
     where: str
-    taken: tuple[Worst, ...]
+    taken: tuple[WorstTensor, ...]
 
     def overflows(self, exponent: int) -> bool:
         """Return whether something of this step overflows at 2^exponent; one that did at its own scale does from there on."""
@@ -70,22 +70,22 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class OverflowEvidence:
     """Evidence that a scale overflows at less than 1 % of the steps, of two kinds with 95 % confidence each.
 
     One of them is enough, so together they err in up to one of ten runs (9.4 % of normal draws at a share of 1.01 %).
 
     Attributes:
-        by_looks: Exponent of the largest scale for which the looks make it sure; None where they do for none from 1 on.
+        by_samples: Exponent of the largest scale for which the sampled steps make it sure; None where they do for none from 1 on.
         by_record: The same of steps that FP16 computed without overflow.
-        with_more: What ``by_looks`` would become for ever more looks that vary as these do, also below 0; None where it
+        with_more: What ``by_samples`` would become for ever more looks that vary as these do, also below 0; None where it
             is not known.
         spread: Standard deviation of log2 of the largest gradient over the looks: doublings; 0 for one look.
         recorded: Steps on record.
         held: How many of them are known not to overflow at the scale of ``by_record``.
     """
 
-    by_looks: int | None = None
+    by_samples: int | None = None
     by_record: int | None = None
     with_more: int | None = None
     spread: float = 0.0
@@ -95,7 +95,7 @@ class Evidence:
     @property
     def sure(self) -> int | None:
         """The larger of the two."""
-        return max((each for each in (self.by_looks, self.by_record) if each is not None), default=None)
+        return max((each for each in (self.by_samples, self.by_record) if each is not None), default=None)
 
 
 class RecordedSteps:
@@ -135,38 +135,38 @@ class RecordedSteps:
         return next(proven, None)
 
 
-def find_evidence(looks: Sequence[Look], record: RecordedSteps) -> Evidence:
+def find_evidence(sampled_steps: Sequence[SampledStep], record: RecordedSteps) -> OverflowEvidence:
     """Return what looks and record make sure of overflows."""
     proven = record.proves()
-    found = Evidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
-    edges = _edges(looks)
+    found = OverflowEvidence(by_record=proven, recorded=record.steps, held=record.held_at(proven or 0))
+    edges = _edges(sampled_steps)
     if len(edges) < 2:
         return found
     middle, spread = fmean(edges), stdev(edges)
     # Exponents of the largest scales below these edges, at most the last of `EXPONENTS`; they may be negative.
     limits = (middle - factor * spread for factor in (tolerance_factor(len(edges)), limit_factor()))
-    by_looks, with_more = (min(math.ceil(edge) - 1, EXPONENTS[-1]) for edge in limits)
-    return replace(found, by_looks=by_looks if by_looks >= 0 else None, with_more=with_more, spread=spread)
+    by_samples, with_more = (min(math.ceil(edge) - 1, EXPONENTS[-1]) for edge in limits)
+    return replace(found, by_samples=by_samples if by_samples >= 0 else None, with_more=with_more, spread=spread)
 
 
-def overflow_limits(looks: Sequence[Look], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
+def overflow_limits(sampled_steps: Sequence[SampledStep], steps: Iterable[StepRecord], half: bool) -> Counter[int]:
     """Return how many steps begin to overflow at each exponent; steps whose loss is not finite are no matter of the scale.
 
     Args:
-        looks: Those of a learner.
+        sampled_steps: Those of a learner.
         steps: Its steps, in order.
         half: Whether they were computed in FP16: then one that was clean at its scale is so below it.
     """
-    left = {look.step: look for look in looks}
+    left = {sample.step: sample for sample in sampled_steps}
     found: Counter[int] = Counter()
     waiting: list[_Between] = []
     before: HistogramSample | None = None
     for step in steps:
-        look = left.pop(step.step, None)
-        after = anchor(step.step, look.largest, step.grad_norm) if look and not step.overflow else None
-        if look and after:
+        sample = left.pop(step.step, None)
+        after = sample_at(step.step, sample.largest, step.grad_norm) if sample and not step.overflow else None
+        if sample and after:
             found.update(_between(before or after, after, waiting))
-            found[_limit_of(look)] += 1
+            found[_limit_of(sample)] += 1
             waiting, before = [], after
         elif step.overflow:
             if math.isfinite(step.loss) and 0 < step.loss_scale < math.inf:
@@ -181,24 +181,28 @@ def overflow_limits(looks: Sequence[Look], steps: Iterable[StepRecord], half: bo
         found.update(_between(before, before, waiting))
     else:
         found.update(one.overflowed for one in waiting if one.overflowed < _NEVER)
-    found.update(_limit_of(look) for look in left.values())
+    found.update(_limit_of(sample) for sample in left.values())
     return found
 
 
-def _edges(looks: Sequence[Look]) -> list[float]:
+def _edges(sampled_steps: Sequence[SampledStep]) -> list[float]:
     """log2 of the scale at which each look overflows.
 
     Of a look that overflowed it is interpolated between its neighbours, and at most that of its own scale. Where more than
     half of them did, the others are too few and the smallest: then there is none.
     """
-    sound = [HistogramSample(look.step, math.log2(look.largest), 0.0) for look in looks if 0 < look.largest < math.inf]
-    overflowed = [look for look in looks if math.isinf(look.largest)]
+    sound = [
+        HistogramSample(sample.step, math.log2(sample.largest), 0.0)
+        for sample in sampled_steps
+        if 0 < sample.largest < math.inf
+    ]
+    overflowed = [sample for sample in sampled_steps if math.isinf(sample.largest)]
     if len(sound) < len(overflowed):
         return []
     edges = [_END - one.largest for one in sound]
-    for look in overflowed:
-        largest = at_step(sound, look.step, math.inf)
-        edges.append(min(_END - math.log2(largest), math.log2(look.loss_scale)))
+    for sample in overflowed:
+        largest = largest_at_step(sound, sample.step, math.inf)
+        edges.append(min(_END - math.log2(largest), math.log2(sample.loss_scale)))
     return edges
 
 
@@ -208,11 +212,11 @@ def _first_overflowing(largest: float) -> int:
     return exponent - 1 if largest * 2.0 ** (exponent - 1) >= INFINITE_FROM else exponent
 
 
-def _limit_of(look: Look) -> int:
+def _limit_of(sample: SampledStep) -> int:
     """Return the smallest exponent at which a step that was looked at overflows."""
-    if math.isinf(look.largest):
-        return math.ceil(math.log2(look.loss_scale))
-    return _first_overflowing(look.largest) if look.largest else _NEVER
+    if math.isinf(sample.largest):
+        return math.ceil(math.log2(sample.loss_scale))
+    return _first_overflowing(sample.largest) if sample.largest else _NEVER
 
 
 class _Between(NamedTuple):
@@ -227,7 +231,7 @@ class _Between(NamedTuple):
 def _between(before: HistogramSample, after: HistogramSample, steps: Iterable[_Between]) -> Iterator[int]:
     """Yield the smallest exponents at which steps between two looks overflow, by the norms of their gradients."""
     for one in steps:
-        found = _first_overflowing(between(before, after, one.step, one.norm))
+        found = _first_overflowing(interpolate(before, after, one.step, one.norm))
         yield min(max(found, one.least), one.overflowed)
 
 

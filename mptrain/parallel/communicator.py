@@ -24,7 +24,7 @@ import torch
 
 from mptrain.device import current_stream
 from mptrain.errors import EXIT_PREEMPTED, MptrainError, Preempted
-from mptrain.parallel.lookout import Lookout
+from mptrain.parallel.peer_watchdog import PeerWatchdog
 from mptrain.torch_private import abort_group, set_group_timeout
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Communicator:
         if error is not None:
             raise error
 
-    def tell_why(self, error: BaseException) -> None:
+    def send_error(self, error: BaseException) -> None:
         """Leave word for those who notice that this rank has ended."""
 
     def why(self) -> MptrainError | None:
@@ -166,7 +166,7 @@ class DistributedCommunicator(Communicator):
         RankLost: They have not all come.
     """
 
-    _lookout: Lookout | None = None
+    _peer_watchdog: PeerWatchdog | None = None
     _aborted = False
 
     def __init__(
@@ -199,30 +199,30 @@ class DistributedCommunicator(Communicator):
     def use(self, device: torch.device) -> None:
         """See `Communicator.use`."""
         if device.type == "cuda" and self.group is self._host:
-            # torch would end the process where an exchange is aborted, or takes too long; `Lookout` aborts it in order. Torchrun sets it.
+            # torch would end the process where an exchange is aborted, or takes too long; `PeerWatchdog` aborts it in order. Torchrun sets it.
             os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
             with self._noticing_loss():
                 self.group = self._dist.new_group(backend="nccl", timeout=self._timeout)  # type: ignore[assignment]
             self.name = "nccl"
-            self.look_out(current_stream(device).query)
+            self.watch_peers(current_stream(device).query)
 
-    def look_out(self, idle: Callable[[], bool]) -> None:
+    def watch_peers(self, idle: Callable[[], bool]) -> None:
         """From here on, notice ranks that end while the device waits for them.
 
         Args:
             idle: Whether the device has done all that it was given.
         """
-        self._lookout = Lookout(
+        self._peer_watchdog = PeerWatchdog(
             self.rank,
             list(range(1, self.world_size)) if self.is_rank_zero else [0],
             self.store,
-            lambda: how_one_ended(self._children),
+            lambda: describe_ended_rank(self._children),
             idle,
             self._silence,
             self._give_up,
             speaks=self.local_rank == 0,
         )
-        self._lookout.begin()
+        self._peer_watchdog.begin()
 
     def wait_for(self, event: torch.Event) -> None:
         """See `Communicator.wait_for`.
@@ -240,7 +240,7 @@ class DistributedCommunicator(Communicator):
     def is_lost(self, error: BaseException) -> bool:
         """See `Communicator.is_lost`; exchanges that were given up fail in many words."""
         own = not isinstance(error, Exception) or isinstance(error, MptrainError)
-        return is_loss(error) or (bool(self._missed()) and not own)
+        return is_rank_loss(error) or (bool(self._missed()) and not own)
 
     def _silence(self) -> str:
         """That for too long no exchange was begun or ended, nor has the device come to an event; empty if it is not so."""
@@ -249,11 +249,11 @@ class DistributedCommunicator(Communicator):
 
     def _missed(self) -> str:
         """Whom the device waits for in vain; empty if for nobody."""
-        return "" if self._lookout is None else self._lookout.lost
+        return "" if self._peer_watchdog is None else self._peer_watchdog.lost
 
     def _notice(self) -> None:
-        if self._lookout is not None:
-            self._lookout.notice()
+        if self._peer_watchdog is not None:
+            self._peer_watchdog.notice()
 
     def _give_up(self) -> None:
         """Abort the exchanges on devices, which may take long itself."""
@@ -317,7 +317,7 @@ class DistributedCommunicator(Communicator):
             self.all_reduce_ints([0])  # all are here, or it is noticed
         except Exception as error:
             if not self.is_lost(error):
-                self.tell_why(error)
+                self.send_error(error)
                 self.leave()  # which closes the connections: whatever the others are waiting for, they wait no longer
                 raise
             why = self.why()
@@ -332,7 +332,7 @@ class DistributedCommunicator(Communicator):
             MptrainError: Of the kind that the rank has raised, which it names where all others know of none.
             RankFailed: The rank's error is none of this program's.
         """
-        said = self.all_gather_object(None if error is None else portable(error, self.rank))
+        said = self.all_gather_object(None if error is None else error_for_other_ranks(error, self.rank))
         troubles = [one for one in said if one is not None]
         if not troubles:
             return
@@ -340,10 +340,10 @@ class DistributedCommunicator(Communicator):
             raise error
         raise troubles[0]
 
-    def tell_why(self, error: BaseException) -> None:
-        """See `Communicator.tell_why`."""
-        if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_loss(error):
-            said = portable(error, self.rank)
+    def send_error(self, error: BaseException) -> None:
+        """See `Communicator.send_error`."""
+        if isinstance(error, Exception) and not isinstance(error, Preempted) and not is_rank_loss(error):
+            said = error_for_other_ranks(error, self.rank)
             kind = type(said).__name__
             with contextlib.suppress(RuntimeError):  # whoever kept the words may have gone as well
                 self.store.set(_WHY, json.dumps([kind, str(said), said.hint, said.exit_code]))
@@ -370,7 +370,7 @@ class DistributedCommunicator(Communicator):
             return missed
         deadline = time.monotonic() + _WORD
         while self._children and time.monotonic() < deadline:
-            if ending := how_one_ended(self._children):
+            if ending := describe_ended_rank(self._children):
                 return ending
             time.sleep(0.02)
         return super().who_ended()
@@ -409,8 +409,8 @@ class DistributedCommunicator(Communicator):
 
     def leave(self) -> None:
         """Take leave of the others."""
-        if self._lookout is not None:
-            self._lookout.end()
+        if self._peer_watchdog is not None:
+            self._peer_watchdog.end()
         with contextlib.suppress(Exception):  # who has lost one cannot part in order
             self._dist.destroy_process_group()
 
@@ -423,7 +423,7 @@ def _said(kind: str, message: str, hint: str, code: int) -> MptrainError:
     return error
 
 
-def portable(error: Exception, rank: int) -> MptrainError:
+def error_for_other_ranks(error: Exception, rank: int) -> MptrainError:
     """An error as another rank can raise it: one of ours keeps kind, code and hint, and says whose it is."""
     if isinstance(error, MptrainError) and not isinstance(error, RankFailed | Preempted):
         twin = copy.copy(error)
@@ -435,7 +435,7 @@ def portable(error: Exception, rank: int) -> MptrainError:
     return RankFailed(f"rank {rank}: {type(error).__name__}: {lines[0]}")
 
 
-def how_one_ended(children: Mapping[int, int]) -> str:
+def describe_ended_rank(children: Mapping[int, int]) -> str:
     """Which of the ranks that this process has forked has ended and how; empty if none has.
 
     Where several have, the one that the others have lost: that of a signal, or else of an error.
@@ -473,7 +473,7 @@ _LOSSES = (
 )
 
 
-def is_loss(error: BaseException) -> bool:
+def is_rank_loss(error: BaseException) -> bool:
     """Whether an exception says that another rank has gone, or does not answer."""
     if isinstance(error, RankLost):
         return True

@@ -24,10 +24,10 @@ from mptrain.parallel.communicator import (
     Communicator,
     DistributedCommunicator,
     RankLost,
-    how_one_ended,
-    is_loss,
+    describe_ended_rank,
+    is_rank_loss,
 )
-from mptrain.parallel.torchrun import begun_by_torchrun, meet, restarts, store_of_torchrun
+from mptrain.parallel.torchrun import rendezvous, restarts, store_of_torchrun, torchrun_rank
 
 if TYPE_CHECKING:
     from torch.distributed import Store, TCPStore
@@ -51,7 +51,7 @@ _HERE, _WORD, _ALL, _LOST = "here", "word", "all", "lost"
 
 
 @contextlib.contextmanager
-def gathered(options: DistributedOptions) -> Iterator[Communicator]:
+def launch_ranks(options: DistributedOptions) -> Iterator[Communicator]:
     """The ranks of a run, met and waiting for each other. A forked one does not leave this region but by ending.
 
     Args:
@@ -61,19 +61,25 @@ def gathered(options: DistributedOptions) -> Iterator[Communicator]:
         ConfigError: torchrun has begun another number than is asked for.
         RankLost: They have not all come.
     """
-    begun = begun_by_torchrun()
-    if begun is not None:
+    torchrun = torchrun_rank()
+    if torchrun is not None:
         from torch.distributed import PrefixStore
 
-        if options.procs not in (None, begun.count):
+        if options.procs not in (None, torchrun.count):
             raise ConfigError(
-                f"distributed.procs={options.procs}, but torchrun has begun {begun.count} ranks",
+                f"distributed.procs={options.procs}, but torchrun has begun {torchrun.count} ranks",
                 "write distributed.procs=null: it begins ranks where torchrun does not",
             )
         store = PrefixStore(f"ranks/{restarts()}", store_of_torchrun(options.timeout))
-        meet(store, begun.rank, begun.count, options.timeout)
+        rendezvous(store, torchrun.rank, torchrun.count, options.timeout)
         group = DistributedCommunicator(
-            begun.rank, begun.count, begun.local_rank, begun.local_count, options.timeout, store, MEETING + begun.count
+            torchrun.rank,
+            torchrun.count,
+            torchrun.local_rank,
+            torchrun.local_count,
+            options.timeout,
+            store,
+            MEETING + torchrun.count,
         )
         try:
             yield group
@@ -132,7 +138,7 @@ def _wait_for_all(store: Store, children: Mapping[int, int], timeout: float) -> 
     word = _LOST
     try:
         while not store.check([f"{_HERE}/{rank}" for rank in children.values()]):
-            if ending := how_one_ended(children):
+            if ending := describe_ended_rank(children):
                 raise RankLost(f"{ending} before training began")
             if time.monotonic() > deadline:
                 raise RankLost(f"not all {len(children) + 1} ranks have come within {timeout:g} s")
@@ -186,7 +192,7 @@ def _ended_as_process(rank: int, count: int, timeout: float, reading: IO[bytes])
         code = error.exit_code
     except BaseException as error:
         code = EXIT_BUG
-        if not is_loss(error) and os.environ.get("MPTRAIN_TRACEBACK"):  # else the first rank says it in a line
+        if not is_rank_loss(error) and os.environ.get("MPTRAIN_TRACEBACK"):  # else the first rank says it in a line
             traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):

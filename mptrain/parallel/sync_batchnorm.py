@@ -112,7 +112,7 @@ class _Synchronised(torch.autograd.Function):
 
 def _kernels_for(x: Tensor) -> Any:
     """Return the holder of the five functions that compute on the device of a tensor."""
-    return torch if x.is_cuda else OnCpu
+    return torch if x.is_cuda else CpuBatchNormOps
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def _dense(x: Tensor) -> Tensor:
     return x.contiguous()
 
 
-class OnCpu:
+class CpuBatchNormOps:
     """torch's functions of the same names, which it has for CUDA alone; statistics are float64."""
 
     @staticmethod

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Begun:
+class TorchrunRank:
     """One of several ranks that torchrun has begun.
 
     Attributes:
@@ -36,7 +36,7 @@ class Begun:
     speaks: bool = True
 
 
-def begun_by_torchrun() -> Begun | None:
+def torchrun_rank() -> TorchrunRank | None:
     """Return what torchrun says of this process; None where it says nothing, or there is only one rank.
 
     Raises:
@@ -55,12 +55,12 @@ def begun_by_torchrun() -> Begun | None:
             "begin them by torchrun, or set MASTER_ADDR and MASTER_PORT too",
         )
     local_rank, local_count = _number("LOCAL_RANK"), _number("LOCAL_WORLD_SIZE")
-    return Begun(rank, count, rank if local_rank is None else local_rank, local_count or count, not local_rank)
+    return TorchrunRank(rank, count, rank if local_rank is None else local_rank, local_count or count, not local_rank)
 
 
-def begun_alike(command: str) -> str:
+def torchrun_command(command: str) -> str:
     """Return a command line as it is begun on as many ranks as this process is one of; as it is where torchrun began none."""
-    begun = begun_by_torchrun()
+    begun = torchrun_rank()
     if begun is None:
         return command
     count, here = begun.count, begun.local_count
@@ -94,7 +94,7 @@ def agent_keeps_the_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def meeting_place() -> str:
+def rendezvous_endpoint() -> str:
     """Return where the ranks meet, for people."""
     return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
 
@@ -129,7 +129,9 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
         except OSError as error:
             if time.monotonic() >= deadline:
                 why = error.strerror or type(error).__name__
-                raise RankLost(f"no first rank has answered at {meeting_place()} for {timeout:g} s: {why}") from error
+                raise RankLost(
+                    f"no first rank has answered at {rendezvous_endpoint()} for {timeout:g} s: {why}"
+                ) from error
             time.sleep(0.1)
     try:
         store = TCPStore(
@@ -137,9 +139,9 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
         )
     except RuntimeError as error:
         if not keeps:
-            raise RankLost(f"the ranks cannot meet at {meeting_place()}") from error
+            raise RankLost(f"the ranks cannot meet at {rendezvous_endpoint()}") from error
         raise EnvironmentRefused(
-            f"the first rank cannot listen at {meeting_place()}",
+            f"the first rank cannot listen at {rendezvous_endpoint()}",
             "MASTER_ADDR must be its machine, and MASTER_PORT a free port of that",
         ) from error
     store.set_timeout(timedelta(seconds=timeout))
@@ -150,7 +152,7 @@ def store_of_torchrun(timeout: float = 30.0) -> Store:
 _COME, _ALL = "come", "all"
 
 
-def meet(store: Store, rank: int, count: int, timeout: float) -> None:
+def rendezvous(store: Store, rank: int, count: int, timeout: float) -> None:
     """Wait until all ranks have come to a store, hearing signals meanwhile.
 
     Args:
@@ -172,10 +174,12 @@ def meet(store: Store, rank: int, count: int, timeout: float) -> None:
                 store.set(_ALL, "")
             elif time.monotonic() > deadline:
                 found = sum(store.check([key]) for key in keys)
-                raise RankLost(f"{found} of {count} ranks have come to {meeting_place()} within {timeout:g} s")
+                raise RankLost(f"{found} of {count} ranks have come to {rendezvous_endpoint()} within {timeout:g} s")
             time.sleep(0.02 + count / 10_000)  # one store answers all of them
     except RuntimeError as error:
-        raise RankLost(f"whoever kept the store at {meeting_place()} has ended before all ranks had come") from error
+        raise RankLost(
+            f"whoever kept the store at {rendezvous_endpoint()} has ended before all ranks had come"
+        ) from error
 
 
 #: Key under which the first rank says where the run is, for the ranks that torchrun begins when some have died.
@@ -184,13 +188,13 @@ _RUN = "mptrain/run"
 
 def remember_run(root: str) -> None:
     """Let ranks that torchrun begins again go on with the run in a folder."""
-    if begun_by_torchrun() is not None and agent_keeps_the_store():
+    if torchrun_rank() is not None and agent_keeps_the_store():
         store_of_torchrun().set(_RUN, root)
 
 
 def run_before_restart() -> str | None:
     """The folder of the run that these ranks had begun when torchrun had to begin them again."""
-    if begun_by_torchrun() is None or not agent_keeps_the_store():
+    if torchrun_rank() is None or not agent_keeps_the_store():
         return None
     store = store_of_torchrun()
     return store.get(_RUN).decode() if store.check([_RUN]) else None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mptrain.fields import PositiveInt
-from mptrain.numerics.bits import add_counts, count_exponents, read_counts
+from mptrain.numerics.exponent_counts import add_counts, count_exponents, read_counts
 from mptrain.numerics.verdict import Verdict
 from mptrain.optimizer.weights import Weights
 from mptrain.probe.probe import Watch

@@ -52,7 +52,7 @@ def module_hooks(model: nn.Module, register: Callable[[str, nn.Module], Iterable
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModuleCall:
     """A call of a module that has ended: whether the floating-point tensors that went in and came out were finite."""
 
     module: str
@@ -60,7 +60,7 @@ class Call:
     finite_output: bool
 
 
-class Trail:
+class ModuleTrail:
     """The module at work, by its qualified name; the model itself has the empty name.
 
     Attributes:
@@ -71,7 +71,7 @@ class Trail:
 
     def __init__(self) -> None:
         self.calls: dict[str, int] = {}
-        self.ended: list[Call] = []
+        self.ended: list[ModuleCall] = []
         self.raised_in: tuple[str, BaseException] | None = None
         self._stack: list[tuple[str, int]] = []
         self._spans: list[tuple[int, int, str]] = []  # inner ones before those around them
@@ -127,7 +127,7 @@ class Trail:
             self._spans.append((first, sequence_number(), name))
         error = sys.exc_info()[1]
         if error is None:
-            self.ended.append(Call(name, _are_finite((args, kwargs)), _are_finite(output)))
+            self.ended.append(ModuleCall(name, _are_finite((args, kwargs)), _are_finite(output)))
         elif self.raised_in is None or self.raised_in[1] is not error:
             self.raised_in = (name, error)
 

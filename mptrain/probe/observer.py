@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from mptrain.numerics.bits import count_exponents, read_counts
+from mptrain.numerics.exponent_counts import count_exponents, read_counts
 from mptrain.precision.census import Observed, Pass, cast_of, computes, current_pass, dtype_names, floating_in
 from mptrain.precision.upcast import EagerMode, Products
-from mptrain.probe.module_trail import Call, Trail
+from mptrain.probe.module_trail import ModuleCall, ModuleTrail
 from mptrain.records import ExponentCounts
 from mptrain.torch_private import current_autograd_node, input_metadata, number_of_node
 
@@ -86,7 +86,7 @@ class CustomFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class OperatorError:
     """An operator that torch refused: what was raised, where.
 
     Attributes:
@@ -107,7 +107,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class Faulty:
+class NonfiniteTensor:
     """A tensor that holds something else than finite numbers.
 
     Attributes:
@@ -154,12 +154,12 @@ class Observation:
     samples: int
     operations: tuple[Operation, ...]
     calls: Mapping[str, int]
-    ended: tuple[Call, ...]
+    ended: tuple[ModuleCall, ...]
     types: Mapping[str, str]
     functions: tuple[CustomFunction, ...]
-    refusal: Refusal | None
-    inputs: tuple[Faulty, ...]
-    weights: tuple[Faulty, ...]
+    refusal: OperatorError | None
+    inputs: tuple[NonfiniteTensor, ...]
+    weights: tuple[NonfiniteTensor, ...]
     largest_weight: tuple[float, str]
     gradients: tuple[tuple[str, str], ...]
     untrained: Mapping[str, list[str]]
@@ -182,7 +182,7 @@ class ModuleObserver(EagerMode):
         trail: Knows it; follow it on the model that is observed.
     """
 
-    def __init__(self, trail: Trail) -> None:
+    def __init__(self, trail: ModuleTrail) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trail = trail
 
@@ -203,11 +203,11 @@ class Observer(ModuleObserver):
         refusal: The operator that raised, if one did.
     """
 
-    def __init__(self, trail: Trail) -> None:
+    def __init__(self, trail: ModuleTrail) -> None:
         super().__init__(trail)
         self.operations: list[Operation] = []
         self.functions: dict[tuple[str, str], CustomFunction] = {}
-        self.refusal: Refusal | None = None
+        self.refusal: OperatorError | None = None
         self._explored = False
 
     def __torch_dispatch__(
@@ -222,7 +222,7 @@ class Observer(ModuleObserver):
         try:
             result = func(*args, **(kwargs or {}))
         except Exception as error:
-            self.refusal = Refusal(phase, self.trail.module(), function, name, inputs, in_one_line(error))
+            self.refusal = OperatorError(phase, self.trail.module(), function, name, inputs, one_line(error))
             raise
         module = self.trail.module()
         if function and (cast := cast_of(func, args, result)) is not None and _asked_by_autograd():
@@ -256,7 +256,7 @@ class Observer(ModuleObserver):
         return self.functions.setdefault((name, module), CustomFunction(name, module, (), ()))
 
 
-def in_one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """An exception's name and the first line of what it says."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

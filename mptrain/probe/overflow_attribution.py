@@ -94,7 +94,7 @@ class OverflowHistory:
         return cls(**{**saved, "floor": floor})
 
 
-def offenders(names: Sequence[str], norms: Sequence[float]) -> tuple[int, tuple[tuple[str, str], ...]]:
+def nonfinite_parameters(names: Sequence[str], norms: Sequence[float]) -> tuple[int, tuple[tuple[str, str], ...]]:
     """Return the parameters with non-finite gradients.
 
     Args:

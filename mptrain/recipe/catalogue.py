@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mptrain.config import location
 from mptrain.config.overrides import parse
-from mptrain.config.ranges import show
+from mptrain.config.value_checks import show
 from mptrain.errors import ConfigError, Problem, UsageError, did_you_mean
 from mptrain.recipe.recipe import RESERVED, read_recipe
 from mptrain.sweep.points import Point

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mptrain.comparison.measures import step_of
 from mptrain.comparison.results import Interval, RunMeasures
+from mptrain.comparison.run_measures import step_of
 from mptrain.comparison.statistics import equivalence, mean_interval, rounding_spread
 from mptrain.errors import EXIT_NUMERICS, Problem, did_you_mean
 from mptrain.recipe.recipe import Expectation

@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from annotated_types import MinLen
 
-from mptrain.config.files import find_unreadable, read_yaml
 from mptrain.config.overrides import parse
-from mptrain.config.ranges import UnfitError, fit, show
 from mptrain.config.targets import PACKAGES, Target, is_allowed
+from mptrain.config.value_checks import InvalidValueError, check_value, show
+from mptrain.config.yaml_files import find_unreadable, read_yaml
 from mptrain.errors import ConfigError, Problem, did_you_mean
 from mptrain.fields import NonNegativeInt, PositiveFloat
 from mptrain.recipe.statements import NAME, Names, Statement, StatementError, in_groups, read_statement
@@ -230,8 +230,8 @@ def _fields(node: Mapping[str, Any], schema: type, prefix: str, problems: list[P
         if value is None and schema is _File and key not in ("reference", "margin", "metric"):
             continue  # an empty key is as good as none
         try:
-            values[key] = fit(value, hints[key])
-        except UnfitError as unfit:
+            values[key] = check_value(value, hints[key])
+        except InvalidValueError as unfit:
             problems.append(Problem(f"{prefix}{key}: {show(value)} {unfit}", _brackets(key, value, hints[key])))
     for known in dataclasses.fields(schema):
         required = known.default is dataclasses.MISSING and known.default_factory is dataclasses.MISSING
@@ -258,8 +258,8 @@ def _named_words(node: Mapping[str, Any], key: str, problems: list[Problem]) -> 
             )
             continue
         try:
-            words = fit([] if value is None else value, Words)
-        except UnfitError as unfit:
+            words = check_value([] if value is None else value, Words)
+        except InvalidValueError as unfit:
             problems.append(Problem(f"{place}: {show(value)} {unfit}", _brackets(place, value, Words)))
             words = []
         _check_words(words, place, problems)

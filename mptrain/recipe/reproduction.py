@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mptrain.comparison.measures import measure
+from mptrain.comparison.run_measures import measure
 from mptrain.config import location
 from mptrain.config.compose import Composer
-from mptrain.config.differences import change_in_words, diff
+from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, EnvironmentRefused, Problem
 from mptrain.files import read_bytes
@@ -22,13 +22,13 @@ from mptrain.recipe.catalogue import RECIPE_YAML, recipe_points, require_same_ar
 from mptrain.recipe.expectations import Finding, judge, unknown_measures
 from mptrain.records import as_json
 from mptrain.run.describe import versions_now
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.reader import read_run
-from mptrain.runlog.storage import write_atomically
+from mptrain.runlog.atomic_files import write_atomically
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.run_reader import read_run
 from mptrain.runlog.sweeps import SCHEMA, Sweep, SweepPaths, is_sweep, read_sweep
-from mptrain.sweep.comparisons import Question, claimed_by
+from mptrain.sweep.comparisons import ComparisonOptions, claimed_by
 from mptrain.sweep.points import check
-from mptrain.sweep.runner import plan_sweep, sweep_folder, take_stock
+from mptrain.sweep.runner import plan_sweep, refresh_status, sweep_folder
 
 if TYPE_CHECKING:
     from mptrain.comparison.results import Comparison, RunMeasures
@@ -126,7 +126,7 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
     """
     recipe, points = reproduction.recipe, reproduction.points
     claimed = claimed_by(points) if points else ()
-    question = Question(recipe.reference or None, recipe.margin, recipe.metric, claimed)
+    options = ComparisonOptions(recipe.reference or None, recipe.margin, recipe.metric, claimed)
     root, name = reproduction.folder.parent.parent, reproduction.folder.name
     folder = sweep_folder(RunOptions(root=str(root), name=f"recipes/{name}", resume="auto"))
     sweep = plan_sweep(
@@ -136,10 +136,10 @@ def plan(reproduction: Reproduction, parallel: int) -> Sweep:
         config_dirs=reproduction.config_dirs,
         parallel=parallel,
         kind="recipe",
-        plan={**question.as_plan(), "recipe": recipe.name, "smoke": reproduction.smoke},
+        plan={**options.as_plan(), "recipe": recipe.name, "smoke": reproduction.smoke},
     )
     write_atomically(folder / RECIPE_YAML, recipe.path.read_bytes())
-    return take_stock(sweep)
+    return refresh_status(sweep)
 
 
 def compute(recipe: Recipe) -> Numbers:
@@ -282,7 +282,7 @@ def _require_same_configurations(folder: Path, points: Sequence[Point]) -> None:
         if point.config is None or not saved.is_file():
             continue
         if changes := diff(read_bytes(saved).decode("utf-8", "replace"), point.config.yaml):
-            words = ", ".join(change_in_words(*change) for change in changes[:3])
+            words = ", ".join(describe_change(*change) for change in changes[:3])
             raise ConfigError(
                 f"{folder} holds runs of arm {job.arm} from when its words meant something else: {words}",
                 f"to start anew: remove or rename {folder}, or add run.root=DIR",

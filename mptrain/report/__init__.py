@@ -4,6 +4,6 @@ Reads records only; never imports torch.
 """
 
 from mptrain.report.forecast_page import Recommendation, recommend
-from mptrain.report.writing import Written, write_forecast, write_replay, write_report
+from mptrain.report.write_report import ReportFiles, write_forecast, write_replay, write_report
 
-__all__ = ["Recommendation", "Written", "recommend", "write_forecast", "write_replay", "write_report"]
+__all__ = ["Recommendation", "ReportFiles", "recommend", "write_forecast", "write_replay", "write_report"]

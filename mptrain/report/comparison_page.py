@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from mptrain.comparison.results import ArmResult, Comparison, read_comparisons
-from mptrain.config.ranges import show
-from mptrain.report import comparison_parts
-from mptrain.report.canvas import BLACK, dashed_series, ordered_series
+from mptrain.config.value_checks import show
+from mptrain.report import comparison_blocks
 from mptrain.report.curves import Curve
 from mptrain.report.formatting import counted
-from mptrain.report.history import LearnerHistory, Overflows
+from mptrain.report.loss_scale_blocks import Panel, loss_scale_plot
 from mptrain.report.page import (
     Block,
     Bullets,
@@ -35,15 +34,16 @@ from mptrain.report.page import (
     section,
     table,
 )
-from mptrain.report.recipe_part import SavedVerdict, claim_blocks, expectations_in_words, read_verdict
-from mptrain.report.run_parts import OpenedRun, exhibits, tried
-from mptrain.report.scaling_part import Panel, loss_scale_plot
+from mptrain.report.plotting import BLACK, dashed_series, ordered_series
+from mptrain.report.recipe_blocks import SavedVerdict, claim_blocks, expectations_in_words, read_verdict
+from mptrain.report.run_blocks import OpenedRun, exhibits, open_or_reason
+from mptrain.report.run_history import LearnerHistory, Overflows
 from mptrain.report.sweep_page import (
     cliffs_plot,
     command_blocks,
     environments,
     points_table,
-    standing,
+    progress_cell,
     sweep_plot,
     sweep_title,
 )
@@ -63,7 +63,7 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
     Raises:
         StorageError: ``comparison.json`` cannot be read.
     """
-    read: Read = lru_cache(maxsize=None)(lambda folder: tried(folder, BUCKETS))
+    read: Read = lru_cache(maxsize=None)(lambda folder: open_or_reason(folder, BUCKETS))
     groups = read_comparisons(paths.comparison) if paths.comparison.exists() else {}
     verdict = read_verdict(paths.root)
     points = read_points(sweep, read) if sweep is not None else []
@@ -73,7 +73,7 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
     return Page(
         over="mptrain, report of a recipe" if recipe else "mptrain, report of a comparison",
         title=title or " against ".join(_arms(groups)),
-        status=verdict.verdict or (standing(sweep) if sweep is not None and sweep.jobs else Cell("done", "good")),
+        status=verdict.verdict or (progress_cell(sweep) if sweep is not None and sweep.jobs else Cell("done", "good")),
         lead=_lead(groups, verdict, smoke=smoke, waiting=bool(points)),
         sections=(
             section("Claim and verdict", *claim_blocks(verdict)),
@@ -122,17 +122,17 @@ def _judged(groups: Mapping[str, Comparison], folder: Path, read: Read, points: 
     """The parts of the one comparison, or the tables of all groups and a section for each."""
     if len(groups) == 1:
         ((name, comparison),) = groups.items()
-        return list(comparison_sections(Compared(comparison, folder, read, _of_group(points, name))))
+        return list(comparison_sections(LoadedComparison(comparison, folder, read, _of_group(points, name))))
     sections = [
         section(
             f"{name or 'Others'}: comparison",
-            comparison_parts.comparison_table(comparison),
-            comparison_parts.verdict_list(comparison),
+            comparison_blocks.comparison_table(comparison),
+            comparison_blocks.verdict_list(comparison),
         )
         for name, comparison in groups.items()
     ]
     for at, (name, comparison) in enumerate(groups.items(), 1):
-        parts = comparison_sections(Compared(comparison, folder, read, _of_group(points, name), f"g{at}-"))[1:]
+        parts = comparison_sections(LoadedComparison(comparison, folder, read, _of_group(points, name), f"g{at}-"))[1:]
         blocks: list[Block] = []
         for part in parts:  # figures are seen at once, the rest on demand
             blocks += [block for block in part.blocks if isinstance(block, Plots)]
@@ -172,7 +172,7 @@ _MOST_BYTES: Final = 400_000
 
 
 @dataclass(frozen=True)
-class Compared:
+class LoadedComparison:
     """A comparison and where its records are.
 
     Attributes:
@@ -190,7 +190,7 @@ class Compared:
     prefix: str = ""
 
 
-def comparison_sections(compared: Compared) -> tuple[Section, ...]:
+def comparison_sections(compared: LoadedComparison) -> tuple[Section, ...]:
     """Table and verdicts first, then what they rest on."""
     comparison = compared.comparison
     arms = [_arm_runs(compared, result) for result in comparison.arms]
@@ -199,23 +199,25 @@ def comparison_sections(compared: Compared) -> tuple[Section, ...]:
     styles = dict(zip([arm.name for arm in arms], [(BLACK, "-"), *drawn], strict=True))
     lost = tuple(problem for arm in arms for problem in arm.problems)
     return (
-        section("Comparison", comparison_parts.comparison_table(comparison), comparison_parts.verdict_list(comparison)),
+        section(
+            "Comparison", comparison_blocks.comparison_table(comparison), comparison_blocks.verdict_list(comparison)
+        ),
         section("Differences", _differences(compared, styles)),
         section("Is it fair?", *_fairness(comparison)),
         section(
             "Speed and memory",
-            comparison_parts.ratios_table(comparison),
+            comparison_blocks.ratios_table(comparison),
             _speed(compared),
-            comparison_parts.remarks_table(comparison),
+            comparison_blocks.remarks_table(comparison),
         ),
         section("Curves", _curves(comparison, arms, styles, compared.prefix), Bullets(lost, "warn")),
         section("Samples", *_samples(compared, arms)),
-        section("At equal work", comparison_parts.aligned_table(comparison)),
+        section("At equal work", comparison_blocks.aligned_table(comparison)),
         section("Configuration", _differing_keys(comparison)),
     )
 
 
-def _samples(compared: Compared, arms: Sequence[ArmRuns]) -> list[Block]:
+def _samples(compared: LoadedComparison, arms: Sequence[ArmRuns]) -> list[Block]:
     """Return what the first run of each arm exhibited."""
     blocks: list[Block] = []
     for arm, result in zip(arms, compared.comparison.arms, strict=True):
@@ -225,7 +227,7 @@ def _samples(compared: Compared, arms: Sequence[ArmRuns]) -> list[Block]:
     return blocks
 
 
-def _arm_runs(compared: Compared, result: ArmResult) -> ArmRuns:
+def _arm_runs(compared: LoadedComparison, result: ArmResult) -> ArmRuns:
     """The records of an arm's runs."""
     found: list[OpenedRun] = []
     problems: list[str] = []
@@ -239,13 +241,13 @@ def _arm_runs(compared: Compared, result: ArmResult) -> ArmRuns:
     return ArmRuns(result.arm.name, tuple(found), tuple(problems))
 
 
-def _differences(compared: Compared, styles: comparison_parts.Styles) -> Plots:
+def _differences(compared: LoadedComparison, styles: comparison_blocks.Styles) -> Plots:
     comparison, prefix = compared.comparison, compared.prefix
     axis = numeric_axis(compared.points)
     metric = f"{comparison.metric} ({comparison.split})"
     return plots(
-        comparison_parts.forest_plot(f"{prefix}differences", comparison),
-        comparison_parts.seeds_plot(f"{prefix}seeds", comparison, styles),
+        comparison_blocks.forest_plot(f"{prefix}differences", comparison),
+        comparison_blocks.seeds_plot(f"{prefix}seeds", comparison, styles),
         cliffs_plot(f"{prefix}cliffs", compared.points, axis, metric)
         if axis is not None and len(axis.values) >= _LEAST_SETTINGS
         else None,
@@ -254,7 +256,7 @@ def _differences(compared: Compared, styles: comparison_parts.Styles) -> Plots:
 
 def _fairness(comparison: Comparison) -> list[Block | None]:
     return [
-        comparison_parts.objections_list(comparison),
+        comparison_blocks.objections_list(comparison),
         Text("The same in all arms:") if comparison.checks else None,
         Bullets(comparison.checks),
         Text("To know when reading it:") if comparison.notes else None,
@@ -262,7 +264,7 @@ def _fairness(comparison: Comparison) -> list[Block | None]:
     ]
 
 
-def _speed(compared: Compared) -> Plots:
+def _speed(compared: LoadedComparison) -> Plots:
     results = compared.comparison.arms
     done = {result.arm.name: [run for run in result.arm.runs if run.status == "done"] for result in results}
     term = next((run.term for result in results for run in result.arm.runs), "samples")
@@ -278,7 +280,7 @@ def _speed(compared: Compared) -> Plots:
     )
     return plots(
         *(
-            comparison_parts.bars_plot(f"{compared.prefix}{name}", unit, what, arms)
+            comparison_blocks.bars_plot(f"{compared.prefix}{name}", unit, what, arms)
             for name, unit, what, arms in bars
             if any(arms.values())
         )
@@ -327,7 +329,7 @@ class ArmRuns:
         return Panel(self.name, curves, overflows) if len(values) > 1 else None
 
 
-def _curves(comparison: Comparison, arms: Sequence[ArmRuns], styles: comparison_parts.Styles, prefix: str) -> Block:
+def _curves(comparison: Comparison, arms: Sequence[ArmRuns], styles: comparison_blocks.Styles, prefix: str) -> Block:
     """Losses and metrics with their bands, then the loss scales of the arms in which they move."""
     losses = {arm.name: [learner.loss for learner in arm.learners()] for arm in arms}
     if not any(losses.values()):
@@ -339,8 +341,8 @@ def _curves(comparison: Comparison, arms: Sequence[ArmRuns], styles: comparison_
     caption = f"Loss scales of all seeds of the arms in which they move, with overflows.{left}"
     known = any(curve.finite() for curves in metrics.values() for curve in curves)
     return plots(
-        comparison_parts.arms_plot(f"{prefix}losses", "training loss", "Training loss", losses, styles),
-        comparison_parts.arms_plot(f"{prefix}metrics", metric, f"{metric} on validation data", metrics, styles)
+        comparison_blocks.arms_plot(f"{prefix}losses", "training loss", "Training loss", losses, styles),
+        comparison_blocks.arms_plot(f"{prefix}metrics", metric, f"{metric} on validation data", metrics, styles)
         if known
         else None,
         loss_scale_plot(f"{prefix}loss-scales", caption, few) if few else None,

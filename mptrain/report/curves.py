@@ -121,7 +121,7 @@ class Curve:
         self._buckets, self.width = merged, width
 
 
-def together(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:
+def mean_over_runs(curves: Sequence[Curve]) -> tuple[list[float], list[float], list[float], list[float]]:
     """Several runs as one: steps, mean, lowest and highest of their bucket means.
 
     Buckets that fewer than half of the curves reached are left out, so that the end of the line is no single run.

@@ -8,11 +8,19 @@ from typing import Final
 
 from mptrain.numerics.formats import FLOAT16
 from mptrain.report.formatting import number, scale, share
+from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Bullets, Cell, Page, Table, Tiles, Tone, section, table
-from mptrain.report.rendering import html, markdown_page
-from mptrain.report.run_parts import operator_blocks
-from mptrain.runlog.diagnosis import CauseKind, Examination, ModuleRow, Reach, Remedy, file_stem, write_examination
-from mptrain.runlog.storage import storing, write_atomically
+from mptrain.report.run_blocks import operator_blocks
+from mptrain.runlog.atomic_files import storage_errors, write_atomically
+from mptrain.runlog.diagnosis_file import (
+    CauseKind,
+    Examination,
+    ModuleRow,
+    Remedy,
+    ValueRange,
+    file_stem,
+    write_examination,
+)
 
 #: What each cause is called.
 NAMES: Final[dict[CauseKind, str]] = {
@@ -46,7 +54,7 @@ def write_diagnosis(folder: Path, found: Examination, words: Sequence[str] = ())
     Raises:
         StorageError: The folder cannot be written to.
     """
-    with storing(folder, "create"):
+    with storage_errors(folder, "create"):
         folder.mkdir(exist_ok=True)
     page = diagnosis_page(found)
     stem = file_stem(found, words)
@@ -128,7 +136,7 @@ def _modules(modules: Sequence[ModuleRow], phase: str) -> Table:
     return table(head, rows, numeric=(3, 4, 5, 6), note=note)
 
 
-def cells(row: ModuleRow, reach: Reach | None) -> tuple[Cell, Cell, Cell, Cell]:
+def cells(row: ModuleRow, reach: ValueRange | None) -> tuple[Cell, Cell, Cell, Cell]:
     """One pass of a module: largest magnitude, its share of FP16's range, share below 2^-14, share of zeros."""
     if reach is None:
         return (Cell(""), Cell(""), Cell(""), Cell(""))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from mptrain.errors import StorageError
 from mptrain.report.curves import MOST_BUCKETS
-from mptrain.report.forecast_part import forecast_plot, forecast_table, reasons, recommendation, scale_words
+from mptrain.report.forecast_blocks import forecast_plot, forecast_table, reasons, recommendation, scale_words
 from mptrain.report.formatting import counted
 from mptrain.report.histogram_summary import forecasts, read_histograms
 from mptrain.report.page import Bullets, Cell, Page, Section, Table, Text, plots, section
-from mptrain.report.run_parts import OpenedRun, commands, environment, open_with_history, unfinished
-from mptrain.report.sweep_points import Measured, read_measured
+from mptrain.report.run_blocks import OpenedRun, commands, environment, open_with_history, unfinished_note
+from mptrain.report.sweep_points import MeasuredScales, read_measured
 
 if TYPE_CHECKING:
     from mptrain.numerics.forecast import Forecast
@@ -39,7 +39,7 @@ class Recommendation:
 
     opened: OpenedRun
     forecasts: dict[str, Forecast]
-    measured: Measured | None
+    measured: MeasuredScales | None
     sweep: Path | None
     notes: tuple[str, ...]
 
@@ -86,7 +86,7 @@ def recommend(path: Path, sweep: Path | None = None) -> Recommendation:
     measured = read_measured(sweep) if sweep is not None else None
     opened = open_with_history(path, MOST_BUCKETS)
     running = opened.run.state.status == "running"
-    notes = [unfinished(opened.dead)] if running else []
+    notes = [unfinished_note(opened.dead)] if running else []
     damages: list[str] = []
     found = read_histograms(opened.run, damages)
     if not found:

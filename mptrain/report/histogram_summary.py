@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mptrain.errors import StorageError
-from mptrain.numerics.exponents import Tails, headroom, lost_share, merged, nonzero, subnormal_share, zero_share
+from mptrain.numerics.exponents import ExponentTails, headroom, lost_share, merged, nonzero, subnormal_share, zero_share
 from mptrain.numerics.forecast import Forecast, GradientHistory
 
 if TYPE_CHECKING:
     from mptrain.records import ExponentCounts, HistogramRecord, StepRecord, TensorKind
-    from mptrain.runlog.reader import Run
+    from mptrain.runlog.run_reader import Run
 
 #: What a kind of tensor is called.
 KINDS: Final[dict[TensorKind, str]] = {
@@ -28,7 +28,7 @@ _GRADIENTS: Final = ("activation_gradients", "weight_gradients")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class HistogramSummary:
     """One step that was looked at, in short.
 
     Attributes:
@@ -65,7 +65,7 @@ class LearnerHistograms:
 
     gradients: GradientHistory = field(default_factory=GradientHistory)
     kinds: dict[TensorKind, dict[str, ExponentCounts]] = field(default_factory=dict)
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[HistogramSummary] = field(default_factory=list)
     overflowed: list[int] = field(default_factory=list)
     unchanged: dict[str, tuple[int, int]] = field(default_factory=dict)
     dtypes: dict[TensorKind, set[str]] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class LearnerHistograms:
             self.seen.append(_seen(record))
 
     @property
-    def looks(self) -> int:
+    def sampled_steps(self) -> int:
         """Return how many steps were looked at."""
         return len(self.seen) + len(self.overflowed)
 
@@ -106,12 +106,12 @@ class LearnerHistograms:
         return lost_share(merged(self.gradients.activations.values()))
 
 
-def _seen(record: HistogramRecord) -> Seen:
+def _seen(record: HistogramRecord) -> HistogramSummary:
     together = merged(record.tensors.get("activation_gradients", {}).values())
     largest = max(
         (counts.largest for kind in _GRADIENTS for counts in record.tensors.get(kind, {}).values()), default=0.0
     )
-    return Seen(
+    return HistogramSummary(
         step=record.step,
         zeros=zero_share(together),
         lost=lost_share(together),
@@ -154,7 +154,7 @@ def worst_first(named: dict[str, ExponentCounts]) -> list[tuple[str, ExponentCou
     """Tensors with those in front that lose most of their magnitude in FP16, then those that lose precision."""
 
     def badness(item: tuple[str, ExponentCounts]) -> tuple[float, float, float]:
-        tails = Tails(item[1])
+        tails = ExponentTails(item[1])
         return -tails.magnitude_below(-25), -tails.share_below(-25), -tails.share_below(-14)
 
     return sorted(((name, counts) for name, counts in named.items() if nonzero(counts)), key=badness)

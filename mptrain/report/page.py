@@ -1,6 +1,6 @@
 """The content of a report, whatever it is written in: sections of plain blocks, shown by the templates.
 
-Every string here is text, never markup; making it safe is the business of `mptrain.report.rendering` alone.
+Every string here is text, never markup; making it safe is the business of `mptrain.report.html_and_markdown` alone.
 """
 
 from __future__ import annotations

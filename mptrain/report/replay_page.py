@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from mptrain.masking import masked
-from mptrain.report.canvas import BLUE, GREY, ORANGE, VERMILLION, dots, drawing, exponents, powers_up, steps_across
 from mptrain.report.curves import Curve
 from mptrain.report.formatting import counted, elided, scale
-from mptrain.report.history import MOST_MARKS
 from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Text, facts, plots, section, table
+from mptrain.report.plotting import BLUE, GREY, ORANGE, VERMILLION, dots, drawing, exponents, powers_up, steps_across
+from mptrain.report.run_history import MOST_MARKS
 
 
 @dataclass
-class Course:
+class ScaleTrajectory:
     """Loss scales over steps and what came of them, recorded or replayed.
 
     Attributes:
@@ -93,8 +93,8 @@ class ReplayedLearner:
     name: str
     recorded_rule: str
     rule: str
-    recorded: Course
-    replayed: Course
+    recorded: ScaleTrajectory
+    replayed: ScaleTrajectory
     known: int
     estimated: int
     same: int

@@ -10,16 +10,27 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from mptrain.report.canvas import BLACK, BLUE, FAILED, NAME, VERMILLION, dots, drawing, numbers_up, series, steps_across
 from mptrain.report.curves import MOST_BUCKETS, Curve
-from mptrain.report.exponents_part import exponent_blocks
 from mptrain.report.formatting import UNKNOWN, counted, duration, elided, number, rate, scale_path, share
-from mptrain.report.history import PHASES, History, LearnerHistory, Overflows
+from mptrain.report.gradient_histogram_blocks import gradient_histogram_blocks
+from mptrain.report.loss_scale_blocks import loss_scale_blocks
 from mptrain.report.page import Block, Bullets, Cell, Page, Plot, Table, Text, Tiles, plots, section, table
-from mptrain.report.run_parts import OpenedRun, commands, environment, exhibits, open_with_history, operator_blocks
-from mptrain.report.scaling_part import scaling_blocks
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.storage import readable_bytes
+from mptrain.report.plotting import (
+    BLACK,
+    BLUE,
+    FAILED,
+    NAME,
+    VERMILLION,
+    dots,
+    drawing,
+    numbers_up,
+    series,
+    steps_across,
+)
+from mptrain.report.run_blocks import OpenedRun, commands, environment, exhibits, open_with_history, operator_blocks
+from mptrain.report.run_history import PHASES, History, LearnerHistory, Overflows
+from mptrain.runlog.atomic_files import readable_bytes
+from mptrain.runlog.run_paths import RunPaths
 
 #: Metrics in one figure where the task has none of its own.
 _MOST_METRICS = 4
@@ -44,8 +55,8 @@ def run_page(paths: RunPaths) -> Page:
                 "Summary", _reason(opened), Tiles(_tiles(opened)), _metric_table(opened), _learner_table(opened), notes
             ),
             section("Training", *_training(opened)),
-            section("Loss scale and overflows", *scaling_blocks(opened)),
-            section("What FP16 holds", *exponent_blocks(opened)),
+            section("Loss scale and overflows", *loss_scale_blocks(opened)),
+            section("What FP16 holds", *gradient_histogram_blocks(opened)),
             section("Events", _events(opened)),
             section("Samples", *exhibits(run)),
             section("Operators and their dtypes", *operator_blocks(history.operators)),

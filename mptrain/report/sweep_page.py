@@ -16,12 +16,11 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
-from mptrain.comparison.configurations import in_short
+from mptrain.comparison.configurations import short_label
 from mptrain.comparison.ranking import sweep_lead
-from mptrain.report import canvas
+from mptrain.report import plotting
 from mptrain.report.curves import Curve
 from mptrain.report.formatting import counted, duration, elided, moment, number, rate, scale_path, share
-from mptrain.report.history import LearnerHistory
 from mptrain.report.page import (
     Block,
     Bullets,
@@ -38,10 +37,11 @@ from mptrain.report.page import (
     section,
     table,
 )
+from mptrain.report.run_blocks import environment, open_or_reason
+from mptrain.report.run_history import LearnerHistory
 from mptrain.report.run_page import LONG
-from mptrain.report.run_parts import environment, tried
 from mptrain.report.sweep_points import BUCKETS, Axis, OpenedPoint, kinds, metric_name, numeric_axis, read_points
-from mptrain.runlog.storage import readable_bytes
+from mptrain.runlog.atomic_files import readable_bytes
 from mptrain.runlog.sweeps import Sweep, interval_of
 
 _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted": "warn", "preempted": "warn"}
@@ -49,12 +49,12 @@ _TONES: Final[dict[str, Tone]] = {"done": "good", "failed": "bad", "interrupted"
 
 def sweep_page(sweep: Sweep) -> Page:
     """The report of a sweep's folder."""
-    points = read_points(sweep, lambda folder: tried(folder, BUCKETS))
+    points = read_points(sweep, lambda folder: open_or_reason(folder, BUCKETS))
     notes = [f"{point.job.name}: {note}" for point in points if point.opened for note in point.opened.history.notes]
     return Page(
         over="mptrain, report of a sweep",
         title=sweep_title(sweep),
-        status=standing(sweep),
+        status=progress_cell(sweep),
         lead=sweep_lead(sweep.jobs, {point.job.number: point.summary for point in points}, number),
         sections=(
             section("What was varied", sweep_plot(points)),
@@ -72,7 +72,7 @@ def sweep_title(sweep: Sweep) -> str:
     return " ".join(words) or " ".join(sweep.words) or sweep.folder.resolve().name
 
 
-def standing(sweep: Sweep) -> Cell:
+def progress_cell(sweep: Sweep) -> Cell:
     """Return how many of its jobs are done."""
     counts = Counter(job.status for job in sweep.jobs)
     done, total = counts["done"], len(sweep.jobs)
@@ -134,17 +134,19 @@ def overlays(points: Sequence[OpenedPoint]) -> Plots | None:
     along = [name for name, some in groups.items() if axis is not None and some[0].setting(axis.key) is not None]
     if axis is not None and len(axis.values) == len(along):  # one kind for each value: the value is name enough
         groups = {
-            in_short({axis.key: some[0].words[axis.key]}) if name in along else name: some
+            short_label({axis.key: some[0].words[axis.key]}) if name in along else name: some
             for name, some in groups.items()
         }
         rest = len(groups) - len(along)
         styles = [
-            *canvas.ordered_series(len(along)),
-            *((canvas.BLACK, canvas.LINES[at % len(canvas.LINES)]) for at in range(rest)),
+            *plotting.ordered_series(len(along)),
+            *((plotting.BLACK, plotting.LINES[at % len(plotting.LINES)]) for at in range(rest)),
         ]
     else:
         styles = (
-            canvas.series(len(groups)) if len(groups) <= 2 * len(canvas.SERIES) else canvas.ordered_series(len(groups))
+            plotting.series(len(groups))
+            if len(groups) <= 2 * len(plotting.SERIES)
+            else plotting.ordered_series(len(groups))
         )
     alone = all(len(point.opened.history.learners) == 1 for point in runs if point.opened)
     whose = "of every run" if alone else "of the first learner of every run"
@@ -206,26 +208,26 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
     rest = kinds([point for point in points if point.setting(axis.key) is None])
     level = {kind: fmean(known) for kind, found in rest.items() if (known := _metrics(found))}
     groups = kinds(swept, (axis.key,))
-    colours = dict(zip([*groups, *level], canvas.series(len(groups) + len(level)), strict=True))
+    colours = dict(zip([*groups, *level], plotting.series(len(groups) + len(level)), strict=True))
     failed = sorted({axis.place(point) for point in swept if _failed(point)})
     lines: dict[str, Any] = {}
-    with canvas.drawing(name, 4.0) as figure:
+    with plotting.drawing(name, 4.0) as figure:
         above, below = figure.panels(2, (3, 2))
         for kind, found in groups.items():
             shares = [(axis.place(point), 100 * point.skip_rate) for point in found if point.skip_rate is not None]
             metrics = [(axis.place(point), point.metric) for point in found if point.metric is not None]
             for axes, values in ((below, shares), (above, metrics)):
-                lines[kind] = canvas.dots_and_means(axes, values, *colours[kind], means={}, edge=True, markersize=4.5)
+                lines[kind] = plotting.dots_and_means(axes, values, *colours[kind], means={}, edge=True, markersize=4.5)
         levels = [
             above.axhline(mean, color=colours[kind][0], linestyle="--", linewidth=1.3) for kind, mean in level.items()
         ]
-        canvas.numbers_up(above)
+        plotting.numbers_up(above)
         for kind, line in [*lines.items(), *zip(level, levels, strict=True)]:
             if kind:
-                figure.label(elided(kind, canvas.NAME), line)
+                figure.label(elided(kind, plotting.NAME), line)
         if failed:
             _failures(above, failed)
-            figure.label(_FAILED, **canvas.FAILED)
+            figure.label(_FAILED, **plotting.FAILED)
         above.set_ylabel(elided(metric, 22))
         below.set_ylabel("skipped (%)")
         below.set_ylim(-4, 104)
@@ -240,23 +242,23 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
 def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
     """The metric of every point, a row for each combination of what was varied but the seed."""
     groups = kinds(points)
-    mark: dict[str, Any] = {"marker": "|", "markeredgewidth": 2, "color": canvas.BLACK}
-    with canvas.drawing("categories", 0.9 + 0.34 * len(groups)) as figure:
+    mark: dict[str, Any] = {"marker": "|", "markeredgewidth": 2, "color": plotting.BLACK}
+    with plotting.drawing("categories", 0.9 + 0.34 * len(groups)) as figure:
         (axes,) = figure.panels()
         for row, found in enumerate(groups.values()):
             values = _metrics(found)
-            canvas.dots(axes, values, [row] * len(values), edge=True, markersize=5, color=canvas.GREY, alpha=0.6)
+            plotting.dots(axes, values, [row] * len(values), edge=True, markersize=5, color=plotting.GREY, alpha=0.6)
             if values:
                 axes.plot([fmean(values)], [row], markersize=13, **mark)
             if any(map(_failed, found)):
-                canvas.failures_at(axes, [0.015], [row], axes.get_yaxis_transform())
-        canvas.named_rows(axes, list(groups))
+                plotting.failures_at(axes, [0.015], [row], axes.get_yaxis_transform())
+        plotting.named_rows(axes, list(groups))
         axes.grid(visible=False, axis="y")
-        canvas.numbers_across(axes, elided(metric, 40))
-        figure.label("run", color=canvas.GREY, marker="o", linestyle="none", markersize=5)
+        plotting.numbers_across(axes, elided(metric, 40))
+        figure.label("run", color=plotting.GREY, marker="o", linestyle="none", markersize=5)
         figure.label("mean", linestyle="none", markersize=11, **mark)
         if any(map(_failed, points)):
-            figure.label(_FAILED, **canvas.FAILED)
+            figure.label(_FAILED, **plotting.FAILED)
     return Plot("categories", f"{metric} of every run.", figure.svg)
 
 
@@ -273,25 +275,25 @@ def overlay_plot(
         styles: Colour and line style of each group.
     """
     curves = [curve for some in groups.values() for curve in some]
-    with canvas.drawing(name, 2.7) as figure:
+    with plotting.drawing(name, 2.7) as figure:
         (axes,) = figure.panels()
         for (group, some), (colour, line) in zip(groups.items(), styles, strict=True):
             style: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": 1.3, "alpha": 0.9}
             for curve in some:
                 if name == "scales":
-                    axes.plot(*canvas.exponents(curve.extremes()), drawstyle="steps-post", **style)
+                    axes.plot(*plotting.exponents(curve.extremes()), drawstyle="steps-post", **style)
                 else:
                     axes.plot(*(curve.smooth() if len(curve) > LONG else curve.means()), **style)
-            if 1 < len(groups) <= canvas.MOST_NAMED:
-                figure.label(elided(group, canvas.NAME), **style)
+            if 1 < len(groups) <= plotting.MOST_NAMED:
+                figure.label(elided(group, plotting.NAME), **style)
         if name == "scales":
-            canvas.powers_up(axes)
+            plotting.powers_up(axes)
         else:
-            canvas.numbers_up(
+            plotting.numbers_up(
                 axes, [value for curve in curves for value in curve.means()[1] if not math.isnan(value)], 30
             )
         axes.set_ylabel(unit)
-        canvas.steps_across(axes, max((curve.means()[0][-1] for curve in curves if len(curve)), default=1))
+        plotting.steps_across(axes, max((curve.means()[0][-1] for curve in curves if len(curve)), default=1))
     return Plot(name, caption, figure.svg)
 
 
@@ -308,8 +310,10 @@ def _failures(axes: Axes, places: Sequence[float]) -> None:
     """Crosses at the lower edge, with a line up, so that nobody takes them for values."""
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.06 * (high - low), high)
-    axes.vlines(places, 0, 1, transform=axes.get_xaxis_transform(), color=canvas.VERMILLION, linewidth=0.8, alpha=0.35)
-    canvas.failures_at(axes, places, [0.03] * len(places))
+    axes.vlines(
+        places, 0, 1, transform=axes.get_xaxis_transform(), color=plotting.VERMILLION, linewidth=0.8, alpha=0.35
+    )
+    plotting.failures_at(axes, places, [0.03] * len(places))
 
 
 def _key_across(axes: Axes, axis: Axis) -> None:
@@ -321,8 +325,8 @@ def _key_across(axes: Axes, axis: Axis) -> None:
     for place in places:
         if not shown or place - shown[-1] >= span / 8.5:
             shown.append(place)
-    canvas.ticks_at(
-        axes.xaxis, shown, lambda value: f"2^{value:g}" if base == 2 else canvas.tick(base**value if base else value)
+    plotting.ticks_at(
+        axes.xaxis, shown, lambda value: f"2^{value:g}" if base == 2 else plotting.tick(base**value if base else value)
     )
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(places[0] - 0.04 * span, places[-1] + 0.04 * span)

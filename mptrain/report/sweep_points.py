@@ -11,13 +11,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from mptrain.comparison.configurations import MACHINE, NOT_COMPARED, as_number, differing, flat, in_short, is_below
+from mptrain.comparison.configurations import (
+    MACHINE,
+    NOT_COMPARED,
+    as_number,
+    config_differences,
+    flat,
+    is_below,
+    short_label,
+)
 from mptrain.comparison.fairness import is_claimed
 from mptrain.comparison.ranking import SEED, metric_in_words
-from mptrain.config.ranges import show
+from mptrain.config.value_checks import show
 from mptrain.errors import StorageError
 from mptrain.numerics.formats import is_power_of_two
-from mptrain.report.run_parts import OpenedRun, tried
+from mptrain.report.run_blocks import OpenedRun, open_or_reason
 from mptrain.runlog.sweeps import Sweep, SweepJob, read_sweep, varied_keys, words_of
 
 #: Buckets of a curve where many share a figure.
@@ -46,7 +54,7 @@ class OpenedPoint:
     @property
     def label(self) -> str:
         """The words in which points differ, in short."""
-        return in_short(self.words) or self.job.name
+        return short_label(self.words) or self.job.name
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -141,7 +149,7 @@ def kinds(points: Sequence[OpenedPoint], without: Sequence[str] = ()) -> dict[st
     found: dict[str, list[OpenedPoint]] = {}
     for point in points:
         left = {key: value for key, value in point.words.items() if key not in without and key != SEED}
-        found.setdefault(in_short(left), []).append(point)
+        found.setdefault(short_label(left), []).append(point)
     return found
 
 
@@ -173,7 +181,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredScales:
     """The runs of a sweep that had a static scale, in FP16 or under autocast.
 
     Attributes:
@@ -202,7 +210,7 @@ class Measured:
         found: dict[str, tuple[str, list[str]]] = {}
         exchanged: set[str] = set()
         for one in self.configs if flat(config) else ():
-            for key, (own, other) in differing(config, one, (*NOT_COMPARED, *MACHINE)).items():
+            for key, (own, other) in config_differences(config, one, (*NOT_COMPARED, *MACHINE)).items():
                 if key.endswith("._target_"):
                     exchanged.add(key.removesuffix("._target_"))
                 theirs = found.setdefault(key, (show(own), []))[1]
@@ -215,20 +223,20 @@ class Measured:
         }
 
 
-def read_measured(folder: Path) -> Measured:
+def read_measured(folder: Path) -> MeasuredScales:
     """The static scales of a sweep, a comparison or a recipe.
 
     Raises:
         StorageError: It is none of them, or has no run with a static scale.
     """
-    points = read_points(read_sweep(folder), lambda path: tried(path, BUCKETS))
+    points = read_points(read_sweep(folder), lambda path: open_or_reason(path, BUCKETS))
     kinds: dict[str, list[MeasuredRun]] = {}
     used = []
     for point in points:
         scale = _scale_of(point)
         if scale is not None:
             rest = {key: value for key, value in point.words.items() if key not in (SCALE, SEED)}
-            kinds.setdefault(in_short(rest), []).append(_run(point, scale))
+            kinds.setdefault(short_label(rest), []).append(_run(point, scale))
             used.append(point)
     if not used:
         raise StorageError(
@@ -236,7 +244,7 @@ def read_measured(folder: Path) -> Measured:
             f"name a sweep over {SCALE}, such as mptrain -m precision=fp16_static {SCALE}=1,128,16384",
         )
     configs = dict.fromkeys(point.opened.run.config for point in used if point.opened and point.opened.settings)
-    return Measured(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()}, tuple(configs))
+    return MeasuredScales(metric_name(used), {kind: tuple(runs) for kind, runs in kinds.items()}, tuple(configs))
 
 
 def _scale_of(point: OpenedPoint) -> float | None:

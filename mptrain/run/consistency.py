@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mptrain.config.compose import compose, reload
-from mptrain.config.differences import change_in_words, config_digest, diff
-from mptrain.config.files import read_yaml
-from mptrain.config.ranges import show
+from mptrain.config.config_diff import config_digest, describe_change, diff
 from mptrain.config.schema import Config
+from mptrain.config.value_checks import show
+from mptrain.config.yaml_files import read_yaml
 from mptrain.engine.fingerprints import data_order
-from mptrain.engine.job import Parts
+from mptrain.engine.parts import Parts
 from mptrain.errors import ConfigError, MptrainError, StorageError
 from mptrain.records import EvalRecord
 from mptrain.runlog import RunDirectory, RunState, read_run
@@ -39,13 +39,13 @@ def reload_config(directory: RunDirectory, overrides: Sequence[str]) -> Config:
     try:
         return reload(written, overrides)
     except ConfigError as error:
-        strange = ""
+        warning = ""
         with contextlib.suppress(StorageError, ConfigError):  # then its own words are the best there are
             newest = next(iter(manifests_in(directory.paths.checkpoints)), None)
             if newest is not None:
-                strange = _mismatch(directory, written, directory.read_state(), read_manifest(newest))
-        if strange:
-            raise StorageError(f"{strange}: {error}", _RESTORE) from error
+                warning = _mismatch(directory, written, directory.read_state(), read_manifest(newest))
+        if warning:
+            raise StorageError(f"{warning}: {error}", _RESTORE) from error
         raise
 
 
@@ -63,7 +63,7 @@ def written_config(directory: RunDirectory) -> str:
     return written
 
 
-def require_as_trained(
+def require_unchanged_config(
     directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest, said: Mapping[str, str]
 ) -> str:
     """Refuse a ``config.yaml`` that no command has changed, and that is another than the checkpoint was made with.
@@ -81,22 +81,22 @@ def require_as_trained(
     Raises:
         StorageError: It is another in keys that nobody has named.
     """
-    strange = _mismatch(directory, written, state, manifest)
-    if not strange:
+    warning = _mismatch(directory, written, state, manifest)
+    if not warning:
         return ""
     edits = _edits(directory, written, manifest)
     untold = [change for change in edits if not any(f"{change[0]}.".startswith(f"{key}.") for key in said)]
     if said and not untold:
-        return strange
-    told = f": {'; '.join(change_in_words(*change) for change in untold)}" if untold else ""
+        return warning
+    told = f": {'; '.join(describe_change(*change) for change in untold)}" if untold else ""
     words = [f"{key}={show(value)}" for key, _, value in untold] if len(untold) <= 3 and untold else ["KEY=VALUE"]
     line = " ".join([*words, *map(shlex.quote, said.values())])
     raise StorageError(
-        f"{strange}{told}", f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} {line}"
+        f"{warning}{told}", f"{_RESTORE}, or say what is to be another: mptrain resume {directory.root} {line}"
     )
 
 
-def require_no_damage(directory: RunDirectory, written: str, state: RunState | None) -> None:
+def require_undamaged_config(directory: RunDirectory, written: str, state: RunState | None) -> None:
     """Refuse a ``config.yaml`` that no command has changed, where a command would be blamed for being another.
 
     Args:
@@ -109,12 +109,12 @@ def require_no_damage(directory: RunDirectory, written: str, state: RunState | N
     """
     for path in manifests_in(directory.paths.checkpoints):
         with contextlib.suppress(StorageError):
-            if strange := _mismatch(directory, written, state, read_manifest(path)):
+            if warning := _mismatch(directory, written, state, read_manifest(path)):
                 break
             return
     else:
         return
-    raise StorageError(strange, _RESTORE)
+    raise StorageError(warning, _RESTORE)
 
 
 def _mismatch(directory: RunDirectory, written: str, state: RunState | None, manifest: Manifest) -> str:
@@ -136,7 +136,7 @@ def _edits(directory: RunDirectory, written: str, manifest: Manifest) -> list[Ch
     return []
 
 
-def other_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
+def changed_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
     """A sentence where the newest epoch on record would consist of other samples now; nothing where it would not, or none is known.
 
     Args:
@@ -159,7 +159,7 @@ def other_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
     return (f"the training data are other ones: epoch {known['epoch'] + 1} would not begin as it did",)
 
 
-def other_evaluated_data(root: Path, records: Sequence[EvalRecord], changed: Sequence[str]) -> tuple[str, ...]:
+def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: Sequence[str]) -> tuple[str, ...]:
     """A sentence for each split that holds other data than the run last evaluated.
 
     Args:

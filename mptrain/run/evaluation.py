@@ -12,18 +12,18 @@ import torch
 
 from mptrain.config.build import build
 from mptrain.config.compose import reload
-from mptrain.config.differences import change_in_words, diff
+from mptrain.config.config_diff import describe_change, diff
 from mptrain.config.schema import Config
 from mptrain.engine.evaluate import evaluate
 from mptrain.engine.snapshot import load_weights, require_same_labels, require_same_schema
 from mptrain.engine.weights_io import has_averages, in_dtype, plain_weights
 from mptrain.errors import DataError
-from mptrain.precision.apply import about_clamped, count_beyond
+from mptrain.precision.apply import count_out_of_range, describe_clamped
 from mptrain.records import EvalRecord
-from mptrain.run.consistency import other_evaluated_data
+from mptrain.run.consistency import changed_evaluation_data
+from mptrain.runlog.atomic_files import storage_errors, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.directory import find_run
-from mptrain.runlog.storage import storing, write_atomically
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def evaluate_run(run: str, overrides: Sequence[str], which: str, *, average: boo
     ]
     records = tuple(outcome.record for outcome in measured if outcome is not None)
     changes = diff(text, config.yaml)
-    notes = [change_in_words(*change) for change in changes]
-    notes += other_evaluated_data(directory.root, records, [key for key, _, _ in changes])
+    notes = [describe_change(*change) for change in changes]
+    notes += changed_evaluation_data(directory.root, records, [key for key, _, _ in changes])
     return Evaluation(
         directory.root, step, average and bool(parts.averages()) and has_averages(loaded.state), records, tuple(notes)
     )
@@ -141,14 +141,14 @@ def export_run(
     clamped = {
         name: count
         for name, value in trained.items()
-        if value.is_floating_point() and (count := count_beyond(value, dtype))
+        if value.is_floating_point() and (count := count_out_of_range(value, dtype))
     }
     weights = in_dtype(trained, dtype)
     if output is None:
         output = (
             directory.paths.export / f"{which}{'-average' if averaged else ''}-{str(dtype).removeprefix('torch.')}.pt"
         )
-        with storing(output.parent):
+        with storage_errors(output.parent):
             output.parent.mkdir(exist_ok=True)
     file = io.BytesIO()
     torch.save(weights, file)
@@ -161,5 +161,5 @@ def export_run(
         averaged,
         len(weights),
         file.tell(),
-        warnings=(about_clamped(clamped, dtype),) if clamped else (),
+        warnings=(describe_clamped(clamped, dtype),) if clamped else (),
     )

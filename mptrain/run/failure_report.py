@@ -7,11 +7,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from mptrain.config.ranges import first_line
 from mptrain.config.schema import Config
 from mptrain.config.targets import is_allowed
-from mptrain.config.trust import retyped
-from mptrain.engine.interrupt import AskedToEnd
+from mptrain.config.trust import allow_argument
+from mptrain.config.value_checks import first_line
+from mptrain.engine.interrupt import EndRequested
 from mptrain.errors import (
     EXIT_BUG,
     EXIT_INTERRUPTED,
@@ -26,14 +26,14 @@ from mptrain.errors import (
     out_of_memory,
 )
 from mptrain.parallel.communicator import Communicator
-from mptrain.parallel.torchrun import begun_alike
-from mptrain.runlog import RunDirectory, storing, write_atomically
+from mptrain.parallel.torchrun import torchrun_command
+from mptrain.runlog import RunDirectory, storage_errors, write_atomically
 
 
 def explain_error(error: BaseException, config: Config, directory: RunDirectory, comm: Communicator) -> BaseException:
     """The error in the user's terms, where it has any: no memory, code of theirs, an interruption."""
-    trust = retyped(config.extensions.allow)
-    resume = begun_alike("mptrain resume")
+    trust = allow_argument(config.extensions.allow)
+    resume = torchrun_command("mptrain resume")
     again = f"continue with: {resume} {directory.root}{trust}"
     if comm.is_lost(error):
         if (why := comm.why()) is not None:
@@ -47,7 +47,7 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
         return Preempted(str(error), f"{hint}{trust}", error.exit_code, saved=error.saved, asked=error.asked)
     if isinstance(error, KeyboardInterrupt):
         by, code = "interrupted", EXIT_INTERRUPTED
-        if isinstance(error, AskedToEnd):
+        if isinstance(error, EndRequested):
             by, code = f"{error.name}, ended", EXIT_PREEMPTED
         what = f"{by} at once; resuming repeats the steps after the last checkpoint"
         return Preempted(what, again, code, saved=False)
@@ -62,9 +62,9 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
         )
     elif isinstance(error, FirstBatchError) and error.__cause__ is not None:
         cause = error.__cause__
-        own = users_own(cause, config) or error
+        own = error_in_user_code(cause, config) or error
     elif isinstance(error, Exception) and not isinstance(error, MptrainError):
-        own = users_own(error, config)
+        own = error_in_user_code(error, config)
     if own is not None:
         failure_status(cause, directory)  # keeps the traceback
     return own or error
@@ -77,13 +77,13 @@ def failure_status(error: BaseException, directory: RunDirectory) -> tuple[Any, 
     if isinstance(error, MptrainError):
         return "failed", str(error), error.exit_code
     with contextlib.suppress(OSError, StorageError):
-        with storing(directory.paths.failure):
+        with storage_errors(directory.paths.failure):
             directory.paths.failure.mkdir(exist_ok=True)
         write_atomically(directory.paths.failure / "traceback.txt", "".join(traceback.format_exception(error)))
     return "failed", f"{type(error).__name__}: {error}", EXIT_BUG
 
 
-def users_own(error: BaseException, config: Config) -> ConfigError | None:
+def error_in_user_code(error: BaseException, config: Config) -> ConfigError | None:
     """What to say about an exception that came out of a package of the user's, rather than out of ours.
 
     Args:

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from mptrain.config.schema import Config
 from mptrain.errors import ConfigError, MptrainError
-from mptrain.logger import Background, Logger, NoLogger, TrackedRun
+from mptrain.logger import Logger, NoLogger, TrackedRun, TrackerProcess
 from mptrain.runlog import RunDirectory
 from mptrain.runlog.sink import Fanout, Sink
 
@@ -50,4 +50,4 @@ def track(config: Config, directory: RunDirectory, name: str, from_step: int, ot
     paths = directory.paths
     tree = cast("dict[str, Any]", OmegaConf.to_container(OmegaConf.create(config.yaml)))
     run = TrackedRun(name, paths.root.absolute(), paths.samples.absolute(), tree, from_step)
-    return [Background(logger, run, paths.logger_log, Fanout(others))]
+    return [TrackerProcess(logger, run, paths.logger_log, Fanout(others))]

@@ -4,20 +4,20 @@ Importing it must not import torch. Checkpoints hold tensors and are therefore i
 `mptrain.runlog.checkpoints`.
 """
 
+from mptrain.runlog.atomic_files import readable_bytes, storage_errors, write_atomically
 from mptrain.runlog.directory import RunDirectory, create_run, existing_run, find_run, last_run, open_run
-from mptrain.runlog.layout import RunPaths, check_run_name
-from mptrain.runlog.lock import Holder
-from mptrain.runlog.reader import Run, read_run, read_runs
+from mptrain.runlog.lock import LockHolder
+from mptrain.runlog.record_writer import RecordWriter, truncate_records
+from mptrain.runlog.run_paths import RunPaths, check_run_name
+from mptrain.runlog.run_reader import Run, read_run, read_runs
+from mptrain.runlog.run_state import Attempt, RunState
 from mptrain.runlog.sink import Fanout, Sink
-from mptrain.runlog.state import Attempt, RunState
-from mptrain.runlog.storage import readable_bytes, storing, write_atomically
-from mptrain.runlog.summary import read_summary, write_summary
-from mptrain.runlog.writer import RecordWriter, truncate_records
+from mptrain.runlog.summary_file import read_summary, write_summary
 
 __all__ = [
     "Attempt",
     "Fanout",
-    "Holder",
+    "LockHolder",
     "RecordWriter",
     "Run",
     "RunDirectory",
@@ -34,7 +34,7 @@ __all__ = [
     "read_runs",
     "read_summary",
     "readable_bytes",
-    "storing",
+    "storage_errors",
     "truncate_records",
     "write_atomically",
     "write_summary",

@@ -2,7 +2,7 @@
 
 The order that makes a kill at any moment harmless: the data file reaches the disk, then the manifest that
 names it (the commit point), then pointers and deletions, which only save time and space. What a state contains is the
-business of the caller. Only this module, `state_files`, `shards` and `saver` import torch in `mptrain.runlog`.
+business of the caller. Only this module, `checkpoint_data`, `checkpoint_shards` and `saver` import torch in `mptrain.runlog`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, Literal
 from torch import Tensor
 
 from mptrain.errors import CheckpointError, StorageError
+from mptrain.runlog.atomic_files import TEMPORARY, storage_errors, write_atomically
+from mptrain.runlog.checkpoint_data import check_plain, read_verified, write_state
+from mptrain.runlog.checkpoint_shards import FOLDER, Collectives, insert_shards, write_shards
 from mptrain.runlog.manifest import BEST, DATA, LAST, Manifest, manifest_name, manifests_in, read_manifest, step_of
-from mptrain.runlog.shards import FOLDER, Collectives, with_parts, write_parts
-from mptrain.runlog.state_files import check_plain, read_verified, write_state
-from mptrain.runlog.storage import TEMPORARY, storing, write_atomically
 
 _AGAIN = "-again"
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedCheckpoint:
     """A checkpoint that was verified and loaded.
 
     Attributes:
@@ -77,7 +77,7 @@ class CheckpointStore:
             metric: The validation metric of exactly these weights; None, inf and nan if unknown.
             config_digest: Digest of the configuration.
             digests: What `RecordWriter.digests` returned at the same moment.
-            parts: What `write_parts` gave for this step.
+            parts: What `write_shards` gave for this step.
 
         Returns:
             The manifest's path.
@@ -88,7 +88,7 @@ class CheckpointStore:
         """
         tensors = check_plain(state)
         metric = metric if metric is not None and math.isfinite(metric) else None
-        with storing(self.folder):
+        with storage_errors(self.folder):
             self.folder.mkdir(exist_ok=True)  # never the run's own
             self._remove_leftovers(keep=parts[0] if parts else "")
             newest = next(iter(manifests_in(self.folder)), None)
@@ -128,9 +128,9 @@ class CheckpointStore:
             with contextlib.suppress(StorageError):
                 named = read_manifest(manifest).parts
         name = comm.broadcast_object((second if named == first.name else first).name)
-        return name, write_parts(self.folder / name, shards, comm)
+        return name, write_shards(self.folder / name, shards, comm)
 
-    def load_latest(self) -> Loaded | None:
+    def load_latest(self) -> LoadedCheckpoint | None:
         """The newest checkpoint that is sound; damaged ones are passed over and listed in ``skipped``.
 
         Returns:
@@ -152,7 +152,7 @@ class CheckpointStore:
             )
         return None
 
-    def load(self, which: Path | Literal["last", "best"]) -> Loaded:
+    def load(self, which: Path | Literal["last", "best"]) -> LoadedCheckpoint:
         """One certain checkpoint; nothing else is tried if it is damaged.
 
         Args:
@@ -203,7 +203,7 @@ class CheckpointStore:
         Raises:
             StorageError: One of them cannot be removed.
         """
-        with storing(self.folder, "clean"):
+        with storage_errors(self.folder, "clean"):
             for path in manifests_in(self.folder):
                 if step_of(path) > step:
                     path.unlink()
@@ -219,7 +219,7 @@ class CheckpointStore:
         """Write a pointer for people and scripts; nothing here reads it back."""
         pointer = self.folder / name
         if manifest is None:
-            with storing(pointer, "clean"):
+            with storage_errors(pointer, "clean"):
                 pointer.unlink(missing_ok=True)
         else:
             write_atomically(pointer, manifest.name + "\n", durable=False)
@@ -256,7 +256,7 @@ def _manifest_beside(path: Path) -> Path:
     return path if path.suffix != DATA else path.with_name(path.stem.removesuffix(_AGAIN) + ".json")
 
 
-def _load(path: Path, skipped: list[str]) -> Loaded:
+def _load(path: Path, skipped: list[str]) -> LoadedCheckpoint:
     """Verify and load the checkpoint of one manifest; ``skipped`` lists the newer ones that could not be used.
 
     Raises:
@@ -265,5 +265,5 @@ def _load(path: Path, skipped: list[str]) -> Loaded:
     manifest = read_manifest(path)
     state = read_verified(path.with_name(manifest.file), manifest.sha256, path.name, manifest.bytes)
     if manifest.parts:
-        state = with_parts(state, path.with_name(manifest.parts), manifest.part_files)
-    return Loaded(state, manifest, skipped)
+        state = insert_shards(state, path.with_name(manifest.parts), manifest.part_files)
+    return LoadedCheckpoint(state, manifest, skipped)

@@ -14,11 +14,18 @@ from pathlib import Path
 
 from mptrain.errors import ConfigError, OlderLayout, StorageError, did_you_mean
 from mptrain.files import read_bytes
-from mptrain.runlog.layout import RUN_JSON, RunPaths, check_run_name, fresh_name
-from mptrain.runlog.lock import Holder, hold, holder_of
+from mptrain.runlog.atomic_files import (
+    TEMPORARY,
+    remove_drafts,
+    require_no_links,
+    storage_errors,
+    sync_folder,
+    write_atomically,
+)
+from mptrain.runlog.lock import LockHolder, hold_lock, holder_of
 from mptrain.runlog.manifest import manifests_in
-from mptrain.runlog.state import RunState, read_state
-from mptrain.runlog.storage import TEMPORARY, remove_drafts, require_no_links, storing, sync_folder, write_atomically
+from mptrain.runlog.run_paths import RUN_JSON, RunPaths, check_run_name, fresh_name
+from mptrain.runlog.run_state import RunState, read_state
 from mptrain.runlog.strict_json import parse_strict
 
 _TRIES = 100
@@ -45,9 +52,9 @@ class RunDirectory:
         Raises:
             StorageError: Another process holds it (named with its host), or the lock file cannot be written.
         """
-        return hold(self.paths.lock)
+        return hold_lock(self.paths.lock)
 
-    def holder(self) -> Holder | None:
+    def holder(self) -> LockHolder | None:
         """The process that is writing this run now, or None."""
         return holder_of(self.paths.lock)
 
@@ -88,7 +95,7 @@ class RunDirectory:
             StorageError: The file cannot be read, or is damaged.
         """
         path = self.paths.overrides
-        with storing(path, "read"):  # undecodable bytes of a command line were written as they are
+        with storage_errors(path, "read"):  # undecodable bytes of a command line were written as they are
             lines = read_bytes(path).decode("utf-8", "surrogateescape").split("\n") if path.exists() else []
         words = []
         for number, line in enumerate(lines, 1):
@@ -118,7 +125,7 @@ class RunDirectory:
             StorageError: The file cannot be read, or is damaged.
         """
         path = self.paths.config
-        with storing(path, "read"):
+        with storage_errors(path, "read"):
             content = read_bytes(path)
         try:
             return content.decode("utf-8")
@@ -157,7 +164,7 @@ def create_run(root: Path, label: str, name: str | None = None) -> RunDirectory:
 
 def _make(path: Path) -> bool:
     """Make a directory with those above it; False where it exists: the kernel lets exactly one process make it."""
-    with storing(path, "create"):
+    with storage_errors(path, "create"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             path.mkdir()
@@ -177,7 +184,7 @@ def existing_run(root: Path, name: str) -> RunDirectory | None:
         StorageError: ``root/NAME`` is something else than a run directory, has symbolic links in it, or cannot be read.
     """
     paths = RunPaths(root / check_run_name(name))
-    with storing(paths.root, "read"):
+    with storage_errors(paths.root, "read"):
         if not paths.root.exists():
             return None
         early = {paths.lock.name, paths.config.name, paths.overrides.name, paths.data.name}
@@ -201,7 +208,7 @@ def open_run(path: Path) -> RunDirectory:
     return _readable(paths)
 
 
-def refuse_older(path: Path) -> None:
+def refuse_older_layout(path: Path) -> None:
     """Refuse a folder whose ``run.json`` an older version wrote, which stands for all its files; others are read later, or not at all.
 
     Raises:
@@ -223,7 +230,7 @@ def _readable(paths: RunPaths) -> RunDirectory:
         StorageError: Names a link.
     """
     require_no_links(paths.root, paths.folders)
-    refuse_older(paths.root)
+    refuse_older_layout(paths.root)
     return RunDirectory(paths)
 
 

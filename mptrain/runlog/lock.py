@@ -18,8 +18,8 @@ from pathlib import Path
 
 from mptrain.errors import StorageError
 from mptrain.files import open_in_place, open_to_read
-from mptrain.runlog.state import now
-from mptrain.runlog.storage import kept_in_place, storing, write_all
+from mptrain.runlog.atomic_files import require_folder_stays, storage_errors, write_all
+from mptrain.runlog.run_state import now
 from mptrain.runlog.strict_json import parse_strict
 
 PATIENCE = 0.3  # seconds; a process that only looks (`holder_of`) keeps a writer out for microseconds
@@ -28,7 +28,7 @@ _held: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """Holder of a lock: process id, host name, and since when (UTC); all empty if it has not said so yet."""
 
     pid: int
@@ -40,13 +40,13 @@ class Holder:
 
 
 @contextmanager
-def hold(path: Path) -> Iterator[None]:
+def hold_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is made if missing and never removed; its folder must stay where it is meanwhile.
 
     Raises:
         StorageError: Another process holds it, or the file cannot be opened.
     """
-    with storing(path, "lock"):
+    with storage_errors(path, "lock"):
         descriptor = open_in_place(path, os.O_RDWR)
         try:
             deadline = time.monotonic() + PATIENCE
@@ -58,14 +58,14 @@ def hold(path: Path) -> Iterator[None]:
                     "wait until it ends, stop it, or choose another run.name",
                 )
             os.ftruncate(descriptor, 0)
-            holder = Holder(os.getpid(), socket.gethostname(), now())
+            holder = LockHolder(os.getpid(), socket.gethostname(), now())
             write_all(descriptor, bytearray(json.dumps(asdict(holder)).encode() + b"\n"))
         except BaseException:
             os.close(descriptor)
             raise
     _held.add(descriptor)
     try:
-        with kept_in_place(path.parent):
+        with require_folder_stays(path.parent):
             yield
     finally:
         if descriptor in _held:  # not in a forked child, which closed its copy at birth
@@ -73,7 +73,7 @@ def hold(path: Path) -> Iterator[None]:
             os.close(descriptor)  # the kernel releases the lock with its last descriptor
 
 
-def holder_of(path: Path) -> Holder | None:
+def holder_of(path: Path) -> LockHolder | None:
     """Return the holder of the lock now; None if nobody does or there is no such file.
 
     Raises:
@@ -81,7 +81,7 @@ def holder_of(path: Path) -> Holder | None:
     """
     if not path.exists():
         return None
-    with storing(path, "read"), open_to_read(path) as file:
+    with storage_errors(path, "read"), open_to_read(path) as file:
         return None if _take(file.fileno(), shared=True) else _read_holder(file.fileno())
 
 
@@ -95,12 +95,12 @@ def _take(descriptor: int, *, shared: bool = False) -> bool:
     return True
 
 
-def _read_holder(descriptor: int) -> Holder:
+def _read_holder(descriptor: int) -> LockHolder:
     text = os.pread(descriptor, 4096, 0)
     try:
-        return Holder(**parse_strict(text.decode()))
+        return LockHolder(**parse_strict(text.decode()))
     except (ValueError, TypeError):  # it holds the lock and has not written its name yet
-        return Holder(0, "", "")
+        return LockHolder(0, "", "")
 
 
 def _forget_in_child() -> None:

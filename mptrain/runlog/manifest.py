@@ -13,8 +13,8 @@ from pathlib import Path, PurePath
 
 from mptrain.errors import CheckpointError
 from mptrain.fields import NonNegativeInt
+from mptrain.runlog.atomic_files import storage_errors
 from mptrain.runlog.schema_checks import build
-from mptrain.runlog.storage import storing
 from mptrain.runlog.strict_json import read_object
 
 SCHEMA = 2
@@ -39,7 +39,7 @@ class Manifest:
         config_digest: Digest of the configuration that made it.
         digests: SHA-256 of so many bytes of each record file.
         schema: Version of this layout.
-        parts: Name of the folder with the parts of tensors that ranks held (`mptrain.runlog.shards`); empty where there is none.
+        parts: Name of the folder with the parts of tensors that ranks held (`mptrain.runlog.checkpoint_shards`); empty where there is none.
         part_files: SHA-256 of its files by name.
     """
 
@@ -83,7 +83,7 @@ def manifests_in(folder: Path) -> list[Path]:
     Raises:
         StorageError: The folder cannot be read.
     """
-    with storing(folder, "read"):
+    with storage_errors(folder, "read"):
         found = list(folder.iterdir()) if folder.is_dir() else []
     return sorted((path for path in found if step_of(path) >= 0), key=step_of, reverse=True)
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from mptrain.device import capabilities, event_now
+from mptrain.runlog.checkpoint_data import check_plain
+from mptrain.runlog.checkpoint_shards import Collectives, extract_shards, write_shards
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.shards import Collectives, without_parts, write_parts
-from mptrain.runlog.state_files import check_plain
-from mptrain.runlog.writer import RecordWriter
+from mptrain.runlog.record_writer import RecordWriter
 from mptrain.torch_private import foreach_copy_, storage_key
 
 
@@ -74,7 +74,7 @@ class Saver:
         self.wait()
         records, digests = self._writer.flush(), self._writer.digests()
         async_save = self._async_save
-        state, shards = without_parts(state)
+        state, shards = extract_shards(state)
         parts = self._store.write_parts(shards, step, comm) if shards and comm is not None else None
         try:
             state = self._copy.take(state)
@@ -143,9 +143,9 @@ class NoSaver:
         Raises:
             StorageError: The disk of one of them refuses.
         """
-        shards = without_parts(state)[1]
+        shards = extract_shards(state)[1]
         if shards and comm is not None:
-            write_parts(self._folder / comm.broadcast_object(""), shards, comm)
+            write_shards(self._folder / comm.broadcast_object(""), shards, comm)
 
     def check(self) -> None:
         """Nothing is under way."""

@@ -70,10 +70,10 @@ def mapping(kind: Kind) -> Kind:
 
 def having(kinds: Mapping[str, Kind]) -> Kind:
     """A mapping; those of the fields that it has are of their kinds, and it may have others."""
-    return lambda value: type(value) is dict and not misfit(value, kinds)
+    return lambda value: type(value) is dict and not find_mismatch(value, kinds)
 
 
-def misfit(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
+def find_mismatch(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
     """The first field that is not of its kind; empty where all are."""
     for name, kind in kinds.items():
         if name in value and not kind(value[name]):
@@ -81,7 +81,7 @@ def misfit(value: Mapping[str, Any], kinds: Mapping[str, Kind]) -> str:
     return ""
 
 
-class Misfit(ValueError):
+class SchemaMismatch(ValueError):
     """A field is not of the kind that its annotation says; the message names it."""
 
 
@@ -132,20 +132,20 @@ def _dataclass_builder(annotation: Any, lenient: bool) -> Callable[[Any], Any]:
         if type(given) is not dict:
             raise ValueError(f"{type(given).__name__} instead of fields")
         if not lenient and (unknown := given.keys() - builders.keys()):
-            raise Misfit(f"there is no field '{min(unknown)}'")
+            raise SchemaMismatch(f"there is no field '{min(unknown)}'")
         found = {}
         for name, value in given.items():
             try:
                 if name in builders:
                     found[name] = builders[name](value)
-            except Misfit:
+            except SchemaMismatch:
                 raise
             except (AttributeError, TypeError, ValueError):
                 if get_origin(hints[name]) is Literal:
-                    raise Misfit(f"{name} {value!r} is none of {', '.join(get_args(hints[name]))}") from None
-                raise Misfit(f"'{name}' holds a value of another kind") from None
+                    raise SchemaMismatch(f"{name} {value!r} is none of {', '.join(get_args(hints[name]))}") from None
+                raise SchemaMismatch(f"'{name}' holds a value of another kind") from None
         if missing := required - found.keys():
-            raise Misfit(f"'{min(missing)}' is missing")
+            raise SchemaMismatch(f"'{min(missing)}' is missing")
         return annotation(**found)
 
     return build_fields
@@ -165,8 +165,8 @@ def _each(make: Callable[[Any], Any], values: Any) -> Iterator[Any]:
     for index, value in enumerate(_listed(values)):
         try:
             yield make(value)
-        except Misfit as error:
-            raise Misfit(f"entry {index}: {error}") from None
+        except SchemaMismatch as error:
+            raise SchemaMismatch(f"entry {index}: {error}") from None
 
 
 def _listed(value: Any) -> list[Any]:

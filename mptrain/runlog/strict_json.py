@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 from mptrain.errors import OlderLayout, StorageError
 from mptrain.files import read_bytes
 from mptrain.records import as_json
-from mptrain.runlog.storage import storing
+from mptrain.runlog.atomic_files import storage_errors
 
 #: The release that wrote files whose schema number is below that of today, where they do not say it themselves.
 _OLDER: Final = "0.1"
@@ -53,7 +53,7 @@ def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = Fal
         OlderLayout: An older mptrain wrote it; names the folder that it lies in.
         StorageError: It cannot be read, is damaged, or has no schema number or a newer one.
     """
-    with storing(path, "read"):
+    with storage_errors(path, "read"):
         try:
             content = read_bytes(path)
         except (FileNotFoundError, NotADirectoryError):

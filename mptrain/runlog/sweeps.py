@@ -22,12 +22,12 @@ from typing import Any, Literal
 from mptrain.errors import EXIT_NUMERICS, StorageError
 from mptrain.fields import NonNegativeInt
 from mptrain.masking import masked
-from mptrain.runlog.layout import Inside, RunPaths, objection
+from mptrain.runlog.atomic_files import require_no_links, write_atomically
+from mptrain.runlog.run_paths import PathInside, RunPaths, name_problem
+from mptrain.runlog.run_state import now
 from mptrain.runlog.schema_checks import build
-from mptrain.runlog.state import now
-from mptrain.runlog.storage import require_no_links, write_atomically
 from mptrain.runlog.strict_json import read_object
-from mptrain.runlog.summary import read_summary
+from mptrain.runlog.summary_file import read_summary
 
 #: Version of the layout of ``sweep.json``, and of ``verdict.json`` beside it.
 SCHEMA = 2
@@ -55,21 +55,21 @@ class SweepPaths:
     root: Path
 
     #: Content and status of the sweep and its jobs (see `Sweep`).
-    json = Inside(SWEEP_JSON)
+    json = PathInside(SWEEP_JSON)
     #: One row for each job with its final numbers, for spreadsheets.
-    csv = Inside("sweep.csv")
+    csv = PathInside("sweep.csv")
     #: The file whose kernel lock says that a process is working on this sweep.
-    lock = Inside("sweep.lock")
+    lock = PathInside("sweep.lock")
     #: Result of a comparison, JSON.
-    comparison = Inside("comparison.json")
+    comparison = PathInside("comparison.json")
     #: Verdict on a recipe's expectations, JSON.
-    verdict = Inside("verdict.json")
+    verdict = PathInside("verdict.json")
     #: The self-contained report for a browser.
-    report_html = Inside("report.html")
+    report_html = PathInside("report.html")
     #: The same report in Markdown.
-    report_md = Inside("report.md")
+    report_md = PathInside("report.md")
     #: The pictures of the report in Markdown.
-    figures = Inside("figures")
+    figures = PathInside("figures")
 
     def run(self, name: str) -> Path:
         """The run directory of a job."""
@@ -185,7 +185,7 @@ def read_sweep(folder: Path) -> Sweep:
         for number, job in enumerate(sweep.jobs):
             if job.number != number:
                 raise ValueError(f"job {number} says that its number is {job.number!r}")
-            if why := "leads out of the folder" if "/" in job.name else objection(f"{job.name}.log"):
+            if why := "leads out of the folder" if "/" in job.name else name_problem(f"{job.name}.log"):
                 raise ValueError(f"the name {job.name!r} {why}")
     except ValueError as error:
         raise StorageError(f"{path} is damaged: {error}", "restore the file from a copy, or start it again") from error

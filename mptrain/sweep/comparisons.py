@@ -11,19 +11,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from mptrain.comparison.arms import group as group_runs
+from mptrain.comparison.arms import group_into_arms as group_runs
 from mptrain.comparison.arms import precision_of
-from mptrain.comparison.comparison import MARGIN, compare
-from mptrain.comparison.configurations import differing, settings
-from mptrain.comparison.measures import measure
+from mptrain.comparison.compare_arms import MARGIN, compare
+from mptrain.comparison.configurations import config_differences, flat_settings
 from mptrain.comparison.results import Arm, Comparison, Objection, RunMeasures, write_comparisons
+from mptrain.comparison.run_measures import measure
 from mptrain.config.overrides import parse
-from mptrain.config.ranges import UnfitError, fit, show
-from mptrain.config.trust import retyped_for
+from mptrain.config.trust import allow_argument_for
+from mptrain.config.value_checks import InvalidValueError, check_value, show
 from mptrain.errors import ConfigError, Problem, StorageError, UsageError, did_you_mean
 from mptrain.fields import PositiveFloat
 from mptrain.runlog import last_run, read_run, read_runs
-from mptrain.runlog.layout import RUN_JSON
+from mptrain.runlog.run_paths import RUN_JSON
 from mptrain.runlog.sweeps import SWEEP_JSON, Sweep, SweepJob, is_sweep, read_sweep
 from mptrain.sweep.points import Point
 
@@ -32,8 +32,8 @@ _PRECISION_GROUPS = ("precision", "scaler")
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is to be found out.
+class ComparisonOptions:
+    """Options of a comparison.
 
     Attributes:
         reference: The arm to compare with; None leaves it to `mptrain.comparison.arms.choose_reference`.
@@ -52,8 +52,8 @@ class Question:
         return {**asdict(self), "claimed": list(self.claimed)}
 
     @classmethod
-    def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> Question:
-        """The question of a sweep; one without any is asked with the defaults.
+    def of(cls, plan: Mapping[str, Any], where: Path | str = SWEEP_JSON) -> ComparisonOptions:
+        """Return the options of a sweep; one without any has the defaults.
 
         Raises:
             StorageError: A value is of a wrong type; names the file, ``where`` it stands.
@@ -61,8 +61,8 @@ class Question:
         known: dict[str, Any] = {}
         for name, annotation in get_type_hints(cls, include_extras=True).items():
             try:
-                known |= {name: fit(plan[name], annotation)} if name in plan else {}
-            except UnfitError as unfit:
+                known |= {name: check_value(plan[name], annotation)} if name in plan else {}
+            except InvalidValueError as unfit:
                 what = f"{where} is damaged: plan.{name}={show(plan[name])}: {unfit}"
                 raise StorageError(what, "restore the file from a copy, or start it again") from unfit
         return cls(**known)
@@ -113,7 +113,7 @@ def _claimed_within(points: Sequence[Point]) -> set[str]:
     first = points[0].config
     for point in points:
         if first is not None and point.config is not None:
-            keys |= differing(first.yaml, point.config.yaml).keys()
+            keys |= config_differences(first.yaml, point.config.yaml).keys()
     return {key for key in keys if key.split(".")[0] not in _PRECISION_GROUPS}
 
 
@@ -138,7 +138,7 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
         UsageError: There is nothing to compare.
         StorageError: The records of a run are damaged, or the disk refuses.
     """
-    question = Question.of(sweep.plan, sweep.paths.json)
+    options = ComparisonOptions.of(sweep.plan, sweep.paths.json)
     members: dict[str, list[tuple[str, RunMeasures]]] = {}
     lost: dict[str, list[SweepJob]] = {}
     for job in sweep.jobs:
@@ -151,25 +151,25 @@ def judge(sweep: Sweep) -> dict[str, Comparison]:
     groups = {}
     for group, runs in members.items():
         without = lost.get(group, [])
-        _require_reference(question, [arm for arm, _ in runs], without, sweep)
+        _require_reference(options, [arm for arm, _ in runs], without, sweep)
         arms = group_runs([run for _, run in runs], [arm for arm, _ in runs])
-        found = beside(_compare(arms, question, _notes(sweep)), sweep.folder)
+        found = with_relative_paths(_compare(arms, options, _notes(sweep)), sweep.folder)
         groups[group] = replace(found, objections=(*_lost_arms(without), *found.objections))
     write_comparisons(sweep.paths.comparison, groups)
     return groups
 
 
-def _require_reference(question: Question, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:
+def _require_reference(options: ComparisonOptions, arms: Sequence[str], lost: Sequence[SweepJob], sweep: Sweep) -> None:
     """Refuse to compare with another arm than was planned, because no run of that one began.
 
     Raises:
         UsageError: Says why its first run did not.
     """
-    gone = [job for job in lost if job.arm.rpartition("/")[2] == question.reference]
-    if question.reference not in arms and gone:
+    gone = [job for job in lost if job.arm.rpartition("/")[2] == options.reference]
+    if options.reference not in arms and gone:
         raise UsageError(
-            f"the reference {question.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
-            f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder}{retyped_for(sweep)} runs what is missing",
+            f"the reference {options.reference} has no run to compare with: {gone[0].reason or gone[0].status}",
+            f"see {sweep.paths.log(gone[0].name)}; mptrain resume {sweep.folder}{allow_argument_for(sweep)} runs what is missing",
         )
 
 
@@ -188,12 +188,12 @@ def _lost_arms(lost: Sequence[SweepJob]) -> list[Objection]:
     ]
 
 
-def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Comparison:
+def judge_runs(places: Sequence[str], options: ComparisonOptions, *, anyway: bool) -> Comparison:
     """Compare runs that exist.
 
     Args:
         places: Run directories, names of runs below ``outputs``, or folders of sweeps, which stand for all their runs.
-        question: What is to be found out.
+        options: What is to be found out.
         anyway: Compare also what cannot be compared fairly.
 
     Raises:
@@ -205,8 +205,8 @@ def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Co
         for path in _runs_of(place):
             found.setdefault(path.resolve(), place)
     runs = [measure(run) for run in read_runs(found)]
-    _require_keys(question.claimed, runs)
-    comparison = _compare(group_runs(runs, places=list(found.values())), question, (), anyway=anyway)
+    _require_keys(options.claimed, runs)
+    comparison = _compare(group_runs(runs, places=list(found.values())), options, (), anyway=anyway)
     fatal = [objection for objection in comparison.objections if objection.fatal]
     if fatal and not anyway:
         problems = [Problem(objection.what, objection.hint) for objection in fatal]
@@ -215,13 +215,15 @@ def judge_runs(places: Sequence[str], question: Question, *, anyway: bool) -> Co
     return comparison
 
 
-def _compare(arms: tuple[Arm, ...], question: Question, notes: Sequence[str], *, anyway: bool = False) -> Comparison:
+def _compare(
+    arms: tuple[Arm, ...], options: ComparisonOptions, notes: Sequence[str], *, anyway: bool = False
+) -> Comparison:
     return compare(
         arms,
-        reference=_reference(arms, question.reference),
-        margin=question.margin,
-        metric=question.metric,
-        claimed=question.claimed,
+        reference=_reference(arms, options.reference),
+        margin=options.margin,
+        metric=options.metric,
+        claimed=options.claimed,
         notes=notes,
         anyway=anyway,
     )
@@ -233,7 +235,7 @@ def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
     Raises:
         UsageError: Names the first, and the nearest key.
     """
-    keys = {key for run in runs for key in settings(run.config)}
+    keys = {key for run in runs for key in flat_settings(run.config)}
     for claim in claimed:
         if not any(key == claim or key.startswith(f"{claim}.") for key in keys):
             near = did_you_mean(claim, keys)
@@ -242,7 +244,7 @@ def _require_keys(claimed: Sequence[str], runs: Sequence[RunMeasures]) -> None:
             )
 
 
-def beside(comparison: Comparison, folder: Path) -> Comparison:
+def with_relative_paths(comparison: Comparison, folder: Path) -> Comparison:
     """The same with the paths of runs relative to a folder, so that it can be moved with its runs."""
 
     def moved(arm: Arm) -> Arm:
@@ -267,7 +269,7 @@ def _reference(arms: Sequence[Arm], wanted: str | None) -> str | None:
 def _notes(sweep: Sweep) -> list[str]:
     unfinished = [job for job in sweep.jobs if job.status not in ("done", "failed")]
     if unfinished:
-        line = f"mptrain resume {sweep.folder}{retyped_for(sweep)}"
+        line = f"mptrain resume {sweep.folder}{allow_argument_for(sweep)}"
         return [f"{len(unfinished)} of {len(sweep.jobs)} runs have not ended: {line} runs them"]
     return []
 

@@ -1,6 +1,6 @@
 """The protocol of what runs the jobs of a sweep, and the values that pass between it, the jobs and the sweep.
 
-`mptrain.sweep.local_executor` has processes of this machine, `mptrain.sweep.scheduler_executor` a scheduler's queue. Must not import torch.
+`mptrain.sweep.local_executor` has processes of this machine, `mptrain.sweep.slurm_executor` a scheduler's queue. Must not import torch.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class JobSpec:
 
 
 @dataclass(frozen=True)
-class Progress:
+class JobProgress:
     """How a job is going.
 
     Attributes:
@@ -77,7 +77,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobOutcome:
     """How a job ended: ``status``, exit ``code`` (negative: killed by that signal), and why, in one line."""
 
     status: Literal["done", "failed", "interrupted", "preempted"]
@@ -85,11 +85,11 @@ class Ended:
     reason: str = ""
 
 
-def stopped(by_ctrl_c: bool, reason: str, code: int | None = None) -> Ended:
+def stopped(by_ctrl_c: bool, reason: str, code: int | None = None) -> JobOutcome:
     """Return the end of a job that Ctrl-C or another signal stopped; ``code`` takes the place of the usual exit code."""
     if by_ctrl_c:
-        return Ended("interrupted", code or EXIT_INTERRUPTED, reason)
-    return Ended("preempted", code or EXIT_PREEMPTED, reason)
+        return JobOutcome("interrupted", code or EXIT_INTERRUPTED, reason)
+    return JobOutcome("preempted", code or EXIT_PREEMPTED, reason)
 
 
 class Listener:
@@ -98,10 +98,10 @@ class Listener:
     def started(self, number: int) -> None:
         """A job's process was started."""
 
-    def progressed(self, number: int, progress: Progress) -> None:
+    def progressed(self, number: int, progress: JobProgress) -> None:
         """A job said how far it is."""
 
-    def ended(self, number: int, ended: Ended, seconds: float) -> None:
+    def ended(self, number: int, ended: JobOutcome, seconds: float) -> None:
         """A job has ended, so many seconds after its process was started."""
 
     def stopping(self, name: str) -> None:

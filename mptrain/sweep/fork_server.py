@@ -10,9 +10,9 @@ from __future__ import annotations
 import gc
 import signal
 
-from mptrain.sweep.processes import ENDING_SIGNALS, die_with_parent, leave_the_terminal
+from mptrain.sweep.processes import ENDING_SIGNALS, detach_from_terminal, die_with_parent
 
 signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)  # its children begin so, and unblock them when they can obey
-leave_the_terminal()
+detach_from_terminal()
 die_with_parent(signal.SIGKILL)
 gc.disable()  # what follows are imports, which make many objects and drop none; a job turns it on again

@@ -22,8 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import parse, quoted
-from mptrain.config.ranges import first_line
 from mptrain.config.targets import is_allowed, resolve
+from mptrain.config.value_checks import first_line
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
 from mptrain.runlog.sweeps import Sweep, SweepJob, summary_of
 from mptrain.sweep.points import Point
@@ -53,7 +53,7 @@ class ProcessLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: RunBatch, config: DictConfig) -> None:
         """Called once by the sweeper."""
         self._run = task_function
-        self._fixed = {key_of(word) for word in fixed_words(config.hydra.overrides.task)}
+        self._fixed = {key_of(word) for word in fixed_overrides(config.hydra.overrides.task)}
         self._asked = 0
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
@@ -81,7 +81,7 @@ class ProcessLauncher(Launcher):
         return [_answer(sweep, sweep.jobs[point.number], point.overrides) for point in points]
 
 
-def ask_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: RunBatch) -> None:
+def run_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: RunBatch) -> None:
     """Lets the sweeper that the words choose ask for points until it has enough.
 
     Args:
@@ -123,7 +123,7 @@ def ask_sweeper(words: Sequence[str], composer: Composer, folder: Path, run: Run
         hint = f"install its plugin (that of optuna, ax and nevergrad is hydra-NAME-sweeper); there is {there_is}"
         raise ConfigError(f"{group}={name}: there is no such sweeper", hint) from error
     except (HydraException, OmegaConfBaseException) as error:
-        composer.compose(fixed_words(words))  # finds better words for what is wrong with them, if it is in these
+        composer.compose(fixed_overrides(words))  # finds better words for what is wrong with them, if it is in these
         raise ConfigError(first_line(error)) from error
     except Exception as error:
         raise MptrainError(f"the sweeper ended with {one_line(error)}", "--traceback shows where") from error
@@ -159,7 +159,7 @@ def _targets(tree: Any) -> Iterator[str]:
         yield from _targets(item)
 
 
-def fixed_words(words: Sequence[str]) -> list[str]:
+def fixed_overrides(words: Sequence[str]) -> list[str]:
     """The words with one value, and those that cannot be read."""
     parsed = [(word, parse(word)[0]) for word in words]
     return [word for word, override in parsed if override is None or not override.is_sweep_override()]

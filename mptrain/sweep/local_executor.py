@@ -14,12 +14,12 @@ from typing import Any
 
 from mptrain.config.compose import Composer
 from mptrain.config.schema import Config
-from mptrain.engine.interrupt import Interrupts
+from mptrain.engine.interrupt import SignalListener
 from mptrain.errors import EXIT_BUG
 from mptrain.machine import is_running, usable_cores
-from mptrain.sweep.executor import Ended, JobSpec, Listener, Program, stopped
-from mptrain.sweep.processes import Process, cause, forked, send, send_to, spawned, start, warm_up
-from mptrain.sweep.worker import Assignment, one_line, work
+from mptrain.sweep.executor import JobOutcome, JobSpec, Listener, Program, stopped
+from mptrain.sweep.processes import Process, describe_exit_code, forked, send, send_to, spawned, start, warm_up
+from mptrain.sweep.worker import LocalJob, one_line, run_job
 
 #: Seconds between two looks at signals and clocks.
 _TICK = 0.25
@@ -44,7 +44,7 @@ class _Running:
     slot: int | None
     forked: bool
     began: float
-    ended: Ended | None = None
+    ended: JobOutcome | None = None
     last_words: float = 0.0
     told: bool = False
     orphaned: float | None = None
@@ -96,7 +96,7 @@ class LocalExecutor:
     def run(self, jobs: Sequence[JobSpec], listener: Listener) -> int | None:
         """See `Executor`; every job is composed before the first one starts."""
         composed = [(job, self.composer.compose(job.words)) for job in jobs]
-        with Interrupts() as interrupts:
+        with SignalListener() as interrupts:
             pool = _Pool(self.slots, self.program, listener, interrupts)
             try:
                 pool.run(composed)
@@ -111,7 +111,7 @@ class LocalExecutor:
 
 
 class _Pool:
-    def __init__(self, slots: Slots, program: Program, listener: Listener, interrupts: Interrupts) -> None:
+    def __init__(self, slots: Slots, program: Program, listener: Listener, interrupts: SignalListener) -> None:
         self._slots, self._program, self._listener, self._interrupts = slots, program, listener, interrupts
         self._free = list(range(slots.count))
         self._running: list[_Running] = []
@@ -165,22 +165,24 @@ class _Pool:
             cuda = _on_accelerator(config)
             environment = self._slots.environment(slot) if cuda and ":" not in config.device else {}
             threads = self._slots.threads if config.threads is None else None
-            assignment = Assignment(pickle.dumps((self._program, config)), job.log, environment, threads)
+            assignment = LocalJob(pickle.dumps((self._program, config)), job.log, environment, threads)
             process, pipe = self._process(assignment, cuda=cuda)
         except (OSError, EOFError, pickle.PicklingError, TypeError, AttributeError) as error:
             self._free.append(slot)  # no process to be had, or an argument of the user's that cannot be sent to one
-            self._listener.ended(job.number, Ended("failed", EXIT_BUG, f"not started: {one_line(error)}"), 0.0)
+            self._listener.ended(job.number, JobOutcome("failed", EXIT_BUG, f"not started: {one_line(error)}"), 0.0)
             return
         self._running.append(_Running(job.number, process, pipe, slot, not cuda, began))
         self._listener.started(job.number)  # while it is on its way
 
-    def _process(self, assignment: Assignment, *, cuda: bool) -> tuple[Process, Connection]:
+    def _process(self, assignment: LocalJob, *, cuda: bool) -> tuple[Process, Connection]:
         if not cuda:
             warm_up(self._program.modules)
         receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
         with sender:
             try:
-                return start(spawned(work, assignment, sender) if cuda else forked(work, assignment, sender)), receiver
+                return start(
+                    spawned(run_job, assignment, sender) if cuda else forked(run_job, assignment, sender)
+                ), receiver
             except BaseException:
                 receiver.close()
                 raise
@@ -207,7 +209,7 @@ class _Pool:
         try:
             while job.pipe is not None and job.pipe.poll():
                 said = pickle.loads(job.pipe.recv_bytes())
-                if isinstance(said, Ended):
+                if isinstance(said, JobOutcome):
                     job.ended, job.last_words = said, time.monotonic()
                 else:
                     self._listener.progressed(job.number, said)
@@ -243,17 +245,17 @@ class _Pool:
             self._free.append(job.slot)
             job.slot = None
 
-    def _judge(self, job: _Running) -> Ended:
+    def _judge(self, job: _Running) -> JobOutcome:
         """How a job ended: what it said, or what its process tells where it said nothing."""
         was_stopped = job.ended is None or job.ended.status in ("interrupted", "preempted")
         if job.orphaned is not None and was_stopped and self._stopping is None:
-            return Ended("failed", EXIT_BUG, "the fork server was killed, which stopped the job")
+            return JobOutcome("failed", EXIT_BUG, "the fork server was killed, which stopped the job")
         if job.ended is not None:
             return job.ended
         code = job.process.exitcode or 0
         if self._stopping is not None and code < 0:
-            return stopped(self._stopping == signal.SIGINT, cause(code))
-        return Ended("failed", code or EXIT_BUG, cause(code))
+            return stopped(self._stopping == signal.SIGINT, describe_exit_code(code))
+        return JobOutcome("failed", code or EXIT_BUG, describe_exit_code(code))
 
 
 def _on_accelerator(config: Config) -> bool:

@@ -1,7 +1,7 @@
 """The points of a sweep: command-line words with several values become command lines with one value each, all checked.
 
 Every point is composed and checked before the first one starts: its words, its device, and parts that go together. Each data set
-is loaded once, in a process of its own (`mptrain.sweep.processes.ask`): the sweep keeps neither its memory nor what loading it
+is loaded once, in a process of its own (`mptrain.sweep.processes.run_in_fork`): the sweep keeps neither its memory nor what loading it
 did to the process, and what has to be downloaded is there before jobs ask for it side by side.
 """
 
@@ -25,11 +25,11 @@ from mptrain.config.targets import parameters
 from mptrain.errors import CheckpointError, ConfigError, DataError, EnvironmentRefused, MptrainError, Problem
 from mptrain.run.tracking import require_logger
 from mptrain.sweep.executor import Program
-from mptrain.sweep.processes import ask, warm_up
+from mptrain.sweep.processes import run_in_fork, warm_up
 from mptrain.sweep.worker import one_line
 
 if TYPE_CHECKING:
-    from mptrain.workloads.base.source import Dataset
+    from mptrain.workloads.base.dataset import Dataset
 
 _Checked = TypeVar("_Checked")
 
@@ -227,7 +227,7 @@ def require_agreement(points: Sequence[Point], program: Program) -> None:
     groups = list(alike.values())
     configs = [group[0].config for group in groups if group[0].config is not None]
     found: dict[Problem, list[Point]] = {}
-    for number, error in ask(functools.partial(disagreements, configs), program.modules):
+    for number, error in run_in_fork(functools.partial(disagreements, configs), program.modules):
         if not isinstance(error, ConfigError):
             [problem] = [named(Problem(str(error), error.hint), groups[number], len(points))]
             raise type(error)(problem.what, problem.hint)
@@ -255,7 +255,7 @@ def disagreements(configs: Sequence[Config]) -> list[tuple[int, MptrainError]]:
 
 
 def _load(config: Config) -> Dataset | MptrainError:
-    from mptrain.config.together import build_dataset
+    from mptrain.config.build_workload import build_dataset
 
     try:
         return build_dataset(config)
@@ -266,7 +266,7 @@ def _load(config: Config) -> Dataset | MptrainError:
 
 
 def _require_together(config: Config, dataset: Dataset) -> None:
-    from mptrain.config.together import build_task, require_facts, require_known_learners
+    from mptrain.config.build_workload import build_task, require_facts, require_known_learners
 
     require_facts(config, "model", config.model, dataset)
     try:

@@ -52,7 +52,7 @@ def warm_up(modules: Sequence[str]) -> None:
         forkserver.ensure_running()
 
 
-def ask(function: Callable[[], T], modules: Sequence[str]) -> T:
+def run_in_fork(function: Callable[[], T], modules: Sequence[str]) -> T:
     """Return the value of a function, computed in a forked process of which nothing remains.
 
     Args:
@@ -72,7 +72,7 @@ def ask(function: Callable[[], T], modules: Sequence[str]) -> T:
             value, error = pickle.loads(receiver.recv_bytes())
         except EOFError:
             process.join()
-            raise EnvironmentRefused(f"checking the points: {cause(process.exitcode or 0)}") from None
+            raise EnvironmentRefused(f"checking the points: {describe_exit_code(process.exitcode or 0)}") from None
         except BaseException:
             process.kill()
             raise
@@ -85,13 +85,13 @@ def ask(function: Callable[[], T], modules: Sequence[str]) -> T:
 
 
 def answer(question: bytes, pipe: Connection) -> None:
-    """Run in the process of `ask`: compute one value and send ``(value, None)`` or ``(None, error)``, pickled.
+    """Run in the process of `run_in_fork`: compute one value and send ``(value, None)`` or ``(None, error)``, pickled.
 
     Args:
         question: A pickled function without parameters.
         pipe: Takes the answer.
     """
-    leave_the_server()
+    reset_after_fork()
     die_with_parent(signal.SIGKILL)
     for number in ENDING_SIGNALS:  # the sweep's process ends this one
         signal.signal(number, signal.SIG_DFL)
@@ -134,7 +134,7 @@ def start(process: Process) -> Process:
     raise AssertionError("unreachable")
 
 
-def cause(code: int) -> str:
+def describe_exit_code(code: int) -> str:
     """Return what the exit code of a process that said nothing means."""
     if code >= 0:
         return f"its process ended with {code} and did not say why"
@@ -155,7 +155,7 @@ def send_to(pid: int | None, number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def leave_the_server() -> None:
+def reset_after_fork() -> None:
     """Undo in a process what was set for the fork server: disabled garbage collection, and variables.
 
     Garbage is collected again, but not among what the server imported: that would copy its memory. What is started from
@@ -167,7 +167,7 @@ def leave_the_server() -> None:
         os.environ.pop(name, None)
 
 
-def leave_the_terminal() -> None:
+def detach_from_terminal() -> None:
     """Become a process that Ctrl-C and the end of the terminal do not reach."""
     with contextlib.suppress(PermissionError):  # it leads a group of its own already
         os.setsid()

@@ -18,31 +18,31 @@ from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.config.overrides import quoted
 from mptrain.config.schema import RunOptions
-from mptrain.config.trust import retyped_for
+from mptrain.config.trust import allow_argument_for
 from mptrain.errors import EXIT_OK, EXIT_SWEEP, ConfigError, StorageError
 from mptrain.masking import masked
+from mptrain.runlog.atomic_files import TEMPORARY, storage_errors
 from mptrain.runlog.directory import RunDirectory
-from mptrain.runlog.layout import RUN_JSON, RunPaths, fresh_name
-from mptrain.runlog.lock import Holder, hold, holder_of
-from mptrain.runlog.state import RunState
-from mptrain.runlog.storage import TEMPORARY, storing
+from mptrain.runlog.lock import LockHolder, hold_lock, holder_of
+from mptrain.runlog.run_paths import RUN_JSON, RunPaths, fresh_name
+from mptrain.runlog.run_state import RunState
 from mptrain.runlog.sweeps import SWEEP_JSON, Kind, Sweep, SweepJob, is_sweep, read_sweep, write_sweep
-from mptrain.sweep.executor import Ended, Executor, JobSpec, Listener, Program, Progress
+from mptrain.sweep.executor import Executor, JobOutcome, JobProgress, JobSpec, Listener, Program
 from mptrain.sweep.local_executor import LocalExecutor, Slots
 from mptrain.sweep.points import NOT_SWEPT, Point
-from mptrain.sweep.scheduler_executor import SchedulerExecutor, require_none_queued
+from mptrain.sweep.slurm_executor import SlurmExecutor, require_none_queued
 
 #: The most seconds to wait until the runs that a killed sweep left behind have saved themselves; the other points are run then.
 _PATIENCE = 60.0
 
 
-class Watcher(Protocol):
+class SweepDisplay(Protocol):
     """Shows a sweep, in the process that runs it."""
 
     def changed(self, sweep: Sweep, job: SweepJob) -> None:
         """A job was started, or has ended; both are as ``sweep.json`` has them now."""
 
-    def progressed(self, number: int, progress: Progress) -> None:
+    def progressed(self, number: int, progress: JobProgress) -> None:
         """A job said how far it is."""
 
     def stopping(self, name: str) -> None:
@@ -71,7 +71,7 @@ def sweep_folder(options: RunOptions, below: str = "sweeps") -> Path:
     for _ in range(100):
         date, moment = fresh_name("sweep")
         folder = root / below / date / moment.replace("-sweep-", "-")
-        with storing(folder, "create"):
+        with storage_errors(folder, "create"):
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
                 folder.mkdir()
@@ -88,13 +88,13 @@ def _named_folder(root: Path, name: str, resume: str) -> Path:
             raise StorageError(f"{place} is a run, and no place for a sweep", "choose another run.name")
     if is_sweep(folder):
         if resume == "never":
-            trust = retyped_for(read_sweep(folder))
+            trust = allow_argument_for(read_sweep(folder))
             hint = f"go on with it: mptrain resume {folder}{trust} (or add run.resume=auto), or choose another run.name"
             raise StorageError(f"there is a sweep in {folder}", hint)
         return folder
     if resume == "must":
         raise StorageError(f"run.resume=must: there is no sweep in {folder}", "use run.resume=auto to start it")
-    with storing(folder, "create"):
+    with storage_errors(folder, "create"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(entry.suffix != TEMPORARY for entry in folder.iterdir()):
             raise StorageError(f"{folder} exists and is not a sweep: it has no {SWEEP_JSON}", "choose another run.name")
@@ -150,7 +150,7 @@ def plan_sweep(
     return fresh
 
 
-def take_stock(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep:
+def refresh_status(sweep: Sweep, numbers: Container[int] | None = None) -> Sweep:
     """The sweep as its run directories stand: what is not done there waits to be run; the other jobs as they are."""
     wanted = [numbers is None or job.number in numbers for job in sweep.jobs]
     jobs = zip(sweep.jobs, wanted, strict=True)
@@ -181,7 +181,7 @@ def run_sweep(
     sweep: Sweep,
     composer: Composer,
     program: Program,
-    watch: Watcher,
+    watch: SweepDisplay,
     numbers: Container[int] | None = None,
     launcher: Launcher | None = None,
 ) -> tuple[Sweep, int]:
@@ -203,9 +203,9 @@ def run_sweep(
         StorageError: Another process runs this sweep, or the disk refuses.
         EnvironmentRefused: The scheduler that the launcher wants is not there.
     """
-    with hold(sweep.paths.lock):
+    with hold_lock(sweep.paths.lock):
         require_none_queued(sweep.folder)
-        record = _Record(take_stock(sweep, numbers), watch)
+        record = _Record(refresh_status(sweep, numbers), watch)
         about = [job for job in record.sweep.jobs if numbers is None or job.number in numbers]
         living = _wait_for_orphans(record, {job.number for job in about if not sweep.has_ended(job)})
         sweep = record.sweep
@@ -222,7 +222,7 @@ def run_sweep(
                 slots = Slots.of_this_machine(min(sweep.parallel, len(sweep.jobs)))
                 executor = LocalExecutor(composer, program, slots)
             else:
-                executor = SchedulerExecutor(sweep, composer.typed, program, launcher)
+                executor = SlurmExecutor(sweep, composer.typed, program, launcher)
             stopped = executor.run([_spec(sweep, job) for job in wanted], record)
         for number in living - _holders(record.sweep, living).keys():  # it has ended while the others ran
             record.ended_by_itself(number)
@@ -249,23 +249,23 @@ def directory_name(point: Point) -> str:
 class _Record(Listener):
     """Keeps the sweep and its file current, and passes on what happens."""
 
-    def __init__(self, sweep: Sweep, watch: Watcher) -> None:
+    def __init__(self, sweep: Sweep, watch: SweepDisplay) -> None:
         self.sweep = sweep
         self._watch = watch
 
     def started(self, number: int) -> None:
         self._change(replace(self.sweep.jobs[number], status="running", reason=""))
 
-    def progressed(self, number: int, progress: Progress) -> None:
+    def progressed(self, number: int, progress: JobProgress) -> None:
         self._watch.progressed(number, progress)
 
-    def ended(self, number: int, ended: Ended, seconds: float) -> None:
+    def ended(self, number: int, ended: JobOutcome, seconds: float) -> None:
         job = self.sweep.jobs[number]
         status, code, reason = ended.status, ended.code, ended.reason
         seconds = round((job.seconds or 0.0) + seconds, 3)  # of all its processes
         self._change(replace(job, status=status, code=code, reason=reason, seconds=seconds))
 
-    def lives(self, number: int, holder: Holder) -> None:
+    def lives(self, number: int, holder: LockHolder) -> None:
         """A process of an earlier time still runs a job."""
         reason = f"still run by {holder}, which outlived the sweep that started it"
         self._change(replace(self.sweep.jobs[number], status="running", code=None, reason=reason))
@@ -348,7 +348,7 @@ def _wait_for_orphans(record: _Record, numbers: Container[int]) -> set[int]:
     return set(living)
 
 
-def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, Holder]:
+def _holders(sweep: Sweep, numbers: Container[int]) -> dict[int, LockHolder]:
     """Return the processes that hold runs of these jobs."""
     jobs = [job for job in sweep.jobs if job.number in numbers]
     found = {job.number: RunDirectory(RunPaths(sweep.paths.run(job.name))).holder() for job in jobs}

@@ -27,13 +27,13 @@ from mptrain.extras import load_extra
 from mptrain.files import open_in_place, read_text
 from mptrain.masking import MaskedText
 from mptrain.records import EvalRecord, OverflowRecord, ProgressRecord, Record, StepRecord
+from mptrain.runlog.atomic_files import require_folder_stays, storage_errors, write_atomically
 from mptrain.runlog.directory import RunDirectory
-from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.runlog.sink import Fanout, Sink
-from mptrain.runlog.storage import kept_in_place, storing, write_atomically
 from mptrain.runlog.sweeps import JobStatus
-from mptrain.sweep.executor import Ended, JobSpec, Program, Progress, stopped
-from mptrain.sweep.processes import ENDING_SIGNALS, die_with_parent, leave_the_server, leave_the_terminal
+from mptrain.sweep.executor import JobOutcome, JobProgress, JobSpec, Program, stopped
+from mptrain.sweep.processes import ENDING_SIGNALS, detach_from_terminal, die_with_parent, reset_after_fork
 
 if TYPE_CHECKING:
     from mptrain.config.schema import Config
@@ -46,7 +46,7 @@ _LONGEST_REASON = 600
 
 
 @dataclass(frozen=True)
-class Assignment:
+class LocalJob:
     """What a process of this machine is told.
 
     Attributes:
@@ -63,7 +63,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Submission:
+class SubmittedJob:
     """One point of a sweep, as it is handed to a scheduler: words, which mean the same there, and no secret.
 
     Attributes:
@@ -98,15 +98,15 @@ class JobResult:
     reason: str = ""
 
 
-def work(assignment: Assignment, pipe: Connection) -> None:
+def run_job(assignment: LocalJob, pipe: Connection) -> None:
     """Run a job in a process of this machine; once it has said how the job ended, its own exit code means nothing.
 
     Args:
         assignment: What is to be done.
-        pipe: Takes `Progress` and at last `Ended`, pickled.
+        pipe: Takes `JobProgress` and at last `JobOutcome`, pickled.
     """
-    leave_the_server()
-    leave_the_terminal()
+    reset_after_fork()
+    detach_from_terminal()
     die_with_parent(signal.SIGTERM)  # as if it had been asked for an orderly end
     with contextlib.suppress(
         OSError
@@ -130,7 +130,7 @@ def work(assignment: Assignment, pipe: Connection) -> None:
         pipe.close()
 
 
-def work_submitted(submission: Submission) -> None:
+def run_submitted_job(submission: SubmittedJob) -> None:
     """Run a job; called by submitit, in a process that the scheduler started.
 
     A signal that its time is up saves the run and queues the job again. One that ends it otherwise saves the run: if that was
@@ -153,7 +153,7 @@ def work_submitted(submission: Submission) -> None:
     ended = _train(prepare, job.log, program.report, Fanout(()))  # the run directory has the records
     again = ended.status == "preempted" and ended.reason.startswith(TIME_IS_UP.name)
     if again and not _got_on(job.run):
-        again, ended = False, Ended("preempted", EXIT_PREEMPTED, "no step was made in its time: raise timeout_min")
+        again, ended = False, JobOutcome("preempted", EXIT_PREEMPTED, "no step was made in its time: raise timeout_min")
     if again:
         _write_result(submission, JobResult("waiting"))
         try:
@@ -161,7 +161,7 @@ def work_submitted(submission: Submission) -> None:
                 0
             )  # it may end this process at once
         except Exception as error:  # no scontrol on this node, or it refuses
-            ended = Ended("preempted", EXIT_PREEMPTED, f"saved, but not queued again: {one_line(error)}")
+            ended = JobOutcome("preempted", EXIT_PREEMPTED, f"saved, but not queued again: {one_line(error)}")
         else:
             raise SystemExit(0)  # past submitit, which would write down that it ended
     _write_result(submission, JobResult(ended.status, ended.code, ended.reason))
@@ -195,7 +195,7 @@ def print_traceback(error: BaseException) -> int:
 
 def print_to(log: Path) -> None:
     """Send everything that is printed from here on, by any library, to a file."""
-    with storing(log):
+    with storage_errors(log):
         descriptor = open_in_place(log, os.O_WRONLY | os.O_APPEND)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -214,10 +214,10 @@ def _train(
     report: Callable[[BaseException], int],
     sink: Sink,
     threads: int | None = None,
-) -> Ended:
+) -> JobOutcome:
     """Train what ``prepare`` returns, and report what it raises; ``report`` does until the program is known."""
     try:
-        with kept_in_place(log.parent):  # the sweep's, which a run would else make anew
+        with require_folder_stays(log.parent):  # the sweep's, which a run would else make anew
             program, config = prepare()
             report = program.report
             if threads is not None:
@@ -234,12 +234,14 @@ def _train(
         return stopped(True, "interrupted before it began to train")
     except SystemExit as error:
         print_traceback(error)
-        return Ended("failed", error.code if isinstance(error.code, int) and error.code else EXIT_BUG, one_line(error))
+        return JobOutcome(
+            "failed", error.code if isinstance(error.code, int) and error.code else EXIT_BUG, one_line(error)
+        )
     except BaseException as error:
         if not isinstance(error, MptrainError):
             print_traceback(error)
-        return Ended("failed", report(error), one_line(error))
-    return Ended("done", EXIT_OK)
+        return JobOutcome("failed", report(error), one_line(error))
+    return JobOutcome("done", EXIT_OK)
 
 
 class _Stopped(BaseException):
@@ -260,7 +262,7 @@ def _got_on(run: Path) -> bool:
     return False
 
 
-def _write_result(submission: Submission, result: JobResult) -> None:
+def _write_result(submission: SubmittedJob, result: JobResult) -> None:
     with contextlib.suppress(StorageError):  # the run directory says it too
         write_atomically(submission.result, json.dumps(asdict(result)) + "\n")
 
@@ -294,7 +296,7 @@ class _ToParent:
     def _send(self) -> None:
         if self._last is None:
             return
-        progress = Progress(
+        progress = JobProgress(
             step=self._last.step,
             steps=self._last.steps,
             eta=self._last.eta,

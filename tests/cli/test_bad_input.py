@@ -5,7 +5,7 @@ import random
 import pytest
 from loops import each
 
-from mptrain.parallel.torchrun import Begun, begun_by_torchrun
+from mptrain.parallel.torchrun import TorchrunRank, torchrun_rank
 
 ROWS = [
     (
@@ -171,15 +171,15 @@ def test_one_rank_is_no_several(monkeypatch, variables):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert begun_by_torchrun() is None
+    assert torchrun_rank() is None
 
 
 def test_a_rank_is_told_where_it_stands(monkeypatch):
     for name, value in {**THERE, "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
-    assert begun_by_torchrun() == Begun(5, 8, 1, 4, speaks=False)
+    assert torchrun_rank() == TorchrunRank(5, 8, 1, 4, speaks=False)
     monkeypatch.delenv("LOCAL_RANK")
-    assert begun_by_torchrun() == Begun(5, 8, 5, 4, speaks=True)
+    assert torchrun_rank() == TorchrunRank(5, 8, 5, 4, speaks=True)
 
 
 def test_all_problems_come_out_at_once(terminal):

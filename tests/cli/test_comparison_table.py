@@ -8,7 +8,7 @@ from dataclasses import replace
 from comparison.fake_runs import arm
 
 from mptrain.cli.comparison_table import print_comparison
-from mptrain.comparison.comparison import compare
+from mptrain.comparison.compare_arms import compare
 
 
 def table_of(speeds, capsys):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mptrain.cli.diagnose import MOST_ROWS, interesting
-from mptrain.runlog.diagnosis import ModuleRow, Reach
+from mptrain.runlog.diagnosis_file import ModuleRow, ValueRange
 
 
 def rows(count, *, breaks=None):
     return [
         ModuleRow(
-            f"layer{place}", "Conv2d", 1, "float16", Reach(float(place), 0.0, 0.0, 0, 0),
-            Reach(float(count - place), place / count, 0.0, 0, 0), "backward" if place == breaks else "",
+            f"layer{place}", "Conv2d", 1, "float16", ValueRange(float(place), 0.0, 0.0, 0, 0),
+            ValueRange(float(count - place), place / count, 0.0, 0, 0), "backward" if place == breaks else "",
         )
         for place in range(count)
     ]  # fmt: skip

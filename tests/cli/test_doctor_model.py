@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mptrain.cli import doctor_model as module
-from mptrain.inspection.scale_check_ranges import Distances, by_module
+from mptrain.inspection.scale_check_ranges import GradientErrors, by_module
 from mptrain.numerics.formats import FLOAT16
 
 TINY = ("model=mlp", "dataset.image_size=8", "dataset.train_samples=32", "train.batch_size=8")
@@ -71,7 +71,7 @@ def test_a_device_that_is_not_there_ends_with_3(terminal, monkeypatch):
 def of(name, best=1e-3, good=(0, 1)):
     shifts = {exponent: 0.0 if exponent in good else math.inf for exponent in range(3)}
     errors = {exponent: best if exponent in good else math.inf for exponent in range(3)}
-    return Distances(f"{name}.weight", 1, 1.0, 1e-7, 1e-2, 0.0, errors, shifts)
+    return GradientErrors(f"{name}.weight", 1, 1.0, 1e-7, 1e-2, 0.0, errors, shifts)
 
 
 def test_many_modules_are_shown_by_what_holds_them_with_the_worst_of_each():

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 from report.folders import make_run, make_sweep
-from report.microscope import looks, make_looked_at
+from report.microscope import make_looked_at, sampled_steps
 
 
 def test_it_prints_the_scale_the_table_and_where_the_page_is(terminal, tmp_path):
@@ -23,7 +23,7 @@ def test_it_prints_the_scale_the_table_and_where_the_page_is(terminal, tmp_path)
 def test_too_few_looks_name_no_scale_and_end_with_the_code_of_missing_data(terminal, tmp_path, learners):
     """One learner that was looked at often enough does not speak for the other."""
     counts = dict(zip(learners, (1, 3), strict=False))
-    records = [one for name, count in counts.items() for one in looks(count, learner=name)]
+    records = [one for name, count in counts.items() for one in sampled_steps(count, learner=name)]
     make_looked_at(tmp_path / "run", records, learners=learners, scale=1.0)
     assert terminal("recommend", "run") == 6
     first = " ".join(terminal.out.split("\n\n")[0].split())
@@ -34,7 +34,7 @@ def test_too_few_looks_name_no_scale_and_end_with_the_code_of_missing_data(termi
 
 
 def test_where_every_look_overflowed_nothing_is_known_and_the_code_says_so(terminal, tmp_path):
-    make_looked_at(tmp_path / "run", looks(2, overflows=(1, 20)), scale=1.0)
+    make_looked_at(tmp_path / "run", sampled_steps(2, overflows=(1, 20)), scale=1.0)
     assert terminal("recommend", "run") == 6
     assert terminal.out.startswith("Every step that was looked at overflowed")
 
@@ -54,7 +54,7 @@ def test_a_sweep_adds_what_it_measured(terminal, tmp_path, words):
 
 
 def test_each_learner_has_a_table(terminal, tmp_path):
-    records = [one for name in ("critic", "artist") for one in looks(2, learner=name)]
+    records = [one for name in ("critic", "artist") for one in sampled_steps(2, learner=name)]
     make_looked_at(tmp_path / "gan", records, learners=("critic", "artist"), scale=1.0)
     assert terminal("recommend", "gan") == 0
     assert terminal.out.count("\n2^0 ") == 2

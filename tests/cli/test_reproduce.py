@@ -16,7 +16,7 @@ from small_runs import run_command, run_in_process
 from mptrain.records import EvalRecord, EventRecord
 from mptrain.runlog.sweeps import read_sweep, write_sweep
 from mptrain.sweep.points import validate
-from mptrain.sweep.runner import take_stock
+from mptrain.sweep.runner import refresh_status
 
 RECIPE = """
 title: Mine
@@ -47,7 +47,7 @@ class Jobs:
         self.code = None
 
     def __call__(self, sweep, composer, program, watch):
-        stock = take_stock(sweep)
+        stock = refresh_status(sweep)
         for job in stock.jobs:
             if job.status == "done":
                 continue

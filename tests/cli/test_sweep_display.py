@@ -11,7 +11,7 @@ from rich.console import Console
 from mptrain.cli.sweep_display import LiveTable, choose, print_outcome, remaining
 from mptrain.runlog import RunPaths, write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob
-from mptrain.sweep.executor import Progress
+from mptrain.sweep.executor import JobProgress
 
 
 def jobs_with(*statuses):
@@ -27,7 +27,7 @@ def sweep_of(folder, *statuses, parallel=1):
 
 def progress(step=30, eta=6.0, **more):
     fields = {"metric_name": "top1", "metric": 0.5, "scales": (65536.0,), "overflows": 3, "skipped": 2, **more}
-    return Progress(step, 120, eta, "training", **fields)
+    return JobProgress(step, 120, eta, "training", **fields)
 
 
 def drawn(table, width=120, height=30):

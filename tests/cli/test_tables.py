@@ -9,8 +9,8 @@ import pytest
 from comparison.fake_runs import arm
 
 from mptrain.cli.comparison_table import print_comparison
-from mptrain.cli.tables import BREAK, Column, drawn
-from mptrain.comparison.comparison import compare
+from mptrain.cli.tables import BREAK, Column, render_table
+from mptrain.comparison.compare_arms import compare
 
 
 class Tty(io.StringIO):
@@ -49,7 +49,7 @@ def test_cells_are_broken_where_they_say_then_the_least_important_columns_are_le
     monkeypatch, width, whole, left_out
 ):
     on_terminal(monkeypatch, width, NO_COLOR="1")
-    lines = drawn(COLUMNS, piped_width=200)
+    lines = render_table(COLUMNS, piped_width=200)
     assert max(map(len, lines)) <= width
     assert all(any(part in line for line in lines) for part in whole), lines
     assert (lines[-1] if "no room" in lines[-1] else None) == left_out

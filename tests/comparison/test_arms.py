@@ -5,56 +5,56 @@ from __future__ import annotations
 import pytest
 from comparison.fake_runs import arm, measures
 
-from mptrain.comparison.arms import choose_reference, group, pairs
+from mptrain.comparison.arms import choose_reference, group_into_arms, pair_by_seed
 from mptrain.comparison.results import Arm
 from mptrain.errors import UsageError
 
 
 def test_runs_that_differ_in_their_seed_only_are_an_arm():
     runs = [measures(seed, precision=mode) for seed in (2, 0, 1) for mode in ("amp_dynamic", "fp32")]
-    arms = group(runs)
+    arms = group_into_arms(runs)
     assert [one.name for one in arms] == ["amp_dynamic", "fp32"]
     assert [[run.seed for run in one.runs] for one in arms] == [[0, 1, 2], [0, 1, 2]]
 
 
 def test_where_runs_are_and_how_they_are_logged_makes_no_arm():
     keys = {"run__root": "elsewhere", "run__name": "x", "log__ring": 8, "extensions__allow": ["mine"]}
-    assert len(group([measures(0), measures(1, keys=keys)])) == 1
+    assert len(group_into_arms([measures(0), measures(1, keys=keys)])) == 1
 
 
 def test_arms_of_one_precision_are_named_by_the_keys_that_differ():
     scales = [measures(0, precision="fp16_static", keys={"scaler__init_scale": scale}) for scale in (1.0, 8.0)]
-    assert [one.name for one in group(scales)] == ["scaler.init_scale=1", "scaler.init_scale=8"]
-    both = group([measures(0), *scales])
+    assert [one.name for one in group_into_arms(scales)] == ["scaler.init_scale=1", "scaler.init_scale=8"]
+    both = group_into_arms([measures(0), *scales])
     assert [one.name for one in both] == ["fp32", "fp16_static scaler.init_scale=1", "fp16_static scaler.init_scale=8"]
 
 
 def test_arms_are_named_by_groups_before_keys():
     keys = {"chosen__model": "plain16", "model__widths": [1], "optimizer__lr": 0.1}
     runs = [measures(0), measures(0, keys=keys, chosen={"precision": "fp32", "model": "plain16", "dataset": "digits"})]
-    assert [one.name for one in group(runs)] == ["model=cnn", "model=plain16"]
+    assert [one.name for one in group_into_arms(runs)] == ["model=cnn", "model=plain16"]
 
 
 def test_names_are_unique_where_a_key_is_in_one_arm_only():
     runs = [measures(0), measures(0, keys={"weights": "old.pt"}), measures(0, keys={"weights": "new.pt"})]
-    names = [one.name for one in group(runs)]
+    names = [one.name for one in group_into_arms(runs)]
     assert names == ["fp32", "weights=old.pt", "weights=new.pt"]
 
 
 def test_names_that_were_given_are_kept():
-    arms = group([measures(0), measures(1), measures(0, keys={"optimizer__lr": 1.0})], ["a", "a", "b"])
+    arms = group_into_arms([measures(0), measures(1), measures(0, keys={"optimizer__lr": 1.0})], ["a", "a", "b"])
     assert [(one.name, len(one.runs)) for one in arms] == [("a", 2), ("b", 1)]
 
 
 @pytest.mark.parametrize("names", [None, ["x", "x"]])
 def test_a_seed_counts_once_in_an_arm(names):
     with pytest.raises(UsageError, match=r"have seed 4: runs/one and runs/two"):
-        group([measures(4, path="runs/one"), measures(4, path="runs/two")], names)
+        group_into_arms([measures(4, path="runs/one"), measures(4, path="runs/two")], names)
 
 
 def test_runs_are_paired_by_their_seeds():
     one, other = Arm("a", (measures(0), measures(2), measures(3))), Arm("b", (measures(2), measures(3), measures(5)))
-    assert [(run.seed, reference.seed) for run, reference in pairs(one, other)] == [(2, 2), (3, 3)]
+    assert [(run.seed, reference.seed) for run, reference in pair_by_seed(one, other)] == [(2, 2), (3, 3)]
 
 
 def test_the_reference_is_the_one_named_or_the_only_fp32_or_the_first():
@@ -76,32 +76,32 @@ def threads(seed, count, **more):
 
 
 def test_arms_that_were_typed_are_called_so_and_not_after_the_machine():
-    arms = group([threads(0, 1), threads(0, None)], places=["outputs/p16", "tty80/"])
+    arms = group_into_arms([threads(0, 1), threads(0, None)], places=["outputs/p16", "tty80/"])
     assert [one.name for one in arms] == ["p16", "tty80"]
-    arms = group([threads(0, 1), threads(0, None, precision="amp_dynamic")])
+    arms = group_into_arms([threads(0, 1), threads(0, None, precision="amp_dynamic")])
     assert [one.name for one in arms] == ["fp32", "amp_dynamic"]
 
 
 def test_typed_names_are_as_long_as_it_takes_to_tell_them_apart():
     runs = [measures(0), measures(0, precision="amp_dynamic")]
-    assert [one.name for one in group(runs, places=["a/run", "b/run"])] == ["a/run", "b/run"]
-    assert [one.name for one in group(runs, places=["x/a/run", "x/a/other"])] == ["run", "other"]
+    assert [one.name for one in group_into_arms(runs, places=["a/run", "b/run"])] == ["a/run", "b/run"]
+    assert [one.name for one in group_into_arms(runs, places=["x/a/run", "x/a/other"])] == ["run", "other"]
 
 
 def test_arms_of_several_places_and_places_of_several_arms_are_called_after_their_keys():
     runs = [measures(seed, precision=mode) for mode in ("fp32", "amp_dynamic") for seed in (0, 1)]
     for places in (["f0", "f1", "a0", "a1"], ["sweep"] * 4):
-        assert [one.name for one in group(runs, places=places)] == ["fp32", "amp_dynamic"]
-    assert [one.name for one in group(runs, places=["full", "full", "half", "half"])] == ["full", "half"]
+        assert [one.name for one in group_into_arms(runs, places=places)] == ["fp32", "amp_dynamic"]
+    assert [one.name for one in group_into_arms(runs, places=["full", "full", "half", "half"])] == ["full", "half"]
 
 
 def test_runs_of_other_machines_are_more_seeds_of_an_arm_unless_their_seed_is_there():
-    (only,) = group([threads(0, 1), threads(1, None)])
+    (only,) = group_into_arms([threads(0, 1), threads(1, None)])
     assert [run.seed for run in only.runs] == [0, 1]
-    assert [one.name for one in group([threads(0, 1), threads(0, 2)])] == ["threads=1", "threads=2"]
+    assert [one.name for one in group_into_arms([threads(0, 1), threads(0, 2)])] == ["threads=1", "threads=2"]
 
 
 def test_where_something_else_tells_arms_apart_the_machine_does_not():
     runs = [threads(0, 1, precision="fp32"), threads(0, 2), measures(0, keys={"threads": 1, "optimizer__lr": 0.1})]
-    names = [one.name for one in group([runs[0], runs[2]])]
+    names = [one.name for one in group_into_arms([runs[0], runs[2]])]
     assert names == ["optimizer.lr=0.05", "optimizer.lr=0.1"]

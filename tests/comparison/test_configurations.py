@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mptrain.comparison.configurations import ABSENT, chosen, differing, is_below, settings
+from mptrain.comparison.configurations import ABSENT, chosen_options, config_differences, flat_settings, is_below
 
 LEFT = "seed: 0\noptimizer: {lr: 0.1, betas: [0.9, 0.99]}\nlearners: {}\nchosen: {model: mlp}\n"
 RIGHT = "seed: 1\noptimizer: {lr: 0.2, betas: [0.9, 0.99]}\nscaler: {scale: 8.0}\nchosen: {model: cnn}\n"
@@ -12,16 +12,16 @@ RIGHT = "seed: 1\noptimizer: {lr: 0.2, betas: [0.9, 0.99]}\nscaler: {scale: 8.0}
 
 def test_a_configuration_is_read_as_dotted_keys_and_an_empty_section_says_nothing():
     expected = {"seed": 0, "optimizer.lr": 0.1, "optimizer.betas": [0.9, 0.99], "chosen.model": "mlp"}
-    assert {key: value for key, value in settings(LEFT).items() if key} == expected
+    assert {key: value for key, value in flat_settings(LEFT).items() if key} == expected
     with pytest.raises(TypeError):
-        settings(LEFT)["seed"] = 3
+        flat_settings(LEFT)["seed"] = 3
 
 
 def test_differences_name_both_values_and_leave_the_seed_out():
-    found = differing(LEFT, RIGHT, ("seed", "chosen"))
+    found = config_differences(LEFT, RIGHT, ("seed", "chosen"))
     assert found == {"optimizer.lr": (0.1, 0.2), "scaler.scale": (ABSENT, 8.0)}
-    assert "seed" not in differing(LEFT, RIGHT)
-    assert differing(LEFT, LEFT) == {}
+    assert "seed" not in config_differences(LEFT, RIGHT)
+    assert config_differences(LEFT, LEFT) == {}
 
 
 def test_a_key_is_below_a_name_only_where_the_name_ends():
@@ -31,4 +31,4 @@ def test_a_key_is_below_a_name_only_where_the_name_ends():
 
 
 def test_what_was_chosen_is_on_record():
-    assert chosen(RIGHT) == {"model": "cnn"}
+    assert chosen_options(RIGHT) == {"model": "cnn"}

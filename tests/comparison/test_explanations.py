@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from comparison.fake_runs import arm, failed, measures
 
-from mptrain.comparison.explanations import most_at_once, remarks
+from mptrain.comparison.explanations import max_concurrent_runs, remarks
 from mptrain.comparison.results import Arm, Interval
 
 CUDA = "cuda:0 (NVIDIA H100)"
@@ -144,4 +144,4 @@ def test_runs_that_did_not_end_in_order_are_named_with_their_reason():
     ],
 )
 def test_runs_at_the_same_time_are_counted_by_host(spans, most):
-    assert most_at_once([measures(seed, attempts=(span,)) for seed, span in enumerate(spans)]) == most
+    assert max_concurrent_runs([measures(seed, attempts=(span,)) for seed, span in enumerate(spans)]) == most

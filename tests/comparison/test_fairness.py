@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from comparison.fake_runs import arm, measures
 
-from mptrain.comparison.fairness import differs, inspect
+from mptrain.comparison.fairness import check_fairness, differing_keys
 from mptrain.comparison.results import Arm
 
 FULL = arm("fp32", [0.95, 0.96])
@@ -19,12 +19,12 @@ def of_amp(keys=None, **changes):
 
 
 def objections(*arms, claimed=()):
-    found, _ = inspect(arms, arms[0], claimed)
+    found, _ = check_fairness(arms, arms[0], claimed)
     return found
 
 
 def test_arms_that_differ_in_precision_only_are_fair_and_everything_was_checked():
-    found, checks = inspect((FULL, AMP), FULL)
+    found, checks = check_fairness((FULL, AMP), FULL)
     assert found == ()
     text = "\n".join(checks)
     assert "the descriptions of the data (data.json) were compared by digest" in text
@@ -43,7 +43,7 @@ def test_a_key_that_was_not_claimed_is_fatal_and_named_with_both_values():
 
 @pytest.mark.parametrize("claimed", [("train.batch_size", "optimizer"), ("train", "optimizer.lr")])
 def test_what_was_claimed_may_differ_and_is_named_in_full(claimed):
-    found, checks = inspect((FULL, of_amp({"train__batch_size": 20, "optimizer__lr": 0.1})), FULL, claimed)
+    found, checks = check_fairness((FULL, of_amp({"train__batch_size": 20, "optimizer__lr": 0.1})), FULL, claimed)
     assert [(one.what, one.fatal) for one in found] == [
         ("arms differ in optimizer.lr, train.batch_size too, as was claimed", False)
     ]
@@ -135,7 +135,7 @@ def test_epochs_that_only_one_run_reached_do_not_count():
 
 
 def test_what_is_not_on_record_is_flagged_as_not_checked():
-    found, checks = inspect((FULL, of_amp(initial_weights="", data={}, data_card="", evaluated={})), FULL)
+    found, checks = check_fairness((FULL, of_amp(initial_weights="", data={}, data_card="", evaluated={})), FULL)
     assert len(found) == 5
     assert not any(one.fatal for one in found)
     assert all("could not be checked" in one.what for one in found)
@@ -144,7 +144,7 @@ def test_what_is_not_on_record_is_flagged_as_not_checked():
 
 def test_partly_missing_digests_are_flagged_and_the_rest_is_checked():
     half = Arm("amp_dynamic", (AMP.runs[0], replace(AMP.runs[1], initial_weights="")))
-    found, checks = inspect((FULL, half), FULL)
+    found, checks = check_fairness((FULL, half), FULL)
     assert ["could not be checked" in one.what for one in found] == [True]
     assert any("initial weights" in check and "the 1 pairs on record" in check for check in checks)
 
@@ -175,7 +175,7 @@ def test_an_arm_that_is_called_tf32_may_have_it_unless_it_is_the_reference():
     ],
 )
 def test_another_machine_or_version_is_flagged(change, what):
-    found, checks = inspect((FULL, of_amp(**change)), FULL)
+    found, checks = check_fairness((FULL, of_amp(**change)), FULL)
     assert [(what in one.what, one.fatal) for one in found] == [(True, False)]
     assert not any("same device" in check for check in checks)
 
@@ -200,7 +200,7 @@ def test_seeds_without_a_partner_are_flagged():
 
 
 def test_differences_are_of_the_arm_against_the_reference():
-    found = differs(of_amp({"optimizer__lr": 0.1}), FULL)
+    found = differing_keys(of_amp({"optimizer__lr": 0.1}), FULL)
     assert found["optimizer.lr"] == (0.05, 0.1)
     assert found["scaler.init_scale"] == ("(absent)", 65536.0)
     assert not any(key.startswith(("run", "log", "chosen", "seed")) for key in found)
@@ -249,7 +249,7 @@ def test_runs_that_went_on_with_other_threads_are_flagged_only():
 def test_processes_that_began_with_other_memory_are_flagged():
     def flagged(before):
         arms = [arm("fp32", [0.9, 0.91]), arm("amp_dynamic", [0.9, 0.91], memory_before=before)]
-        return [one for one in inspect(arms, arms[0])[0] if "before the model was built" in one.what]
+        return [one for one in check_fairness(arms, arms[0])[0] if "before the model was built" in one.what]
 
     assert flagged(410_000_000) == []
     (found,) = flagged(700_000_000)

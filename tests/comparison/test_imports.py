@@ -14,11 +14,11 @@ from pathlib import Path
 import mptrain.comparison
 for module in pkgutil.iter_modules(mptrain.comparison.__path__):
     importlib.import_module(f"mptrain.comparison.{module.name}")
-from mptrain.comparison.arms import group
-from mptrain.comparison.comparison import compare
-from mptrain.comparison.measures import measure
+from mptrain.comparison.arms import group_into_arms
+from mptrain.comparison.compare_arms import compare
+from mptrain.comparison.run_measures import measure
 from mptrain.runlog import read_run
-found = compare(group([measure(read_run(Path(name))) for name in sys.argv[1:]]))
+found = compare(group_into_arms([measure(read_run(Path(name))) for name in sys.argv[1:]]))
 assert [one.arm.name for one in found.arms] == ["fp32", "amp_dynamic"], found
 assert "torch" not in sys.modules and "hydra" not in sys.modules
 """

@@ -7,19 +7,19 @@ import math
 import pytest
 from comparison.fake_runs import epoch, measures, step, write_run
 
-from mptrain.comparison.learning_curve import align, align_alone, course_of, unsettled, value_at
-from mptrain.comparison.results import Arm, Moment
+from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings, learning_curve, value_at
+from mptrain.comparison.results import Arm, CurvePoint
 
 
 def course(root, *records, steps=30):
-    return course_of(write_run(root, records=records, end=None), steps, 9.5)
+    return learning_curve(write_run(root, records=records, end=None), steps, 9.5)
 
 
 def test_each_validation_is_a_moment(tmp_path):
     found = course(tmp_path, step(1, 1), epoch(1, 10, 9, top1=0.1, loss=2.0), epoch(2, 20, 18, top1=0.2, loss=1.0))
     assert found == (
-        Moment(10, 9, 95, {"val_top1": 0.1, "val_loss": 2.0}),
-        Moment(20, 18, 190, {"val_top1": 0.2, "val_loss": 1.0}),
+        CurvePoint(10, 9, 95, {"val_top1": 0.1, "val_loss": 2.0}),
+        CurvePoint(20, 18, 190, {"val_top1": 0.2, "val_loss": 1.0}),
     )
 
 
@@ -62,7 +62,7 @@ def test_a_window_without_an_applied_step_says_nothing(tmp_path):
 
 def run(*moments, name="val_top1"):
     """A run by moments: step, updates, value; ten samples a step."""
-    course = tuple(Moment(step, updates, 10 * step, {name: value}) for step, updates, value in moments)
+    course = tuple(CurvePoint(step, updates, 10 * step, {name: value}) for step, updates, value in moments)
     return measures(course=course)
 
 
@@ -93,15 +93,15 @@ def test_all_pairs_are_at_the_point_that_the_shortest_run_reached():
 
 
 def test_the_reference_alone_is_at_what_all_its_runs_reached():
-    updates, samples = align_alone([SKIPPED, WHOLE], "top1")
+    updates, samples = align_reference([SKIPPED, WHOLE], "top1")
     assert (updates.at, samples.at, updates.difference) == (24, 300, None)
     assert updates.value.mean == pytest.approx((0.3 + 0.24) / 2)
 
 
 def test_where_a_validation_is_missing_the_training_loss_of_all_is_taken():
     def losing(loss, *, validated):
-        course = (Moment(15, 15, 150, {"train_loss": 2 * loss}), Moment(30, 30, 300, {"train_loss": loss}))
-        return measures(course=(*course, Moment(30, 30, 300, {"val_top1": 0.9})) if validated else course)
+        course = (CurvePoint(15, 15, 150, {"train_loss": 2 * loss}), CurvePoint(30, 30, 300, {"train_loss": loss}))
+        return measures(course=(*course, CurvePoint(30, 30, 300, {"val_top1": 0.9})) if validated else course)
 
     for found in align([(losing(0.5, validated=True), losing(0.4, validated=False))], "top1"):
         assert found.quantity == "train_loss"
@@ -119,39 +119,39 @@ def test_nothing_is_said_beyond_what_was_measured():
     assert math.isnan(value_at(WHOLE, "val_top1", 31, "updates"))
     assert math.isnan(value_at(WHOLE, "val_loss", 10, "updates"))
     assert align([(WHOLE, measures())], "top1") == ()
-    assert align([], "top1") == align_alone([], "top1") == ()
-    assert [found.by for found in align_alone([run((10, 0, 0.1))], "top1")] == ["samples"]
+    assert align([], "top1") == align_reference([], "top1") == ()
+    assert [found.by for found in align_reference([run((10, 0, 0.1))], "top1")] == ["samples"]
 
 
 def arm(*courses, name="val_top1", **changes):
     """Runs whose course has these values of one quantity."""
     runs = [
-        measures(seed, course=tuple(Moment(10 * at, 10 * at, 100 * at, {name: value}) for at, value in enumerate(values, 1)), **changes)
+        measures(seed, course=tuple(CurvePoint(10 * at, 10 * at, 100 * at, {name: value}) for at, value in enumerate(values, 1)), **changes)
         for seed, values in enumerate(courses)
     ]  # fmt: skip
     return Arm("fp32", tuple(runs))
 
 
 def test_the_mean_move_between_the_last_two_validations_counts():
-    (note,) = unsettled(arm((0.1, 0.5, 0.53), (0.2, 0.6, 0.55)), "top1", 0.03)
+    (note,) = convergence_warnings(arm((0.1, 0.5, 0.53), (0.2, 0.6, 0.55)), "top1", 0.03)
     assert "still moved by 0.04 of top1" in note
-    assert unsettled(arm((0.1, 0.5, 0.53), (0.2, 0.6, 0.55)), "top1", 0.05) == []
+    assert convergence_warnings(arm((0.1, 0.5, 0.53), (0.2, 0.6, 0.55)), "top1", 0.05) == []
 
 
 def test_of_one_validation_the_training_loss_tells():
-    (note,) = unsettled(arm((2.0, 1.99, 1.98), (2.0, 2.0, 1.9), name="train_loss"), "top1", 0.03)
+    (note,) = convergence_warnings(arm((2.0, 1.99, 1.98), (2.0, 2.0, 1.9), name="train_loss"), "top1", 0.03)
     assert "fell by only 3 %" in note
-    assert unsettled(arm((2.0, 1.0), name="train_loss"), "top1", 0.03) == []
-    (note,) = unsettled(arm((2.0, 2.5), name="train_loss"), "top1", 0.03)
+    assert convergence_warnings(arm((2.0, 1.0), name="train_loss"), "top1", 0.03) == []
+    (note,) = convergence_warnings(arm((2.0, 2.5), name="train_loss"), "top1", 0.03)
     assert "fell by only 0 %" in note
 
 
 @pytest.mark.parametrize("values", [(), (2.0,), (2.0, math.nan)])
 def test_where_nothing_tells_that_is_said(values):
-    found = unsettled(arm((*values, math.nan), name="train_loss"), "top1", 0.03)
+    found = convergence_warnings(arm((*values, math.nan), name="train_loss"), "top1", 0.03)
     assert "nothing on record tells whether fp32 learned" in found[0]
 
 
 def test_runs_that_did_not_end_and_those_without_a_course_are_left_out():
-    assert unsettled(arm((0.1, 0.9), status="failed"), "top1", 0.01) == []
-    assert unsettled(Arm("fp32", (measures(0, course=()),)), "top1", 0.01) == []
+    assert convergence_warnings(arm((0.1, 0.9), status="failed"), "top1", 0.01) == []
+    assert convergence_warnings(Arm("fp32", (measures(0, course=()),)), "top1", 0.01) == []

@@ -6,12 +6,16 @@ import random
 import pytest
 
 from mptrain.cli.sweep_display import print_outcome
-from mptrain.comparison.ranking import Ranked, rank, ranking, sweep_lead
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.summary import write_summary
+from mptrain.comparison.ranking import RankedSetting, rank, ranking, sweep_lead
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.summary_file import write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob
 
-A, NEAR, FAR = Ranked("a", 0.9, 0.88, 0.92), Ranked("b", 0.89, 0.87, 0.91), Ranked("c", 0.5, 0.45, 0.55)
+A, NEAR, FAR = (
+    RankedSetting("a", 0.9, 0.88, 0.92),
+    RankedSetting("b", 0.89, 0.87, 0.91),
+    RankedSetting("c", 0.5, 0.45, 0.55),
+)
 
 
 def said(*ranked, higher=True):
@@ -41,7 +45,7 @@ def test_a_best_apart_from_all_others_is_the_best():
 def test_what_cannot_be_told_from_the_best_is_named_with_it():
     over = "(95 % CIs over test samples overlap)"
     assert said(A, NEAR, FAR) == f"best 0.90 at a, within noise of b {over}, worst 0.50 at c"
-    many = [Ranked(f"n{at}", 0.89 - at / 1000, 0.87, 0.91) for at in range(5)]
+    many = [RankedSetting(f"n{at}", 0.89 - at / 1000, 0.87, 0.91) for at in range(5)]
     over = over.replace("overlap", "(x1.06 for a choice among 7) overlap")
     assert f"within noise of n0, n1, n2 and 2 more {over}" in said(A, *many, FAR)
 
@@ -53,7 +57,7 @@ def test_of_settings_that_all_overlap_none_is_best():
 
 
 def test_without_intervals_or_direction_nothing_more_is_claimed():
-    bare = [Ranked(name, value, math.nan, math.nan) for name, value in (("a", 0.9), ("b", 0.5))]
+    bare = [RankedSetting(name, value, math.nan, math.nan) for name, value in (("a", 0.9), ("b", 0.5))]
     assert said(*bare) == "best 0.90 at a, worst 0.50 at b; without 95 % CIs on record, this may be noise"
     assert said(A, FAR, higher=None) == "from 0.50 at c to 0.90 at a"
 
@@ -103,14 +107,14 @@ def test_equal_settings_have_a_best_in_no_more_than_one_sweep_of_twenty(count):
     draw, named = random.Random(count), 0
     for _ in range(400):
         values = [draw.gauss(0, 1) for _ in range(count)]
-        named += said(*(Ranked(str(at), one, one - 1.96, one + 1.96) for at, one in enumerate(values))).startswith(
-            "best"
-        )
+        named += said(
+            *(RankedSetting(str(at), one, one - 1.96, one + 1.96) for at, one in enumerate(values))
+        ).startswith("best")
     assert named / 400 <= 0.08  # 5 %, and what chance adds
 
 
 def test_a_choice_among_many_is_said_to_have_wider_intervals():
-    many = [Ranked(str(at), 0.5 + at / 1000, 0.4, 0.6) for at in range(8)]
+    many = [RankedSetting(str(at), 0.5 + at / 1000, 0.4, 0.6) for at in range(8)]
     assert "their 95 % CIs over test samples (x1.09 for a choice among 8) overlap" in said(*many)
 
 

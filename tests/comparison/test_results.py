@@ -13,9 +13,9 @@ from mptrain.comparison.results import (
     Aligned,
     ArmResult,
     Comparison,
+    CurvePoint,
     Equivalence,
     Interval,
-    Moment,
     Objection,
     Verdict,
     from_json,
@@ -73,7 +73,7 @@ def test_everything_comes_back_through_strict_json():
 
 
 def test_the_courses_of_runs_are_not_kept():
-    course = (Moment(10, 9, 100, {"val_top1": 0.5}),)
+    course = (CurvePoint(10, 9, 100, {"val_top1": 0.5}),)
     with_course = replace(WHOLE, arms=(replace(FULL, arm=arm("fp32", [0.9], course=course)), OTHER))
     kept = from_json(to_json(with_course))
     assert [run.course for run in kept.arms[0].arm.runs] == [()]

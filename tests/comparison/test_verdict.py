@@ -6,12 +6,12 @@ import pytest
 from scipy import stats
 
 from mptrain.comparison.statistics import equivalence, mean_interval, rounding_spread
-from mptrain.comparison.verdict import Evidence, decide, sign_test
+from mptrain.comparison.verdict import PairedEvidence, decide, sign_test
 
 
 def verdict(differences=(), higher_is_better=True, margin=0.01, rounding=0.0, **failures):
     return decide(
-        Evidence(
+        PairedEvidence(
             metric="top1",
             higher_is_better=higher_is_better,
             margin=margin,
@@ -65,7 +65,7 @@ def test_no_verdict_comes_from_one_seed():
 
 
 def test_one_pair_is_too_few_also_with_tests_of_it():
-    one = Evidence("top1", True, 0.01, mean_interval([0.5]), equivalence([0.5], 0.01))
+    one = PairedEvidence("top1", True, 0.01, mean_interval([0.5]), equivalence([0.5], 0.01))
     assert "two seeds" in decide(one).why
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from mptrain.config.build import _build_learners, _parameters, _require_copies
 from mptrain.config.compose import compose
 from mptrain.errors import ConfigError
-from mptrain.precision.apply import autocast, set_products
+from mptrain.precision.apply import autocast, set_matmul_precision
 from mptrain.precision.upcast import products
 from mptrain.workloads.base.task import Objective
 
@@ -165,12 +165,12 @@ def test_a_last_batch_of_one_sample_that_cannot_be_evaluated_is_refused_before_t
 def test_transformer_layers_are_evaluated_as_they_are_trained():
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     policy = compose(["precision=amp_dynamic"]).precision
-    set_products(policy)
+    set_matmul_precision(policy)
     try:
         with torch.no_grad(), products(policy, torch.device("cpu")).context, autocast(policy, torch.device("cpu")):
             assert layer.eval()(torch.randn(2, 5, 8)).isfinite().all()
     finally:
-        set_products(compose(["precision=fp32"]).precision)
+        set_matmul_precision(compose(["precision=fp32"]).precision)
     assert torch.backends.mha.get_fastpath_enabled()
 
 

@@ -10,10 +10,10 @@ from torchvision import datasets
 
 from mptrain.cli import sweep_running
 from mptrain.cli.main import main
+from mptrain.config.build_workload import build_dataset
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.config.targets import PACKAGES, Target
-from mptrain.config.together import build_dataset
-from mptrain.config.trust import fetches
+from mptrain.config.trust import allowed_downloads
 from mptrain.errors import ConfigError, DataError
 from mptrain.recipe import reproduction
 from mptrain.workloads.detection.datasets.voc import load_voc
@@ -86,8 +86,8 @@ def test_a_data_set_that_was_typed_is_downloaded_and_one_that_a_file_names_is_no
             build_dataset(config)
     assert downloads == [True, False, True, False, False, True]
     assert (
-        fetches(reload(typed.yaml, fetch=fetches(typed)))
-        == fetches(typed)
+        allowed_downloads(reload(typed.yaml, fetch=allowed_downloads(typed)))
+        == allowed_downloads(typed)
         == {"dataset": ("download", "root"), "model": ()}
     )
 

@@ -83,7 +83,7 @@ def test_a_target_outside_the_allow_list_is_refused_and_not_imported(path):
 def _functions_that_do_more():
     for package in ("cli", "campaign", "runlog", "config", "report", "engine", "compare", "diagnostics", "precision"):
         yield f"mptrain.{package}.main.main"
-    yield from ("mptrain.cli.main.main", "mptrain.runlog.storage.write_atomically", "mptrain.records.as_json")
+    yield from ("mptrain.cli.main.main", "mptrain.runlog.atomic_files.write_atomically", "mptrain.records.as_json")
 
 
 @each("path", list(_functions_that_do_more()))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mptrain.engine.clock import WARM_UP, Clock, NoMeter, NvmlMeter, RaplMeter, energy_meter
-from mptrain.engine.job import Progress
+from mptrain.engine.parts import Progress
 
 
 def test_what_lies_behind_the_warm_up_alone_is_steady():

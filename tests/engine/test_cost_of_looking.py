@@ -12,7 +12,7 @@ from small_runs import parts_of
 from mptrain.engine.ring import Ring
 from mptrain.engine.step import StepValues, train_step
 from mptrain.probe.histograms import HistogramWatch
-from mptrain.probe.overflow_attribution import offenders
+from mptrain.probe.overflow_attribution import nonfinite_parameters
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_naming_the_tensors_of_every_overflow_costs_less_than_3_per_cent_of_a_re
         values = torch.zeros(()), learner.scale, infinite["grad_norm"], infinite["norms"], learner.rate(), learner.scale
         ring.record(StepValues(*values))
         (row,) = ring.take(wait=True)
-        assert offenders(learner.weights.names, row.norms)[0]
+        assert nonfinite_parameters(learner.weights.names, row.norms)[0]
 
     (a_step,) = medians(step, rounds=6)
     ring.take(wait=True)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from small_runs import TINY, parts_of
 
-from mptrain.engine import cuda_graphs, steps
-from mptrain.engine.cuda_graphs import CudaGraphs, GraphsLost
+from mptrain.engine import cuda_graphs, step_runner
+from mptrain.engine.cuda_graphs import CudaGraphs, GraphsInvalidated
 from mptrain.engine.ring import Ring
-from mptrain.engine.steps import WARM_UP, StepRunner
+from mptrain.engine.step_runner import WARM_UP, StepRunner
 
 DEVICE = torch.device("cuda", 0)
 
@@ -145,7 +145,7 @@ def test_all_graphs_have_one_pool_which_outlives_a_failed_capture(device):
     with pytest.raises(RuntimeError) as raised:
         capture(lambda: None)
     assert list(device.pools.values()) == [2]
-    assert isinstance(raised.value, GraphsLost) == (device.version < "2.14")
+    assert isinstance(raised.value, GraphsInvalidated) == (device.version < "2.14")
 
 
 def trained(capture):
@@ -189,7 +189,7 @@ def test_a_step_that_waits_for_the_device_is_not_captured(monkeypatch):
         yield ["net.py:5"]
 
     looks, captured = [], []
-    monkeypatch.setattr(steps, "host_waits", looking)
+    monkeypatch.setattr(step_runner, "host_waits", looking)
     made, parts, batch = trained(captured.append)
     for _ in range(WARM_UP + 2):
         made.run(batch, [None])

@@ -16,7 +16,7 @@ from mptrain.engine.exhibit import keep_exhibits
 from mptrain.errors import NumericsError
 from mptrain.random_state import other_random_numbers
 from mptrain.records import EvalRecord, EventRecord
-from mptrain.runlog.storage import StorageError
+from mptrain.runlog.atomic_files import StorageError
 from mptrain.workloads.base.exhibits import Pictures
 
 
@@ -130,8 +130,8 @@ def test_samples_and_loss_terms_are_counted_apart(tmp_path):
 def test_an_evaluation_that_alone_is_not_finite_is_no_divergence(tmp_path, precision, loss, said):
     loop = loop_of(tmp_path, *TINY, f"precision={precision}", "train.max_steps=1")
     loop.run()
-    [account] = loop.telemetry.step_log.accounts
-    account.updates, account.last = 1, dataclasses.replace(account.last, loss=loss)
+    [log] = loop.telemetry.step_log.learner_logs
+    log.updates, log.last = 1, dataclasses.replace(log.last, loss=loss)
     loop.progress.last["val"] = {"loss": math.inf}
     with pytest.raises(NumericsError) as stopped:
         loop.require_success()

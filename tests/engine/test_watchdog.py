@@ -23,7 +23,7 @@ def test_a_run_that_stands_still_says_where_once_for_each_time(tmp_path, capsys)
     with Watchdog(path, 0.2) as dog:
         hang_in_a_place_that_is_named(0.9)
         assert dog.stalls == 1
-        dog.beat()
+        dog.heartbeat()
         hang_in_a_place_that_is_named(0.6)
         assert dog.stalls == 2
     text = path.read_text()
@@ -41,7 +41,7 @@ def test_progress_is_no_standing_still(tmp_path):
     with Watchdog(tmp_path / "stalls.txt", 0.4) as dog:
         for _ in range(40):
             time.sleep(0.02)
-            dog.beat()
+            dog.heartbeat()
     assert not dog.stalls
     assert not list(tmp_path.iterdir())
 
@@ -66,7 +66,7 @@ def test_a_process_that_was_stopped_and_goes_on_did_not_hang(tmp_path):
         "with Watchdog(Path('stalls.txt'), 1.0) as dog:\n"
         "    print('ready', flush=True)\n"
         "    for _ in range(30):\n"
-        "        time.sleep(0.05); dog.beat()\n"
+        "        time.sleep(0.05); dog.heartbeat()\n"
         "sys.exit(dog.stalls)\n"
     )
     process = subprocess.Popen(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mptrain.engine.weights_io import in_dtype, plain_weights, read_weights, take_over
+from mptrain.engine.weights_io import in_dtype, load_matching, plain_weights, read_weights
 from mptrain.errors import CheckpointError
 
 STATE = {
@@ -86,7 +86,7 @@ def test_a_head_of_another_shape_stays_as_it_was_drawn_and_is_named():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 7))
     other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 5)).half()
     drawn = model[2].weight.clone()
-    fit = take_over(model, {**other.state_dict(), "more": torch.ones(1)}, "there")
+    fit = load_matching(model, {**other.state_dict(), "more": torch.ones(1)}, "there")
     assert torch.equal(model[0].weight, other[0].weight.float())
     assert torch.equal(model[2].weight, drawn)
     assert fit.unused == ("more",)
@@ -101,7 +101,7 @@ def test_weights_of_which_none_fits_are_refused_though_a_counter_does():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     weights = {"1.num_batches_tracked": torch.tensor(3), "backbone.weight": torch.ones(2)}
     with pytest.raises(CheckpointError, match=r"no weight in there fits the model: 0.weight \(not there\)"):
-        take_over(model, weights, "there")
+        load_matching(model, weights, "there")
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -10,7 +10,7 @@ from capability import NoFP64, without
 from small_runs import TINY, continue_loop, interrupt_after, loop_of, steps_of
 
 #: Files of mptrain whose tensors are in host memory on any device: samples and their order, and what the host has read.
-HOST = ("/mptrain/workloads/", "/mptrain/engine/gathered.py")
+HOST = ("/mptrain/workloads/", "/mptrain/engine/sample_metrics.py")
 #: Largest relative difference of a loss; sixteen times that of a gradient's norm. Measured: 1e-7 in FP32 and amp_bf16, 4e-6 of a
 #: loss and 2e-5 of a norm in FP16, where a weight that rounds to its neighbour moves by 2^-11.
 BOUNDS = {"fp32": 2.0**-20, "amp_dynamic": 2.0**-14, "fp16_dynamic": 2.0**-14, "amp_bf16": 2.0**-12}

@@ -34,17 +34,17 @@ class Hooks:
     def install(self):
         from mptrain.cli import train
         from mptrain.engine import loop, validation
-        from mptrain.run import attempt
+        from mptrain.run import start_and_resume
         from mptrain.runlog.checkpoints import CheckpointStore
         from mptrain.runlog.directory import RunDirectory
 
         for holder, name in (
-            (attempt, "build"), (attempt, "create_run"), (attempt, "existing_run"), (attempt, "truncate_records"),
-            (attempt, "describe"), (attempt, "RecordWriter"), (attempt, "Loop"), (loop, "rehearse_run"), (train, "_open"),
+            (start_and_resume, "build"), (start_and_resume, "create_run"), (start_and_resume, "existing_run"), (start_and_resume, "truncate_records"),
+            (start_and_resume, "describe"), (start_and_resume, "RecordWriter"), (start_and_resume, "Loop"), (loop, "rehearse_run"), (train, "_displays"),
         ):  # fmt: skip
             self._wrap(holder, name, "start")
         for holder, name in (
-            (attempt, "write_summary"), (attempt, "_close"), (RunDirectory, "write_state"), (train, "print_closing"),
+            (start_and_resume, "write_summary"), (start_and_resume, "_close"), (RunDirectory, "write_state"), (train, "print_closing"),
         ):  # fmt: skip
             self._wrap(holder, name, "end")
         self._wrap(CheckpointStore, "save", "saving")
@@ -138,7 +138,7 @@ def _is_below(place, here):
 
 def fill_the_disk():
     """From now on whatever writes finds the disk full: half of what is left of the first call is taken, then nothing."""
-    from mptrain.runlog.state_files import HashedFile
+    from mptrain.runlog.checkpoint_data import HashedFile
 
     inner, left = os.write, [1]
 
@@ -159,7 +159,7 @@ def fill_the_disk():
 def shift_clock(hours):
     """From now on the clock of the day is wrong; those that measure time are not, as the system promises."""
     from mptrain.engine import watchdog
-    from mptrain.runlog import layout, state
+    from mptrain.runlog import run_paths, run_state
 
     shift, now = clock.timedelta(hours=hours), time.time
 
@@ -169,5 +169,5 @@ def shift_clock(hours):
             return clock.datetime.now(tz) + shift
 
     time.time = lambda: now() + shift.total_seconds()
-    for module in (watchdog, layout, state):
+    for module in (watchdog, run_paths, run_state):
         module.datetime = Shifted

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from report.folders import make_comparison, make_sweep
 
 from mptrain.comparison.results import read_comparisons, write_comparisons
-from mptrain.report import canvas
-from mptrain.report.writing import page_of
+from mptrain.report import plotting
+from mptrain.report.write_report import page_of
 from mptrain.runlog.sweeps import SweepPaths, read_sweep
 
 VERDICT = {
@@ -47,8 +47,8 @@ def compared(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _unfigured(monkeypatch):
-    monkeypatch.setattr(canvas.Figure, "savefig", lambda *_, **__: None)
-    monkeypatch.setattr(canvas, "_tidied", lambda *_: "<svg/>")
+    monkeypatch.setattr(plotting.Figure, "savefig", lambda *_, **__: None)
+    monkeypatch.setattr(plotting, "_tidied", lambda *_: "<svg/>")
 
 
 def spoil(path, whole, data):

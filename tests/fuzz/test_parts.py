@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mptrain.errors import CheckpointError
-from mptrain.runlog.shards import with_parts
+from mptrain.runlog.checkpoint_shards import insert_shards
 
 WHOLE = {"/weight": torch.arange(9.0).reshape(3, 3), "/bias": torch.ones(2, dtype=torch.float16)}
 STATE = {
@@ -56,7 +56,7 @@ def load(folder, files, state=STATE):
     """Load files that their manifest vouches for."""
     digests = written(folder, files)
     with only_our_errors(folder):
-        return with_parts(state, folder, digests)
+        return insert_shards(state, folder, digests)
     return None
 
 
@@ -106,7 +106,7 @@ def test_parts_that_do_not_fit_together_are_refused(folder, what):
         path.unlink()
     digests = written(folder, {name: packed(value) for name, value in WRONG[what].items()})
     with pytest.raises(CheckpointError):
-        with_parts(STATE, folder, digests)
+        insert_shards(STATE, folder, digests)
 
 
 @pytest.mark.parametrize("huge", [torch.ones(1).expand(2**40), torch.empty(2**40, device="meta")])
@@ -122,7 +122,7 @@ def test_a_signal_is_no_damage(sound, folder, monkeypatch):
 
     monkeypatch.setattr(torch, "load", press)
     with pytest.raises(KeyboardInterrupt):
-        with_parts(STATE, folder, written(folder, sound))
+        insert_shards(STATE, folder, written(folder, sound))
 
 
 def test_a_state_in_which_one_list_stands_everywhere_is_gone_through_once(sound, folder):
@@ -130,5 +130,5 @@ def test_a_state_in_which_one_list_stands_everywhere_is_gone_through_once(sound,
     for _ in range(60):
         shared = [shared, shared]
     before = time.process_time()
-    assert len(with_parts({"state": shared}, folder, written(folder, sound))["state"]) == 2
+    assert len(insert_shards({"state": shared}, folder, written(folder, sound))["state"]) == 2
     assert time.process_time() - before < 10

@@ -13,12 +13,12 @@ from fuzz.hostile import accident, examples, misfit, only_our_errors, other_valu
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mptrain.comparison.measures import measure
+from mptrain.comparison.run_measures import measure
 from mptrain.errors import StorageError
 from mptrain.records import ExponentCounts, HistogramRecord, OverflowRecord, ScaleRecord, StepRecord
-from mptrain.report import canvas
-from mptrain.report.history import LearnerHistory, read_history
-from mptrain.report.writing import page_of, write_report
+from mptrain.report import plotting
+from mptrain.report.run_history import LearnerHistory, read_history
+from mptrain.report.write_report import page_of, write_report
 from mptrain.runlog import RecordWriter, RunPaths, open_run, read_run, truncate_records
 
 FILES = ("run.json", "config.yaml", "overrides.yaml", "steps.jsonl", "events.jsonl", "epochs.csv", "histograms.jsonl", "summary.json", "data.json")  # fmt: skip
@@ -45,8 +45,8 @@ def sound(tmp_path_factory):
 @pytest.fixture
 def unfigured(monkeypatch):
     """Figures are painted, which may fail, and are not made into SVG, which takes most of the time."""
-    monkeypatch.setattr(canvas.Figure, "savefig", lambda *_, **__: None)
-    monkeypatch.setattr(canvas, "_tidied", lambda *_: "<svg/>")
+    monkeypatch.setattr(plotting.Figure, "savefig", lambda *_, **__: None)
+    monkeypatch.setattr(plotting, "_tidied", lambda *_: "<svg/>")
 
 
 def read_everything(root):

@@ -17,8 +17,8 @@ from mptrain.config.compose import compose
 from mptrain.errors import CheckpointError, MptrainError
 from mptrain.inspection.diagnosis import diagnose_run
 from mptrain.inspection.replay import replay_run
-from mptrain.run.attempt import launch, resume
 from mptrain.run.evaluation import evaluate_run, export_run
+from mptrain.run.start_and_resume import launch, resume
 from mptrain.runlog.manifest import manifest_name, read_manifest
 
 STEP = 4

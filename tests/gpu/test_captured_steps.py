@@ -11,7 +11,7 @@ from small_runs import TINY, Kept, loop_of, parts_of, steps_of, whole_and_resume
 from torch import nn
 
 from mptrain.engine.ring import Ring
-from mptrain.engine.steps import WARM_UP, StepRunner, capture_on
+from mptrain.engine.step_runner import WARM_UP, StepRunner, capture_on
 from mptrain.records import EventRecord
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -49,10 +49,10 @@ def test_the_learner_that_overflowed_on_record_is_looked_at_and_another_where_it
     words = ("learners.generator.scaler.scale=1e7", "train.max_consecutive_overflows=20", "train.max_steps=2")
     assert main([*GAN, *words, "run.name=run"]) == 4
     assert diagnose_run("run", step=2).found.learner == "generator"
-    under = "learners.generator.scaler.scale=1"
-    found = diagnose_run("run", (under,), step=2)
+    with_overrides = "learners.generator.scaler.scale=1"
+    found = diagnose_run("run", (with_overrides,), step=2)
     assert (found.found.learner, found.found.cause) == ("generator", "none")
-    assert found.page.name == f"step-000002-generator-under-{under}.html"
+    assert found.page.name == f"step-000002-generator-under-{with_overrides}.html"
     assert any(remark.startswith("on record it overflowed, in generator.") for remark in found.found.remarks)
     assert diagnose_run("run", step=2, learner="discriminator").found.learner == "discriminator"
     with pytest.raises(ConfigError, match="no such learner") as raised:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from mptrain.inspection.findings import cause_of
-from mptrain.inspection.observations import notes_of, rows_of, underflows
-from mptrain.probe.module_trail import LOSS, Call
-from mptrain.probe.observer import CustomFunction, Faulty, Observation, Operation, Refusal
+from mptrain.inspection.findings import first_cause
+from mptrain.inspection.observations import module_rows, step_notes, underflows
+from mptrain.probe.module_trail import LOSS, ModuleCall
+from mptrain.probe.observer import CustomFunction, NonfiniteTensor, Observation, Operation, OperatorError
 from mptrain.records import ExponentCounts
 
 TYPES = {"": "Net", "conv": "Conv2d", "bn": "BatchNorm2d", "soft": "Softmax"}
@@ -39,18 +39,22 @@ GONE = (("conv.weight", "inf"),)
 
 
 def test_a_batch_that_is_not_finite_is_named_with_its_samples():
-    cause = cause_of(observation(operation("conv", inf=1), inputs=(Faulty("targets", "nan", (2,)),), loss=math.nan))
+    cause = first_cause(
+        observation(operation("conv", inf=1), inputs=(NonfiniteTensor("targets", "nan", (2,)),), loss=math.nan)
+    )
     assert (cause.kind, cause.module) == ("input", None)
     assert cause.what == "the batch itself is not finite: targets hold nan in 1 of 4 samples (place 2)"
 
 
 def test_weights_that_are_not_finite_come_before_what_they_do():
-    cause = cause_of(observation(operation("conv", inf=1), weights=(Faulty("bn.running_var", "nan"),), loss=math.nan))
+    cause = first_cause(
+        observation(operation("conv", inf=1), weights=(NonfiniteTensor("bn.running_var", "nan"),), loss=math.nan)
+    )
     assert (cause.kind, cause.what) == ("weights", "the weights are not finite: bn.running_var (nan)")
 
 
 def test_a_forward_overflow_is_found_where_it_begins():
-    cause = cause_of(
+    cause = first_cause(
         observation(
             operation("conv", "convolution", inf=3, largest_input=700.0),
             operation("bn", "native_batch_norm", nan=8, finite_inputs=False),
@@ -64,7 +68,7 @@ def test_a_forward_overflow_is_found_where_it_begins():
 
 
 def test_a_loss_that_is_not_finite_by_itself_is_told_from_a_forward_overflow():
-    cause = cause_of(observation(operation("conv"), operation(LOSS, "log", dtype="float32", nan=1), loss=math.nan))
+    cause = first_cause(observation(operation("conv"), operation(LOSS, "log", dtype="float32", nan=1), loss=math.nan))
     assert (cause.kind, cause.module, cause.operator) == ("loss", LOSS, "log")
     assert "what the model gives is finite, the loss is not: log in the loss gives NaN" in cause.what
 
@@ -77,10 +81,10 @@ def test_an_overflow_of_gradients_alone_is_found_where_it_begins():
         operation("", "mul", "backward", inf=1, finite_inputs=False),
         gradients=GONE,
     )
-    cause = cause_of(seen)
+    cause = first_cause(seen)
     assert (cause.kind, cause.module, cause.phase) == ("backward", "conv", "backward")
     assert "within LoudBackward gives inf in float16 at loss scale 2^10" in cause.what
-    assert [row.name for row in rows_of(seen) if row.breaks] == ["conv"]
+    assert [row.name for row in module_rows(seen) if row.breaks] == ["conv"]
 
 
 def test_gradients_that_meet_an_infinity_of_the_forward_pass_are_blamed_on_that():
@@ -90,11 +94,11 @@ def test_gradients_that_meet_an_infinity_of_the_forward_pass_are_blamed_on_that(
         operation("conv", "mul", "backward", inf=1),
         gradients=GONE,
     )
-    assert (cause_of(seen).kind, cause_of(seen).operator) == ("forward", "sum")
+    assert (first_cause(seen).kind, first_cause(seen).operator) == ("forward", "sum")
 
 
 def test_an_infinity_that_neither_loss_nor_gradients_show_is_said_all_the_same():
-    cause = cause_of(observation(operation("soft", "sum", inf=1)))
+    cause = first_cause(observation(operation("soft", "sum", inf=1)))
     assert (cause.kind, cause.module, cause.operator) == ("forward", "soft", "sum")
     assert cause.what.endswith("; neither the loss nor the gradients show it")
 
@@ -102,14 +106,14 @@ def test_an_infinity_that_neither_loss_nor_gradients_show_is_said_all_the_same()
 def test_a_module_is_named_where_no_operator_can_be():
     """A value that is put in on purpose comes out of an operator that it went into."""
     handed = operation("conv", "where", inf=1, finite_inputs=False)
-    ended = (Call("conv", True, False), Call("", True, False))
-    cause = cause_of(observation(handed, loss=math.inf, gradients=GONE, ended=ended))
+    ended = (ModuleCall("conv", True, False), ModuleCall("", True, False))
+    cause = first_cause(observation(handed, loss=math.inf, gradients=GONE, ended=ended))
     assert (cause.kind, cause.module) == ("forward", "conv")
 
 
 def test_what_torch_refuses_is_named_with_module_and_function():
-    refusal = Refusal("backward", "conv", "MixesBackward", "mm", ("float32", "float16"), "RuntimeError: no")
-    cause = cause_of(observation(refusal=refusal, loss=math.nan))
+    refusal = OperatorError("backward", "conv", "MixesBackward", "mm", ("float32", "float16"), "RuntimeError: no")
+    cause = first_cause(observation(refusal=refusal, loss=math.nan))
     assert cause.kind == "refused"
     assert cause.what == (
         "torch refuses mm of float32 and float16 in the backward pass of conv (Conv2d) within MixesBackward: RuntimeError: no"
@@ -120,7 +124,7 @@ def test_a_softmax_whose_probabilities_are_too_small_is_worth_knowing():
     tiny = operation("soft", "_softmax", largest=2.0**-16, lowest=-18, values=(4, 3, 1))
     seen = observation(tiny)
     assert underflows(seen) == [tiny]
-    assert notes_of(seen)[0].startswith("_softmax in soft (Softmax) loses its values to FP16's underflow: 100 %")
+    assert step_notes(seen)[0].startswith("_softmax in soft (Softmax) loses its values to FP16's underflow: 100 %")
 
 
 @pytest.mark.parametrize(("operator", "lost"), [("exp", True), ("relu", False)])
@@ -133,7 +137,7 @@ def test_a_normalisation_with_huge_activations_is_named_before_what_feeds_it():
     seen = observation(
         operation("conv", "convolution", largest=60000.0), operation("bn", "native_batch_norm", largest_input=60000.0)
     )
-    first, second = notes_of(seen)
+    first, second = step_notes(seen)
     assert first == "bn (BatchNorm2d) handles FP16 values up to 60,000, 91.6 % of 65,504"
     assert second.startswith("conv (Conv2d)")
 
@@ -141,13 +145,13 @@ def test_a_normalisation_with_huge_activations_is_named_before_what_feeds_it():
 def test_custom_functions_of_another_dtype_are_worth_knowing():
     corrected = CustomFunction("SquareBackward", "conv", ("float16",), ("float16",), [("float32", "float16")])
     widens = CustomFunction("WideBackward", "", ("float16",), ("float32",))
-    first, second = notes_of(observation(functions=(corrected, widens)))
+    first, second = step_notes(observation(functions=(corrected, widens)))
     assert first.startswith("SquareBackward in conv (Conv2d) returns a gradient in float32 for an input in float16")
     assert second.startswith("WideBackward in the model itself (Net) gives float32 for float16")
 
 
 def test_parameters_that_are_not_trained_are_named():
-    notes = notes_of(observation(untrained={"frozen": ["conv.bias"], "no_gradient": ["a", "b", "c", "d"]}))
+    notes = step_notes(observation(untrained={"frozen": ["conv.bias"], "no_gradient": ["a", "b", "c", "d"]}))
     assert notes == (
         "1 of the parameters is frozen and not trained: conv.bias",
         "4 of the parameters are without a gradient and not trained: a, b, c and 1 more",
@@ -156,23 +160,23 @@ def test_parameters_that_are_not_trained_are_named():
 
 def test_gradients_that_underflow_ask_for_a_higher_scale():
     small = operation("conv", "convolution_backward", "backward", largest=2.0**-15, lowest=-20, values=(9,))
-    assert "100 % of the nonzero FP16 gradients are below 2^-14 at loss scale 2^10" in notes_of(observation(small))[0]
+    assert "100 % of the nonzero FP16 gradients are below 2^-14 at loss scale 2^10" in step_notes(observation(small))[0]
 
 
 def test_rows_stand_in_the_order_of_the_forward_pass_with_the_loss_last():
     seen = observation(operation(LOSS, "mul"), operation("bn"), operation("conv", zeros=8, lowest=-15))
-    rows = rows_of(seen)
+    rows = module_rows(seen)
     assert [row.name for row in rows] == ["conv", "bn", LOSS]
     assert (rows[0].forward.zero, rows[0].forward.subnormal, rows[0].backward) == (0.5, 1.0, None)
 
 
 def test_gradients_that_are_no_numbers_are_not_said_to_overflow():
     alone = observation(operation("conv", "_to_copy", "backward", nan=1, finite_inputs=False), gradients=GONE)
-    assert cause_of(alone).what == (
+    assert first_cause(alone).what == (
         "only gradients are not finite, first in the backward pass of conv (Conv2d), in a cast"
     )
     by_itself = observation(operation("conv", "div", "backward", nan=1), gradients=GONE)
-    assert cause_of(by_itself).what.startswith("only gradients are not finite: div in the backward pass of conv")
+    assert first_cause(by_itself).what.startswith("only gradients are not finite: div in the backward pass of conv")
 
 
 def test_zeros_that_went_in_or_that_fp32_has_too_are_not_lost():

@@ -6,11 +6,11 @@ from torch import nn
 
 from mptrain.inspection.module_tensors import (
     GradientPath,
-    Replacement,
+    OutputReplacement,
     breaks_proportion,
     distance,
-    each_output,
-    keep_in,
+    hook_outputs,
+    record_outputs,
     relative_error,
 )
 from mptrain.probe.module_trail import LOSS
@@ -25,7 +25,7 @@ def test_outputs_are_kept_as_they_were_said_and_nothing_is_changed():
     model, kept = network(), {}
     inputs = torch.randn(5, 3)
     plain = model(inputs)
-    with each_output(model, keep_in(kept)):
+    with hook_outputs(model, record_outputs(kept)):
         assert torch.equal(model(inputs), plain)
     model(inputs)  # no longer looked at
     assert {name: len(tensors) for name, tensors in kept.items()} == {"0": 1, "1": 1, "2": 1}
@@ -36,7 +36,7 @@ def test_what_is_put_in_its_place_decides_which_relus_are_on():
     model = network()
     inputs = torch.randn(5, 3)
     dead = {"0": [-torch.ones(5, 4)]}
-    with each_output(model, Replacement(dead)):
+    with hook_outputs(model, OutputReplacement(dead)):
         model(inputs).sum().backward()
     assert not model[0].weight.grad.any()
     assert model[2].bias.grad.any()
@@ -45,7 +45,7 @@ def test_what_is_put_in_its_place_decides_which_relus_are_on():
 def test_its_gradient_is_that_of_what_it_replaces():
     layer = nn.Linear(3, 1)
     inputs = torch.randn(5, 3)
-    with each_output(layer, Replacement({"": [torch.zeros(5, 1)]})):
+    with hook_outputs(layer, OutputReplacement({"": [torch.zeros(5, 1)]})):
         output = layer(inputs)
     assert not output.any()
     output.sum().backward()
@@ -55,7 +55,7 @@ def test_its_gradient_is_that_of_what_it_replaces():
 def test_what_does_not_fit_is_left_alone():
     layer = nn.Linear(3, 1)
     inputs = torch.randn(5, 3)
-    with each_output(layer, Replacement({"": [torch.zeros(4, 1)]})):
+    with hook_outputs(layer, OutputReplacement({"": [torch.zeros(4, 1)]})):
         assert torch.equal(layer(inputs), layer(inputs))
 
 
@@ -79,7 +79,7 @@ class Doubles(nn.Module):
 
 def test_a_module_that_only_hands_on_what_another_says_is_left_out():
     model, kept = nn.Sequential(Doubles(), nn.Sequential(nn.Linear(2, 2))), {}
-    with each_output(model, keep_in(kept)):
+    with hook_outputs(model, record_outputs(kept)):
         model(torch.randn(5, 3))
     assert list(kept) == ["0.inner", "0.last.0", "0.last.1", "1.0"]
 
@@ -90,7 +90,7 @@ def test_arithmetic_between_modules_is_the_work_of_the_module_around_them():
             return super().forward(given) * 2
 
     model, kept = Around(), {}
-    with each_output(model, keep_in(kept)):
+    with hook_outputs(model, record_outputs(kept)):
         output = model(torch.randn(5, 3))
     assert list(kept) == ["inner", "last.0", "last.1", ""]
     assert torch.equal(kept[""][0], output)
@@ -98,14 +98,14 @@ def test_arithmetic_between_modules_is_the_work_of_the_module_around_them():
 
 def test_a_modules_own_error_is_what_it_adds_to_that_of_what_it_is_given():
     model, inputs, said = network(), torch.randn(5, 3), {}
-    with each_output(model, keep_in(said)):
+    with hook_outputs(model, record_outputs(said)):
         model(inputs)
     said["0"][0] = said["0"][0] * 2  # the first is wrong; the others do what they do with that
     said["1"][0] = said["0"][0].relu()
     said["2"][0] = model[2](said["1"][0]).detach()
     said["2"][0][0, 0] = math.inf
-    replacement = Replacement(said)
-    with each_output(model, replacement):
+    replacement = OutputReplacement(said)
+    with hook_outputs(model, replacement):
         model(inputs)
     assert replacement.own_error("0") == pytest.approx(1.0)
     assert replacement.own_error("1") < 1e-6
@@ -114,12 +114,12 @@ def test_a_modules_own_error_is_what_it_adds_to_that_of_what_it_is_given():
 
 def test_what_is_infinite_before_is_not_a_modules_own_error():
     model, inputs, said = network(), torch.randn(5, 3), {}
-    with each_output(model, keep_in(said)):
+    with hook_outputs(model, record_outputs(said)):
         model(inputs)
     said["0"][0] = torch.full((5, 4), math.inf)
     said["1"][0], said["2"][0] = said["0"][0], model[2](said["0"][0]).detach()
-    replacement = Replacement(said)
-    with each_output(model, replacement):
+    replacement = OutputReplacement(said)
+    with hook_outputs(model, replacement):
         output = model(inputs)
     assert replacement.own_error("0") == math.inf
     assert [replacement.own_error(name) for name in ("1", "2")] == [0.0, 0.0]

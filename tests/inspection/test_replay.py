@@ -10,9 +10,9 @@ from mptrain.config.compose import compose
 from mptrain.errors import ConfigError, DataError, StorageError, UsageError
 from mptrain.inspection.replay import replay_run
 from mptrain.records import ExponentCounts, HistogramRecord, StepRecord
-from mptrain.run.attempt import launch, resume
+from mptrain.run.start_and_resume import launch, resume
 from mptrain.runlog import RecordWriter, RunDirectory, RunPaths, RunState
-from mptrain.runlog.reader import read_run
+from mptrain.runlog.run_reader import read_run
 
 FP16 = (*TINY, "precision=fp16_dynamic")
 SEEN = ("diagnostics=histograms", "diagnostics.every=1")

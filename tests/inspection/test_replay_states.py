@@ -9,7 +9,7 @@ import torch
 from scaler.walking import ALL, CPU, preset, with_window
 
 from mptrain.inspection import replay
-from mptrain.inspection.replay import States
+from mptrain.inspection.replay import RuleStates
 from mptrain.numerics.verdict import Verdict
 
 
@@ -35,7 +35,7 @@ def drawn(seed, steps=400):
 
 
 def require_equal_walks(scaler, steps):
-    states = States(scaler)
+    states = RuleStates(scaler)
     tensors, state = scaler.initial(CPU), states.first
     for overflow, norm, measured in steps:
         tensors = scaler.after(tensors, judged(overflow, norm, float(tensors["scale"]), measured))
@@ -71,12 +71,12 @@ def test_no_more_states_are_held_than_can_be_kept(monkeypatch):
 
     monkeypatch.setattr(replay, "_MOST", 10)
     gc.collect()
-    before = sum(type(one) is replay.State for one in gc.get_objects())
-    states = States(Summing())
+    before = sum(type(one) is replay.RuleState for one in gc.get_objects())
+    states = RuleStates(Summing())
     state = states.first
     for step in range(100):
         state = states.after(state, False, 1.0, 1.0 + step)
-    assert sum(type(one) is replay.State for one in gc.get_objects()) - before <= 12
+    assert sum(type(one) is replay.RuleState for one in gc.get_objects()) - before <= 12
 
 
 class Counted:
@@ -95,7 +95,7 @@ class Counted:
 
 
 def walked(rule, steps):
-    states = States(rule)
+    states = RuleStates(rule)
     state = states.first
     for overflow, norm, _ in steps:
         state = states.after(state, overflow, norm, math.nan)

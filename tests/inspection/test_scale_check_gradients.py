@@ -9,7 +9,7 @@ from torch import nn
 
 from mptrain.engine.step import accumulate_gradients
 from mptrain.inspection.scale_check_gradients import compare_scales, compute_reference, gradients
-from mptrain.inspection.scale_check_observation import inspect_step, largest_values, without_dropout
+from mptrain.inspection.scale_check_observation import disable_dropout, inspect_step, largest_values
 from mptrain.numerics.formats import FLOAT16
 
 
@@ -97,9 +97,9 @@ def test_dropout_of_every_kind_is_turned_off():
     model = nn.ModuleList(
         [nn.Dropout(0.5), nn.Dropout2d(0.0), nn.LSTM(2, 2, 2, dropout=0.3), nn.MultiheadAttention(4, 2, dropout=0.1)]
     )
-    assert without_dropout(model) == ("dropout is off (3 modules): what it draws may depend on the dtype",)
+    assert disable_dropout(model) == ("dropout is off (3 modules): what it draws may depend on the dtype",)
     assert (model[0].p, model[2].dropout, model[3].dropout) == (0.0, 0.0, 0.0)
-    assert without_dropout(model) == ()
+    assert disable_dropout(model) == ()
 
 
 def test_what_is_not_finite_counts_as_infinite():

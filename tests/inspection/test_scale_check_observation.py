@@ -5,14 +5,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from mptrain.inspection.scale_check_observation import HalfArithmetic
-from mptrain.probe.module_trail import LOSS, Trail
+from mptrain.probe.module_trail import LOSS, ModuleTrail
 
 HALF = torch.linspace(-2, 2, 12, dtype=torch.float16).view(3, 4)
 MASK = HALF > 0
 
 
 def seen(compute, tensor=HALF):
-    observer = HalfArithmetic(Trail())
+    observer = HalfArithmetic(ModuleTrail())
     with observer:
         compute(tensor)
     return observer
@@ -40,7 +40,7 @@ def test_a_constant_that_fp16_does_not_hold_is_seen(compute, operator, value, be
 
 
 def test_a_constant_that_torch_refuses_is_seen_before():
-    observer = HalfArithmetic(Trail())
+    observer = HalfArithmetic(ModuleTrail())
     with observer, pytest.raises(RuntimeError, match="without overflow"):
         HALF.masked_fill(MASK, -1e9)
     [constant] = observer.constants
@@ -72,7 +72,7 @@ def test_operators_that_autocast_would_widen_are_seen_by_module():
         def forward(self, scores):
             return scores.softmax(1).float().exp()
 
-    model, trail = nn.Sequential(Attention()), Trail()
+    model, trail = nn.Sequential(Attention()), ModuleTrail()
     observer = HalfArithmetic(trail)
     with trail.followed(model), observer:
         F.cross_entropy(model(HALF).half(), torch.tensor([0, 1, 2]))
@@ -88,7 +88,7 @@ def test_the_backward_pass_is_left_alone():
     """Its sums, as those of the gradients of biases, are torch's own."""
     layer = nn.Linear(4, 2).half()
     output = layer(HALF.requires_grad_()).float().sum()
-    observer = HalfArithmetic(Trail())
+    observer = HalfArithmetic(ModuleTrail())
     with observer:
         output.backward()
     assert not observer.narrow

@@ -9,10 +9,10 @@ import pytest
 
 from mptrain.inspection.scale_check_findings import findings, why_no_range
 from mptrain.inspection.scale_check_ranges import (
-    Distances,
+    GradientErrors,
     OutputErrors,
-    Scales,
     ScalingEvidence,
+    UsableScales,
     by_module,
     scales_of,
 )
@@ -20,7 +20,7 @@ from mptrain.numerics.formats import BFLOAT16, FLOAT16
 from mptrain.probe.observer import Operation
 from mptrain.records import ExponentCounts
 
-HEALTHY = Distances(
+HEALTHY = GradientErrors(
     "layer.weight",
     elements=4,
     reference=2.0,
@@ -74,7 +74,7 @@ def test_good_scales_are_finite_and_lose_next_to_nothing():
 
 def test_underflow_may_change_no_more_than_twice_what_the_forward_pass_does():
     [module] = modules(replace(HEALTHY, expected=0.25))
-    assert module.may_lose == 0.25
+    assert module.allowed_loss == 0.25
     assert module.good == [0, 1, 2]
     [module] = modules(replace(HEALTHY, expected=math.inf))
     assert module.good == [1, 2]
@@ -102,11 +102,11 @@ def test_a_gradient_that_is_half_gone_is_wrong_whatever_the_forward_pass_makes_o
 
 
 def test_a_scale_beyond_those_that_were_tried_is_judged_by_what_is_known():
-    scales = Scales(tried=(0, 1, 2, 3), good=(0, 2), overflows=3)
+    scales = UsableScales(tried=(0, 1, 2, 3), good=(0, 2), overflows=3)
     assert [scales.suits(2.0**one) for one in (-1, 0, 1, 2, 3, 30)] == [None, True, False, True, False, False]
     assert not scales.suits(2.0**1.5)
-    assert Scales(tried=(0, 1), good=(1,), overflows=None).suits(0.25) is False
-    assert Scales(tried=(0, 1), good=(1,), overflows=None).suits(2.0**9) is None
+    assert UsableScales(tried=(0, 1), good=(1,), overflows=None).suits(0.25) is False
+    assert UsableScales(tried=(0, 1), good=(1,), overflows=None).suits(2.0**9) is None
 
 
 def test_an_output_behind_one_that_rounding_makes_infinite_is_judged_all_the_same():

@@ -98,14 +98,14 @@ def test_one_quiet_step_does_not_advise_a_scale_that_overflowed_in_the_same_run(
 def test_words_for_one_of_several_learners_move_its_scale_alone(scaler):
     from mptrain.inspection.diagnosis_case import DiagnosisCase
     from mptrain.inspection.scale_remedies import scale_words
-    from mptrain.inspection.step_replay import look, moment_at
+    from mptrain.inspection.step_replay import observe_step, saved_step_at
 
     gan = ("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_static")
     config = compose((*gan, f"scaler={scaler}"))
     parts, options = build(config)
-    moment = moment_at(parts, options, None, 1)
-    seen = look(parts, moment)[1]
-    words = scale_words(DiagnosisCase(config, parts, moment, seen), 2.0**-20)
+    saved_step = saved_step_at(parts, options, None, 1)
+    seen = observe_step(parts, saved_step)[1]
+    words = scale_words(DiagnosisCase(config, parts, saved_step, seen), 2.0**-20)
     assert begins_at(config, words, "generator") == 2.0**-20
     assert begins_at(config, words, "discriminator") == float(parts.learners[0].scale)
 

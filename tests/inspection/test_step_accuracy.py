@@ -6,13 +6,13 @@ import math
 
 from loops import each
 
-from mptrain.inspection.scale_check_ranges import LOST, Distances, OutputErrors, by_module
+from mptrain.inspection.scale_check_ranges import LOST, GradientErrors, OutputErrors, by_module
 from mptrain.inspection.step_accuracy import StepAccuracy
 from mptrain.numerics.formats import BFLOAT16, FLOAT16
 
 
 def accuracy(outputs=None, error=0.0, *, form=FLOAT16, expected=0.0, fp32=0.0, shift=0.0):
-    one = Distances("conv.weight", 4, 1.0, fp32, expected, shift, {10: error}, {10: 0.0})
+    one = GradientErrors("conv.weight", 4, 1.0, fp32, expected, shift, {10: error}, {10: 0.0})
     return StepAccuracy(form, outputs or {}, by_module([one], form))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from small_runs import TINY, loop_of, parts_of
 
-from mptrain.inspection.step_replay import look, moment_at
+from mptrain.inspection.step_replay import observe_step, saved_step_at
 from mptrain.records import StepRecord
 
 GAN = ("model=dcgan", "dataset.train_samples=32", "train.batch_size=8", "precision=amp_static", "train.max_steps=3")
@@ -40,9 +40,9 @@ def same(left, right):
 def test_each_learner_is_seen_behind_the_updates_of_those_before_it(tmp_path):
     losses = trained(tmp_path, *GAN)
     parts, options = parts_of(*GAN)
-    moment = moment_at(parts, options, None, 3)
+    saved_step = saved_step_at(parts, options, None, 3)
     for _ in range(2):  # looking once changes nothing for the second look
-        seen = look(parts, moment)
+        seen = observe_step(parts, saved_step)
         assert {one.learner: one.loss for one in seen} == {
             name: losses[name, 3] for name in ("discriminator", "generator")
         }
@@ -54,9 +54,9 @@ def test_each_learner_is_seen_behind_the_updates_of_those_before_it(tmp_path):
 )
 def test_a_look_leaves_weights_optimizers_scales_and_buffers_as_they_were(words):
     parts, options = parts_of(*words)
-    moment = moment_at(parts, options, None, 3)
-    before, state = everything(parts), copy.deepcopy(moment.state)
-    look(parts, moment)
+    saved_step = saved_step_at(parts, options, None, 3)
+    before, state = everything(parts), copy.deepcopy(saved_step.state)
+    observe_step(parts, saved_step)
     assert same(before, everything(parts))
     leaves = torch.utils._pytree.tree_leaves
-    assert same(leaves(state), leaves(moment.state))
+    assert same(leaves(state), leaves(saved_step.state))

@@ -261,5 +261,5 @@ def test_what_a_task_or_data_set_of_theirs_lacks_is_named_before_anything_is_wri
     data.write_text(data.read_text().replace("def describe", "def words"))
     done = theirs(*ALLOWED, "model=line")
     assert "dataset: theirs.data.Table made a Table without describe" in done.stderr
-    assert "mptrain/workloads/base/source.py" in done.stderr
+    assert "mptrain/workloads/base/dataset.py" in done.stderr
     assert not (tmp_path / "outputs").exists()

@@ -12,8 +12,8 @@ from small_runs import TINY, run_in_process
 
 from mptrain.config.compose import compose
 from mptrain.errors import CheckpointError, ConfigError, DataError
-from mptrain.run.attempt import launch, resume
 from mptrain.run.evaluation import evaluate_run
+from mptrain.run.start_and_resume import launch, resume
 
 TEXT = (
     "model=char_lstm", "dataset=text", "dataset.path=book.txt", "dataset.sequence_length=8", "train.batch_size=4",

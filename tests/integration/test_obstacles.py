@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from small_runs import TINY
 
-import mptrain.engine.steps
+import mptrain.engine.step_runner
 from mptrain.cli.main import main
-from mptrain.runlog import state_files
+from mptrain.runlog import checkpoint_data
 from mptrain.runlog.checkpoints import CheckpointStore
 
 
@@ -178,7 +178,7 @@ def test_a_full_disk_ends_with_6_and_keeps_the_last_good_checkpoint(capsys, monk
 
 def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes_on(capsys, monkeypatch):
     words = (*TINY, "precision=fp32", "checkpoint.every_steps=4", "run.name=run")
-    temporary = state_files.temporary
+    temporary = checkpoint_data.temporary
 
     def full(path):
         draft = temporary(path)
@@ -187,7 +187,7 @@ def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes
         return draft
 
     with monkeypatch.context() as disk:
-        disk.setattr(state_files, "temporary", full)
+        disk.setattr(checkpoint_data, "temporary", full)
         code, _, errors = run(capsys, *words)
     assert code == 6
     assert errors[0].startswith("error: cannot write outputs/run/checkpoints/step-00000008.pt: the disk is full (")
@@ -204,14 +204,14 @@ def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes
 
 
 def test_a_run_whose_folder_is_removed_meanwhile_does_not_train_on_for_nothing(capsys, monkeypatch):
-    step = mptrain.engine.steps.train_step
+    step = mptrain.engine.step_runner.train_step
 
     def removing(learner, *rest):
         if Path("outputs/run").exists():
             shutil.rmtree("outputs/run")
         return step(learner, *rest)
 
-    monkeypatch.setattr("mptrain.engine.steps.train_step", removing)
+    monkeypatch.setattr("mptrain.engine.step_runner.train_step", removing)
     code, _, errors = run(capsys, *TINY, "checkpoint.every_epochs=1", "run.name=run")
     assert code == 6
     assert "outputs/run has gone while it was being written: it was removed" in errors[0]
@@ -228,7 +228,7 @@ def test_a_single_sample_for_batch_norm_is_refused_before_training(capsys):
 
 
 def test_a_bug_is_called_a_bug_and_leaves_its_traceback_in_the_run(capsys, monkeypatch):
-    monkeypatch.setattr("mptrain.engine.steps.train_step", lambda *args: 1 / 0)
+    monkeypatch.setattr("mptrain.engine.step_runner.train_step", lambda *args: 1 / 0)
     code, _, errors = run(capsys, *TINY, "run.name=run")
     assert code == 1
     assert errors[0].startswith("error: this is a bug in mptrain: ZeroDivisionError")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 from small_runs import Kept
 
-from mptrain.logger import Background, MLflow
+from mptrain.logger import MLflow, TrackerProcess
 from mptrain.logger import mlflow as module
 from mptrain.logger.base import TrackedRun
 from mptrain.records import EventRecord, StepRecord
@@ -186,7 +186,7 @@ def test_the_real_one_knows_every_value_of_both_attempts(tmp_path, monkeypatch):
     for from_step in (0, 20):
         config = {"seed": from_step, "names": ["a"]}
         logger = MLflow(tracking_uri=uri, experiment="e", close_seconds=200.0)
-        sink = Background(logger, tracked(tmp_path, config, from_step), tmp_path / "logger.log", heard)
+        sink = TrackerProcess(logger, tracked(tmp_path, config, from_step), tmp_path / "logger.log", heard)
         for number in range(from_step + 1, from_step + 21):
             sink.take(step(number, loss=number / 8))
         sink.take(EventRecord("summary", from_step + 20, {"metric": 0.5}))

@@ -14,7 +14,7 @@ from small_runs import TINY, Kept, command, environment
 from mptrain.config.compose import Composer, compose, reload
 from mptrain.errors import ConfigError
 from mptrain.records import EventRecord, StepRecord
-from mptrain.run.attempt import launch, resume
+from mptrain.run.start_and_resume import launch, resume
 from mptrain.sweep.points import expand, validate
 
 HALF = (*TINY, "precision=fp16_dynamic", "seed=3", "log.seconds=0.05")

@@ -8,7 +8,7 @@ import types
 import pytest
 from small_runs import Kept
 
-from mptrain.logger import Background, WandB
+from mptrain.logger import TrackerProcess, WandB
 from mptrain.logger.base import TrackedRun
 from mptrain.records import EvalRecord, EventRecord, ProgressRecord, StepRecord
 
@@ -112,7 +112,7 @@ def test_the_real_one_keeps_a_run_offline(tmp_path):
     heard = Kept()
     for from_step in (0, 20):
         run = tracked(tmp_path, from_step)
-        sink = Background(WandB(mode="offline", close_seconds=120.0), run, tmp_path / "logger.log", heard)
+        sink = TrackerProcess(WandB(mode="offline", close_seconds=120.0), run, tmp_path / "logger.log", heard)
         for number in range(from_step + 1, from_step + 31):
             sink.take(step(number))
         sink.take(EventRecord("summary", from_step + 30, {"metric": 0.5}))

@@ -11,14 +11,14 @@ from loops import each
 
 from mptrain.numerics import exponents
 from mptrain.numerics.exponents import (
-    Largest,
-    Tails,
-    anchor,
-    between,
+    ExponentTails,
+    LargestGradient,
     gradients_of,
+    interpolate,
     largest_of,
     merged,
     nonzero,
+    sample_at,
     ties_below,
     unscaled,
 )
@@ -67,7 +67,7 @@ def test_nothing_has_no_shares():
         assert exponents.nonzero(counts) == 0
         assert exponents.total(counts) == len(values)
         assert exponents.lost_share(counts) == exponents.subnormal_share(counts) == 0
-        tails = Tails(counts)
+        tails = ExponentTails(counts)
         assert tails.share_below(-25) == tails.magnitude_below(-25) == 0
     assert exponents.zero_share(counted([])) == 0
     assert exponents.zero_share(counted([0.0])) == 1
@@ -100,7 +100,7 @@ def test_unscaling_shifts_and_keeps_the_counts():
 
 def test_tails_agree_with_the_shares_and_with_the_values_themselves():
     values = spread(20_000, seed=1)
-    counts, tails = counted(values.tolist()), Tails(counted(values.tolist()))
+    counts, tails = counted(values.tolist()), ExponentTails(counted(values.tolist()))
     for exponent in SCALES:
         below = -25 - exponent
         assert tails.share_below(below) == exponents.lost_share(counts, exponent)
@@ -145,10 +145,10 @@ def test_in_a_step_of_a_wider_format_all_count(dtype):
 
 def test_the_largest_is_without_the_scale_and_says_whether_it_was_kept_in_half():
     half, through = counted([16.0], "float16"), counted([64.0])
-    assert largest_of(gradients_of(look(1, {"a": half}, {"w": through})), 8.0) == Largest(8.0, "w", 2.0)
-    assert largest_of(gradients_of(look(1, {"a": half})), 8.0) == Largest(2.0, "a", 2.0)
-    assert largest_of(gradients_of(look(1, {}, {"w": through})), 8.0) == Largest(8.0, "w", 0.0)
-    assert largest_of(gradients_of(look(1)), 8.0) == Largest(0.0, "", 0.0)
+    assert largest_of(gradients_of(look(1, {"a": half}, {"w": through})), 8.0) == LargestGradient(8.0, "w", 2.0)
+    assert largest_of(gradients_of(look(1, {"a": half})), 8.0) == LargestGradient(2.0, "a", 2.0)
+    assert largest_of(gradients_of(look(1, {}, {"w": through})), 8.0) == LargestGradient(8.0, "w", 0.0)
+    assert largest_of(gradients_of(look(1)), 8.0) == LargestGradient(0.0, "", 0.0)
 
 
 def test_sums_beyond_fp16_in_a_clean_half_step_count_as_its_largest_number():
@@ -158,14 +158,14 @@ def test_sums_beyond_fp16_in_a_clean_half_step_count_as_its_largest_number():
 
 
 def test_between_two_looks_the_norm_and_the_ratio_to_it_tell():
-    one, other = anchor(1, 1.0, 1.0), anchor(9, 4.0, 16.0)
-    assert between(one, other, 5, 2000.0) == pytest.approx(1000.0)
-    assert between(one, one, 5, 3.0) == pytest.approx(3.0)
-    assert between(one, other, 5, math.inf) == pytest.approx(2.0)  # after an overflow: of the largest themselves
+    one, other = sample_at(1, 1.0, 1.0), sample_at(9, 4.0, 16.0)
+    assert interpolate(one, other, 5, 2000.0) == pytest.approx(1000.0)
+    assert interpolate(one, one, 5, 3.0) == pytest.approx(3.0)
+    assert interpolate(one, other, 5, math.inf) == pytest.approx(2.0)  # after an overflow: of the largest themselves
 
 
 @pytest.mark.parametrize(
     ("largest", "norm"), [(0.0, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.inf), (1.0, math.nan)]
 )
 def test_a_look_without_gradient_or_norm_tells_nothing_of_others(largest, norm):
-    assert anchor(1, largest, norm) is None
+    assert sample_at(1, largest, norm) is None

@@ -94,9 +94,9 @@ def test_scaled_gradients_give_the_same_forecast():
 
 
 def test_steps_between_looks_count_by_their_norms():
-    looks = [look(1, {}, {"w": [0.5]}), look(9, {}, {"w": [1.0]})]
+    sampled_steps = [look(1, {}, {"w": [0.5]}), look(9, {}, {"w": [1.0]})]
     norms = [step(1, 1.0), step(5, 32.0), step(9, 1.0), step(12, 2.0)]
-    found = forecast_of(*looks, steps=norms)
+    found = forecast_of(*sampled_steps, steps=norms)
     # Ratios of the largest gradient to the norm: 1/2 at step 1, 1 at step 9, so sqrt(1/2) half-way.
     assert found.steps == 4
     limits = [next(k for k in range(40) if largest * 2**k >= 65520) for largest in (0.5, 32 * math.sqrt(0.5), 1.0, 2.0)]
@@ -127,7 +127,7 @@ def test_a_look_that_overflowed_tells_only_that_it_did():
 def test_where_everything_overflowed_nothing_is_known():
     found = forecast_of(look(1, {"a": [math.nan]}, scale=16.0, overflow=True))
     assert (found.scales, found.recommended, found.largest) == ((), None, None)
-    assert len(found.looks) == 1
+    assert len(found.sampled_steps) == 1
 
 
 @pytest.mark.parametrize("records", [[], [look(1)], [look(1, {"a": [0.0, 0.0]})], [look(1, {"a": [1.0]}, scale=0.0)]])
@@ -186,8 +186,8 @@ def test_what_fp16_cut_off_is_noticed():
         max_size=4,
     )
 )  # fmt: skip
-def test_more_scale_never_loses_more_nor_overflows_less_and_the_recommendation_is_in_the_range(looks):
-    found = forecast_of(*(look(at, {"a": one}, {"w": other}) for at, (one, other) in enumerate(looks, 1)))
+def test_more_scale_never_loses_more_nor_overflows_less_and_the_recommendation_is_in_the_range(sampled_steps):
+    found = forecast_of(*(look(at, {"a": one}, {"w": other}) for at, (one, other) in enumerate(sampled_steps, 1)))
     for smaller, larger in zip(found.scales, found.scales[1:], strict=False):
         assert larger.lost <= smaller.lost
         assert larger.taken.share <= smaller.taken.share
@@ -218,7 +218,7 @@ def test_looks_that_say_nothing_are_counted():
     found = forecast_of(
         look(1, {"a": [1.0]}, scale=0.0), look(2), look(3, {"a": [1.0]}), look(4, {"a": [1.0]}, scale=math.nan)
     )
-    assert (found.unusable, len(found.looks)) == (3, 1)
+    assert (found.unusable, len(found.sampled_steps)) == (3, 1)
     assert forecast_of(look(1, {"a": [1.0]})).unusable == 0
 
 
@@ -258,7 +258,7 @@ def test_a_short_record_names_no_scale_however_calm_it_is(steps, named):
 
 
 def test_looks_that_vary_leave_headroom_and_few_of_them_leave_more():
-    sure = {count: forecast_of(*varying(1.5, count)).evidence.by_looks for count in (3, 10, 30, 300)}
+    sure = {count: forecast_of(*varying(1.5, count)).evidence.by_samples for count in (3, 10, 30, 300)}
     assert sure[3] < sure[10] < sure[30] <= sure[300]
     # Largest gradients around 1: 99 % of the steps stay below 2^(1.5 * 2.326), so 2^12 is the largest scale that holds.
     assert sure[300] == 12
@@ -279,14 +279,17 @@ def test_where_a_scale_is_named_it_overflows_at_less_than_one_step_in_a_hundred(
 
 def test_a_record_of_clean_steps_in_half_proves_the_scales_that_held():
     half = counted([2.0**-4], "float16")
-    looks = [look(1, {"a": half}, scale=2.0**10), look(200, {"a": counted([2.0**-1], "float16")}, scale=2.0**10)]
+    sampled_steps = [
+        look(1, {"a": half}, scale=2.0**10),
+        look(200, {"a": counted([2.0**-1], "float16")}, scale=2.0**10),
+    ]
     held = [step(at, 1.0, scale=2.0**10) for at in range(1, 300)]
-    assert forecast_of(*looks, steps=held).evidence.by_record == 10
-    assert forecast_of(*looks, steps=held[:-1]).evidence.by_record is None  # 298 steps: the bound is 1.0 %
+    assert forecast_of(*sampled_steps, steps=held).evidence.by_record == 10
+    assert forecast_of(*sampled_steps, steps=held[:-1]).evidence.by_record is None  # 298 steps: the bound is 1.0 %
     once = [*held, step(300, math.inf, overflow=True, scale=2.0**11)]
-    assert forecast_of(*looks, steps=once).evidence.by_record is None
+    assert forecast_of(*sampled_steps, steps=once).evidence.by_record is None
     longer = [*once, *(step(at, 1.0, scale=2.0**10) for at in range(301, 474))]
-    found = forecast_of(*looks, steps=longer)
+    found = forecast_of(*sampled_steps, steps=longer)
     assert (found.evidence.by_record, found.evidence.held, found.evidence.recorded) == (10, 472, 473)
     assert found.recommended is not None
     assert found.recommended <= 10
@@ -295,11 +298,11 @@ def test_a_record_of_clean_steps_in_half_proves_the_scales_that_held():
 
 
 def test_an_overflow_on_record_is_never_contradicted():
-    looks = [look(at, {"a": [2.0**-6]}) for at in range(1, 40)]
+    sampled_steps = [look(at, {"a": [2.0**-6]}) for at in range(1, 40)]
     steps = [step(at, 1.0) for at in range(1, 40)]
-    assert forecast_of(*looks, steps=steps).highest == 21
+    assert forecast_of(*sampled_steps, steps=steps).highest == 21
     steps += [step(at, 1.0) for at in range(41, 400)]
-    found = forecast_of(*looks, steps=[*steps, step(400, math.inf, overflow=True, scale=2.0**9)])
+    found = forecast_of(*sampled_steps, steps=[*steps, step(400, math.inf, overflow=True, scale=2.0**9)])
     assert (found.highest, found.top) == (8, 8)
     assert found.recommended <= 8
 

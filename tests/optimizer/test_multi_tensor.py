@@ -19,7 +19,7 @@ from optimizer.kinds import RULES
 from small_runs import TINY, loop_of
 
 from mptrain.engine import rehearsal
-from mptrain.engine.rehearsal import obstacles
+from mptrain.engine.rehearsal import kernel_fallbacks
 from mptrain.numerics.verdict import clip_coefficient, judge
 from mptrain.optimizer import SGD, Adam, AdamW, multi_tensor, updater
 from mptrain.optimizer.multi_tensor import (
@@ -371,7 +371,7 @@ def test_a_run_goes_on_with_torchs_kernels_and_says_why(volta, tmp_path, monkeyp
     monkeypatch.setattr(multi_tensor, "_kernels", lambda: broken)
     monkeypatch.setattr(updater, "available", lambda device, rule: multi_tensor.available(volta, rule))
     loop = loop_of(tmp_path, *TINY, "train.max_steps=2", "precision=fp16_dynamic")
-    monkeypatch.setattr(rehearsal, "obstacles", lambda parts: obstacles(replace(parts, device=volta)))
+    monkeypatch.setattr(rehearsal, "kernel_fallbacks", lambda parts: kernel_fallbacks(replace(parts, device=volta)))
     loop.run()
     assert not loop.parts.learners[0].weights.one_pass
     said = [record.get("message", "") for record in map(json.loads, loop.storage.paths.events.read_text().splitlines())]

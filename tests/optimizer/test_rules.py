@@ -8,7 +8,7 @@ from capability import without
 from loops import each
 from optimizer.kinds import RULES
 
-from mptrain.config.checks import check_together
+from mptrain.config.section_checks import check_compatible
 from mptrain.config.targets import PACKAGES, Target
 from mptrain.errors import ConfigError
 from mptrain.optimizer import SGD, Adagrad, Adam, AdamW
@@ -164,13 +164,13 @@ FP32_STATE = Policy("fp16_pure", "float16", "float16", autocast=False, master_we
 @each(("eps", "refused"), [(1e-8, True), (2.0**-25, True), (2.0**-24, False), (1e-4, False)])
 @each("rule", ["Adam", "AdamW", "Adagrad"])
 def test_trap_30_an_eps_that_fp16_state_rounds_to_zero_is_refused_with_the_number(rule, eps, refused):
-    problems = check_together(HALF_STATE, Target(f"mptrain.optimizer.{rule}", {"eps": eps}, PACKAGES["optimizer"]))
+    problems = check_compatible(HALF_STATE, Target(f"mptrain.optimizer.{rule}", {"eps": eps}, PACKAGES["optimizer"]))
     assert len(problems) == refused
     for problem in problems:
         assert f"optimizer.eps={eps:g}" in problem.what
         assert "5.96e-08 (2^-24)" in problem.what
         assert "optimizer.eps=1e-4" in problem.hint
-    assert check_together(FP32_STATE, Target(f"mptrain.optimizer.{rule}", {"eps": eps}, PACKAGES["optimizer"])) == []
+    assert check_compatible(FP32_STATE, Target(f"mptrain.optimizer.{rule}", {"eps": eps}, PACKAGES["optimizer"])) == []
 
 
 def test_trap_30_the_number_is_where_zero_begins_in_fp16():

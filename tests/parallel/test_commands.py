@@ -17,7 +17,7 @@ from small_runs import command, environment, run_command
 
 from mptrain.inspection import diagnosis_case
 from mptrain.inspection.diagnosis import diagnose_run
-from mptrain.inspection.step_replay import look
+from mptrain.inspection.step_replay import observe_step
 from tests.faults.attempts import children_of
 from tests.faults.references import result_of
 
@@ -116,7 +116,7 @@ from mptrain.engine.telemetry import Telemetry
 from mptrain.engine.validation import Validation
 from mptrain.workloads.classification.models.perceptron import mlp as net
 
-OWNERS = {"attempt": Loop, "name_unusable": Telemetry, "run": Validation}
+OWNERS = {"attempt": Loop, "report_faulty_samples": Telemetry, "run": Validation}
 running = []
 
 def begin(loop, *given, inner=Loop.__init__):
@@ -170,8 +170,8 @@ def immortal(tmp_path_factory):
 @pytest.mark.parametrize(
     "place",
     [
-        *("attempt:3:0", "attempt:4:0", "name_unusable:9:1"),
-        *(pytest.param(f"{place}:0", marks=pytest.mark.slow) for place in ("run:6", "name_unusable:6")),
+        *("attempt:3:0", "attempt:4:0", "report_faulty_samples:9:1"),
+        *(pytest.param(f"{place}:0", marks=pytest.mark.slow) for place in ("run:6", "report_faulty_samples:6")),
     ],
 )
 def test_what_is_done_again_without_a_rank_is_on_record_once(tmp_path, immortal, place):
@@ -381,8 +381,8 @@ def test_remedies_of_a_step_of_several_ranks_are_tried_in_its_micro_batches(tmp_
     tried = []
     monkeypatch.setattr(
         diagnosis_case,
-        "look",
-        lambda parts, *rest: tried.append(parts.plan.accumulate) or look(parts, *rest),
+        "observe_step",
+        lambda parts, *rest: tried.append(parts.plan.accumulate) or observe_step(parts, *rest),
         raising=True,
     )
     found = diagnose_run("last").found

@@ -32,7 +32,7 @@ from mptrain.parallel.options import DistributedOptions
 come = launch._come
 launch._come = lambda store, rank, timeout: os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else come(store, rank, timeout)
 try:
-    with launch.gathered(DistributedOptions(procs=3)):
+    with launch.launch_ranks(DistributedOptions(procs=3)):
         print("all are here")
 except launch.RankLost as error:
     print(error)
@@ -58,7 +58,7 @@ launch._store = refuse
 launch._prepare_environment(3)
 before, began = os.listdir("/proc/self/fd"), time.monotonic()
 try:
-    with launch.gathered(DistributedOptions(procs=3)):
+    with launch.launch_ranks(DistributedOptions(procs=3)):
         pass
 except EnvironmentRefused:
     print(time.monotonic() - began < launch.GRACE / 2, os.listdir("/proc/self/fd") == before)
@@ -77,7 +77,7 @@ from mptrain.parallel import launch
 from mptrain.parallel.options import DistributedOptions
 
 try:
-    with launch.gathered(DistributedOptions(procs=2)) as ranks:
+    with launch.launch_ranks(DistributedOptions(procs=2)) as ranks:
         if ranks.is_rank_zero:
             began = time.monotonic()
             raise ValueError

@@ -16,14 +16,20 @@ from small_runs import TINY, environment, parts_of
 
 from mptrain.engine.batch_sync import DistributedBatchSync
 from mptrain.engine.fingerprints import digest_of_samples, sample_digests
-from mptrain.engine.gathered import Gathered
-from mptrain.engine.interrupt import Interrupts
+from mptrain.engine.interrupt import SignalListener
+from mptrain.engine.sample_metrics import SampleMetrics
 from mptrain.errors import CheckpointError, DataError, StorageError
 from mptrain.numerics.measures import LargestMagnitude, ShareAbove
-from mptrain.parallel.communicator import SINGLE_PROCESS, RankFailed, how_one_ended, is_loss, portable
+from mptrain.parallel.communicator import (
+    SINGLE_PROCESS,
+    RankFailed,
+    describe_ended_rank,
+    error_for_other_ranks,
+    is_rank_loss,
+)
 from mptrain.parallel.launch import reap
+from mptrain.runlog.checkpoint_shards import insert_shards, write_shards
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
-from mptrain.runlog.shards import with_parts, write_parts
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader, fetch_part
@@ -65,12 +71,12 @@ def test_what_ranks_have_gathered_is_put_in_the_order_of_one():
         values = torch.arange(first, first + count, dtype=torch.float64)
         return Batch(values, values)
 
-    alone = Gathered()
+    alone = SampleMetrics()
     for one in (batch(0, 5), batch(5, 2)):
         alone.add(one, {"loss": one.inputs}, one.inputs.tolist(), sample_digests(one))
 
     def gather(ranks):
-        own = Gathered()
+        own = SampleMetrics()
         for first, counts in ((0, (2, 2, 1)), (5, (1, 1, 0))):
             begin, count = first + sum(counts[: ranks.rank]), counts[ranks.rank]
             if count:
@@ -88,7 +94,7 @@ def test_what_ranks_have_gathered_is_put_in_the_order_of_one():
 
 
 def turns_of(ranks, batches, heard=None, late=False):
-    interrupts = Interrupts()
+    interrupts = SignalListener()
     interrupts.received = heard
     turns = DistributedBatchSync(interrupts, lambda: late, ranks)
     return turns, turns.next(iter(batches))
@@ -139,7 +145,7 @@ def test_an_error_of_one_rank_is_raised_by_all_and_says_whose_it_is():
 
 
 def test_an_error_of_no_kind_of_ours_is_told_in_a_line():
-    error = portable(ZeroDivisionError("division by zero"), 3)
+    error = error_for_other_ranks(ZeroDivisionError("division by zero"), 3)
     assert isinstance(error, RankFailed)
     assert str(error) == "rank 3: ZeroDivisionError: division by zero"
     assert pickle.loads(pickle.dumps(error)).exit_code == error.exit_code
@@ -155,7 +161,7 @@ def test_an_error_of_no_kind_of_ours_is_told_in_a_line():
     ],
 )
 def test_a_lost_rank_is_told_from_other_trouble(error, expected):
-    assert is_loss(error) == expected
+    assert is_rank_loss(error) == expected
 
 
 def test_measures_of_parts_are_those_of_the_whole():
@@ -204,11 +210,11 @@ def test_of_several_ranks_that_have_ended_the_one_is_named_that_the_others_have_
         children[pid] = rank
     for pid in children:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert how_one_ended(children) == "rank 2 was ended by SIGKILL"
+    assert describe_ended_rank(children) == "rank 2 was ended by SIGKILL"
     survivors = {pid: rank for pid, rank in children.items() if rank != 2}
-    assert how_one_ended(survivors) == "rank 1 has ended with exit code 75"
+    assert describe_ended_rank(survivors) == "rank 1 has ended with exit code 75"
     reap(list(children))
-    assert how_one_ended(children) == ""
+    assert describe_ended_rank(children) == ""
 
 
 def test_pretended_ranks_exchange_as_real_ones():
@@ -259,11 +265,11 @@ def test_a_part_of_which_nothing_can_be_used_has_a_stand_in():
 
 ERROR_ON_ONE = """
 from mptrain.cli.messages import report
-from mptrain.parallel.launch import gathered
+from mptrain.parallel.launch import launch_ranks
 from mptrain.parallel.options import DistributedOptions
 from mptrain.errors import DataError, MptrainError
 try:
-    with gathered(DistributedOptions(procs=3, timeout=60.0)) as ranks, ranks.together():
+    with launch_ranks(DistributedOptions(procs=3, timeout=60.0)) as ranks, ranks.together():
         if "{where}" == "before" and ranks.rank == {rank}:
             raise DataError("nothing there", "put it there")
         with ranks.main_process_first():
@@ -304,7 +310,7 @@ def test_an_error_of_one_rank_while_all_prepare_is_the_runs(where, rank, error, 
 
 def test_a_part_that_is_missing_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"rank-0\.pt is missing"):
-        with_parts({}, tmp_path, {"rank-1.pt": "0" * 64})
+        insert_shards({}, tmp_path, {"rank-1.pt": "0" * 64})
 
 
 def test_a_tensor_that_one_file_lacks_is_told(tmp_path):
@@ -318,11 +324,11 @@ def test_a_tensor_that_one_file_lacks_is_told(tmp_path):
 
 def test_parts_take_no_more_room_than_their_own(tmp_path):
     taken = torch.arange(4096.0)[1024:1028]  # as of a whole tensor that was loaded and cut
-    ((name, digest),) = write_parts(tmp_path / "x.parts", {"/weight": taken}, SINGLE_PROCESS).items()
+    ((name, digest),) = write_shards(tmp_path / "x.parts", {"/weight": taken}, SINGLE_PROCESS).items()
     assert name == "rank-0.pt"
     assert (tmp_path / "x.parts" / name).stat().st_size < 4096
     marked = {"weight": {"__part__": "/weight", "shape": [4]}}
-    assert torch.equal(with_parts(marked, tmp_path / "x.parts", {name: digest})["weight"], taken)
+    assert torch.equal(insert_shards(marked, tmp_path / "x.parts", {name: digest})["weight"], taken)
 
 
 def test_a_disk_that_refuses_one_rank_refuses_all(tmp_path, monkeypatch):
@@ -333,8 +339,8 @@ def test_a_disk_that_refuses_one_rank_refuses_all(tmp_path, monkeypatch):
 
     def write(ranks):
         with pytest.raises(StorageError, match=r"cannot write .*rank-1\.pt") as refused:
-            write_parts(tmp_path / "x.parts", {"/weight": torch.ones(3)}, ranks)
+            write_shards(tmp_path / "x.parts", {"/weight": torch.ones(3)}, ranks)
         return str(refused.value).startswith("rank 1: ")
 
-    monkeypatch.setattr("mptrain.runlog.shards.write_state", refuse_one)
+    monkeypatch.setattr("mptrain.runlog.checkpoint_shards.write_state", refuse_one)
     assert each_rank(3, write) == [True, False, True]

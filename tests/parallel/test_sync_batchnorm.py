@@ -9,7 +9,7 @@ from parallel.batch_norms import OPTIONS, PARTS, SHAPES, layer_of, over_ranks, w
 from torch import nn
 
 from mptrain.parallel import sync_batchnorm
-from mptrain.parallel.sync_batchnorm import OnCpu, synchronised
+from mptrain.parallel.sync_batchnorm import CpuBatchNormOps, synchronised
 
 
 @each("kind", SHAPES)
@@ -51,7 +51,7 @@ def test_an_evaluation_is_each_ranks_own():
 
 
 class AsOnCuda:
-    """torch's functions for CUDA: refuses what their schemas do not take, and computes in FP32 what `OnCpu` does."""
+    """torch's functions for CUDA: refuses what their schemas do not take, and computes in FP32 what `CpuBatchNormOps` does."""
 
     def __init__(self):
         self.called = []
@@ -69,7 +69,7 @@ class AsOnCuda:
                 if argument.name in ("mean", "invstd", "sum_dy", "sum_dy_xmu", "running_mean", "running_var", "counts"):
                     assert value.dtype == torch.float32
             self.called.append(name)
-            found = getattr(OnCpu, name)(*given)
+            found = getattr(CpuBatchNormOps, name)(*given)
             if name == "batch_norm_elemt" or name == "batch_norm_backward_elemt":
                 return found
             return tuple(one.float() for one in found)
@@ -88,7 +88,7 @@ def test_the_kernels_of_cuda_are_called_as_their_schemas_ask(monkeypatch, more):
     torch.testing.assert_close(torch.cat([one[1] for one in found]), grad_x.float(), rtol=1e-5, atol=1e-5)
     for index, expected in enumerate(grads):
         torch.testing.assert_close(sum(one[2][index] for one in found), expected.float(), rtol=1e-5, atol=1e-5)
-    names = {name for name in vars(OnCpu) if name.startswith("batch_norm")}
+    names = {name for name in vars(CpuBatchNormOps) if name.startswith("batch_norm")}
     assert set(cuda.called) == names
     assert len(cuda.called) == len(PARTS) * len(names)
 

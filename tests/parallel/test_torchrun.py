@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 from mptrain.errors import EnvironmentRefused
 from mptrain.parallel.communicator import RankLost
-from mptrain.parallel.torchrun import meet, store_of_torchrun
+from mptrain.parallel.torchrun import rendezvous, store_of_torchrun
 
 
 @pytest.fixture
@@ -68,18 +68,20 @@ def test_ranks_that_do_not_come_are_counted(port):
 
     def come_too():
         with contextlib.suppress(RankLost):
-            meet(store, 2, 3, 0.5)
+            rendezvous(store, 2, 3, 0.5)
 
     other = threading.Thread(target=come_too)
     other.start()
     with pytest.raises(RankLost, match=f"2 of 3 ranks have come to 127.0.0.1:{port} within 0.5 s"):
-        meet(store, 0, 3, 0.5)
+        rendezvous(store, 0, 3, 0.5)
     other.join()
 
 
 def test_all_who_come_go_on(port):
     store, met = HashStore(), []
-    threads = [threading.Thread(target=lambda rank=rank: met.append(meet(store, rank, 3, 30))) for rank in range(3)]
+    threads = [
+        threading.Thread(target=lambda rank=rank: met.append(rendezvous(store, rank, 3, 30))) for rank in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

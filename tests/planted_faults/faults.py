@@ -79,8 +79,8 @@ FAULTS = (
     Fault(
         7,
         "engine/step_log.py",
-        "if account.history.consecutive >= limit",
-        "if account.history.consecutive > limit",
+        "if log.history.consecutive >= limit",
+        "if log.history.consecutive > limit",
         "a run that only overflows is given up one step late",
     ),
     Fault(
@@ -102,7 +102,7 @@ FAULTS = (
     Fault(
         10,
         "engine/snapshot.py",
-        'account.load_state_dict(saved["accounts"][account.name])',
+        'log.load_state_dict(saved["accounts"][log.name])',
         "pass",
         "a resumed run forgets its counts of updates and of overflows in a row",
         ("engine/test_resume.py", "engine/test_saving.py"),
@@ -124,7 +124,7 @@ FAULTS = (
     ),
     Fault(
         13,
-        "engine/gathered.py",
+        "engine/sample_metrics.py",
         "(z / (2 * samples)) ** 2",
         "(z / samples) ** 2",
         "Wilson's interval of a share is too wide",
@@ -139,7 +139,7 @@ FAULTS = (
     ),
     Fault(
         15,
-        "engine/failure.py",
+        "engine/failure_diagnosis.py",
         "if last.loss - last.loss == 0 else",
         "if last.loss - last.loss != 0 else",
         "a backward overflow is explained as one of the forward pass",
@@ -155,10 +155,11 @@ FAULTS = (
     ),
     Fault(
         17,
-        "precision/apply.py",
+        "precision/keep_fp32.py",
         "with torch.autocast(device, enabled=False):",
         "with torch.autocast(device):",
         "a module kept in FP32 computes under autocast",
+        ("precision/test_apply.py",),
     ),
     Fault(
         18,
@@ -373,7 +374,7 @@ FAULTS = (
     ),
     Fault(
         47,
-        "numerics/bits.py",
+        "numerics/exponent_counts.py",
         "first - _BIAS if filled",
         "first - _BIAS + 1 if filled",
         "histograms are off by one power of two",
@@ -412,21 +413,21 @@ FAULTS = (
     # What a run writes and reads.
     Fault(
         52,
-        "runlog/storage.py",
+        "runlog/atomic_files.py",
         "draft.replace(path)",
         "path.write_bytes(content)",
         "a file is written in place instead of being renamed into it",
     ),
     Fault(
         53,
-        "runlog/storage.py",
+        "runlog/atomic_files.py",
         "del pending[: os.write(descriptor, pending)]",
         "del pending[: max(os.write(descriptor, pending), len(pending))]",
         "a write that the system cut short counts as whole",
     ),
     Fault(
         54,
-        "runlog/state_files.py",
+        "runlog/checkpoint_data.py",
         "os.fsync(self._file.fileno())",
         "pass",
         "a checkpoint is not forced to the disk",
@@ -434,14 +435,14 @@ FAULTS = (
     ),
     Fault(
         55,
-        "runlog/writer.py",
+        "runlog/record_writer.py",
         "os.ftruncate(descriptor, kept[name])",
         "os.ftruncate(descriptor, lengths.get(name, path.stat().st_size))",
         "records that the checkpoint did not know are not taken back",
     ),
     Fault(
         56,
-        "runlog/state_files.py",
+        "runlog/checkpoint_data.py",
         "if digest_of(path).hexdigest() != sha256:",
         "if not sha256:",
         "a damaged checkpoint is loaded",
@@ -481,7 +482,7 @@ FAULTS = (
         "flags | os.O_CREAT | os.O_NOFOLLOW",
         "flags | os.O_CREAT",
         "a file of a run is written through a symbolic link",
-        ("runlog/test_lock.py", "runlog/test_writer.py"),
+        ("runlog/test_lock.py", "runlog/test_record_writer.py"),
     ),
     # Several ranks.
     Fault(
@@ -576,8 +577,8 @@ FAULTS = (
     Fault(
         74,
         "sweep/local_executor.py",
-        'Ended("failed", code or EXIT_BUG, cause(code))',
-        'Ended("done", code, cause(code))',
+        'JobOutcome("failed", code or EXIT_BUG, describe_exit_code(code))',
+        'JobOutcome("done", code, describe_exit_code(code))',
         "a job whose process died counts as done",
     ),
     Fault(
@@ -596,7 +597,7 @@ FAULTS = (
     ),
     Fault(
         77,
-        "run/attempt.py",
+        "run/start_and_resume.py",
         'forgive = before is not None and before.status == "failed"',
         "forgive = False",
         "a failed run that is resumed is given up at its first overflow",
@@ -604,7 +605,7 @@ FAULTS = (
     # Pages, words and the command line.
     Fault(
         78,
-        "report/rendering.py",
+        "report/html_and_markdown.py",
         '"<": "&lt;"',
         '"<": "<"',
         "a name can put HTML into a Markdown page",
@@ -636,7 +637,7 @@ FAULTS = (
     # The configuration.
     Fault(
         82,
-        "config/checks.py",
+        "config/section_checks.py",
         """problems.append(Problem(f"unknown key '{prefix}{key}'", hint))""",
         "pass",
         "unknown keys are accepted",
@@ -718,7 +719,7 @@ FAULTS = (
     ),
     Fault(
         93,
-        "logger/background.py",
+        "logger/tracker_process.py",
         "self._write(process)",
         "pass",
         "a tracker never gets the last records",

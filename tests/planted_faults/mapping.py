@@ -16,7 +16,12 @@ BESIDES = {
     ),
     "precision": ("engine/test_rehearsal.py", "engine/test_step.py", "integration/test_modes.py"),
     "scaler": ("engine/test_step.py", "engine/test_resume.py", "integration/test_giving_up.py"),
-    "optimizer": ("engine/test_step.py", "engine/test_steps.py", "engine/test_resume.py", "integration/test_modes.py"),
+    "optimizer": (
+        "engine/test_step.py",
+        "engine/test_step_runner.py",
+        "engine/test_resume.py",
+        "integration/test_modes.py",
+    ),
     "numerics": ("engine/test_step.py", "probe/test_histograms.py", "integration/test_recommended_scales.py"),
     "schedule": ("engine/test_step.py",),
     "runlog": (
@@ -25,7 +30,7 @@ BESIDES = {
         "security/test_odd_files.py",
         "integration/test_killed.py",
     ),
-    "parallel": ("engine/test_gathered.py", "engine/test_step.py"),
+    "parallel": ("engine/test_sample_metrics.py", "engine/test_step.py"),
     "comparison": ("sweep/test_comparisons.py", "integration/test_compare.py"),
     "probe": ("engine/test_step_log.py", "inspection/test_diagnosis.py", "integration/test_diagnose.py"),
     "inspection": ("integration/test_diagnose.py",),

@@ -17,9 +17,9 @@ from mptrain.precision.apply import (
     cast_model,
     clamp_to_range,
     input_dtype,
-    kept_modules,
-    set_products,
+    set_matmul_precision,
 )
+from mptrain.precision.keep_fp32 import kept_modules
 from mptrain.precision.policy import NORMS
 from mptrain.precision.upcast import products
 
@@ -342,10 +342,10 @@ def _products_as_they_were():
 @each("name", NAMES)
 def test_trap_41_fp32_products_use_tf32_in_the_mode_of_that_name_and_in_no_other(name):
     for earlier in ("tf32", "fp32"):
-        set_products(mode(earlier))
+        set_matmul_precision(mode(earlier))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            set_products(mode(name))
+            set_matmul_precision(mode(name))
         assert precisions() == (["tf32"] * 3 if name == "tf32" else ["ieee"] * 3)
         # torch's own code, its compiler among it, still asks the older switches, and they refuse to contradict.
         assert torch.backends.cuda.matmul.allow_tf32 == (name == "tf32")
@@ -354,7 +354,7 @@ def test_trap_41_fp32_products_use_tf32_in_the_mode_of_that_name_and_in_no_other
 
 
 def test_half_precision_sums_stay_in_float32_on_cuda():
-    set_products(mode("fp16_dynamic"))
+    set_matmul_precision(mode("fp16_dynamic"))
     matmul = torch.backends.cuda.matmul
     assert not matmul.allow_fp16_reduced_precision_reduction
     assert not matmul.allow_bf16_reduced_precision_reduction

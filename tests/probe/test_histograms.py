@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mptrain.engine.step import train_step
-from mptrain.numerics.bits import read_counts
+from mptrain.numerics.exponent_counts import read_counts
 from mptrain.numerics.exponents import nonzero, total
 from mptrain.probe.histograms import Histograms, HistogramWatch
 from mptrain.probe.probe import NoProbe

@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mptrain.engine.step import accumulate_gradients
-from mptrain.inspection.step_replay import look, moment_at
-from mptrain.probe.module_trail import LOSS, Trail
+from mptrain.inspection.step_replay import observe_step, saved_step_at
+from mptrain.probe.module_trail import LOSS, ModuleTrail
 from mptrain.probe.observer import Observer
 
 
 def observed(model, given, loss=lambda output: output.float().sum()):
-    trail = Trail()
+    trail = ModuleTrail()
     observer = Observer(trail)
     with trail.followed(model), observer:
         loss(model(given)).backward()
@@ -200,7 +200,7 @@ def test_what_torch_refuses_is_kept_with_its_place():
         def forward(self, x):
             return torch.zeros(3, 4).index_add_(0, torch.arange(3), x.half())
 
-    trail = Trail()
+    trail = ModuleTrail()
     observer = Observer(trail)
     model = nn.Sequential(nn.Identity(), Mixes())
     with pytest.raises(RuntimeError), trail.followed(model), observer:
@@ -220,7 +220,7 @@ def test_looking_changes_no_bit_of_loss_gradients_buffers_weights_and_generators
         "train.accumulate=2",
     )
     (parts, options), (others, _) = parts_of(*words), parts_of(*words)
-    moment = moment_at(parts, options, None, 1)
+    moment = saved_step_at(parts, options, None, 1)
     batch = others.prepare(next(others.loaders["train"].batches(0)))
     others.model.train()
     torch.manual_seed(0)
@@ -240,7 +240,7 @@ def test_looking_changes_no_bit_of_loss_gradients_buffers_weights_and_generators
     object.__setattr__(parts.learners[0].weights.gradients, "zero_grad", keep_and_clear)
     torch.manual_seed(0)
     object.__setattr__(moment, "random", {**moment.random, "torch": torch.get_rng_state()})
-    [seen] = look(parts, moment)
+    [seen] = observe_step(parts, moment)
     assert seen.loss == total.item()
     assert found.keys() == plain.keys()
     assert all(torch.equal(found[name], grad) for name, grad in plain.items())
@@ -252,7 +252,7 @@ def test_looking_changes_no_bit_of_loss_gradients_buffers_weights_and_generators
 
 def test_every_learner_of_a_task_is_seen_with_its_own_gradients(tmp_path):
     parts, options = parts_of("model=dcgan", "dataset.train_samples=16", "train.batch_size=8", "precision=amp_dynamic")
-    seen = look(parts, moment_at(parts, options, None, 1))
+    seen = observe_step(parts, saved_step_at(parts, options, None, 1))
     assert [one.learner for one in seen] == ["discriminator", "generator"]
     backward = [{one.module.split(".")[0] for one in each.of("backward")} for each in seen]
     assert backward[0] <= {"discriminator", LOSS}
@@ -262,7 +262,7 @@ def test_every_learner_of_a_task_is_seen_with_its_own_gradients(tmp_path):
 def test_a_step_is_reached_as_training_reaches_it():
     words = (*TINY, "precision=fp16_dynamic", "model.dropout=0.2")
     parts, options = parts_of(*words)
-    moment = moment_at(parts, options, None, 9)  # in the second epoch
+    moment = saved_step_at(parts, options, None, 9)  # in the second epoch
     others, _ = parts_of(*words)
     assert moment.step == 9
     assert moment.state["progress"]["epoch"] == 1

@@ -6,7 +6,7 @@ import math
 import pytest
 from loops import each
 
-from mptrain.probe.overflow_attribution import DESCENDED, SETTLED, OverflowHistory, offenders
+from mptrain.probe.overflow_attribution import DESCENDED, SETTLED, OverflowHistory, nonfinite_parameters
 from mptrain.records import MAX_TENSORS
 
 
@@ -115,18 +115,18 @@ def test_trap_37_a_history_survives_json_at_any_place(cut):
 
 def test_offenders_are_named_with_their_kind_in_order():
     names = ["a", "b", "c", "d", "e"]
-    count, found = offenders(names, [1.0, math.inf, -1.0, math.nan, 0.0])
+    count, found = nonfinite_parameters(names, [1.0, math.inf, -1.0, math.nan, 0.0])
     assert count == 2
     assert found == (("b", "inf"), ("d", "nan"))
 
 
 def test_trap_14_a_parameter_without_a_gradient_is_no_offender():
-    assert offenders(["a"], [-1.0]) == (0, ())
+    assert nonfinite_parameters(["a"], [-1.0]) == (0, ())
 
 
 def test_of_many_offenders_the_first_are_named_and_all_counted():
     names = [f"p{index}" for index in range(MAX_TENSORS + 5)]
-    count, found = offenders(names, [math.nan] * len(names))
+    count, found = nonfinite_parameters(names, [math.nan] * len(names))
     assert count == MAX_TENSORS + 5
     assert [name for name, _ in found] == names[:MAX_TENSORS]
 

@@ -56,7 +56,7 @@ def test_arithmetic_cannot_call_the_command_line(recipe_of, tmp_path):
     [
         "mptrain.cli.main.main",
         "mptrain.recipe.catalogue.find_recipe",
-        "mptrain.runlog.storage.write_atomically",
+        "mptrain.runlog.atomic_files.write_atomically",
         "torchvision.datasets.utils.extract_archive",
         "torchvision.datasets.utils.download_url",
         "torchvision.io.write_png",

@@ -15,10 +15,10 @@ from mptrain.errors import ConfigError, StorageError
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.recipe import Recipe
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, compute, folder_of, measured, plan, write_verdict
-from mptrain.runlog.lock import hold
+from mptrain.runlog.lock import hold_lock
 from mptrain.runlog.strict_json import parse_strict, restore_nonfinite
 from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, write_sweep
-from mptrain.sweep.runner import take_stock
+from mptrain.sweep.runner import refresh_status
 
 RECIPE = Recipe("mine", Path("mine/recipe.yaml"), "Mine", "It works.", "me")
 
@@ -34,7 +34,7 @@ def test_a_run_that_failed_numerically_has_ended_and_others_have_not(tmp_path):
     write_run(tmp_path, "002", end=("failed", "disk full", 6, 3))
     write_run(tmp_path, "003", end=("preempted", "SIGTERM", 75, 3))
     write_run(tmp_path, "004", end=None)
-    stands = take_stock(sweep_of(tmp_path, 6))
+    stands = refresh_status(sweep_of(tmp_path, 6))
     assert [stands.has_ended(job) for job in stands.jobs] == [True, True, False, False, False, False]
     assert (stands.jobs[1].status, stands.jobs[1].code, stands.jobs[1].reason) == ("failed", 4, "only overflows")
 
@@ -54,7 +54,7 @@ def test_a_recipe_that_is_being_run_is_not_written_over(tmp_path):
     write_sweep(sweep_of(folder, 0))
     before = (folder / "sweep.json").read_bytes()
     recipe = replace(RECIPE, path=tmp_path / "recipe.yaml")
-    with hold(SweepPaths(folder).lock), pytest.raises(StorageError, match="is being written by"):
+    with hold_lock(SweepPaths(folder).lock), pytest.raises(StorageError, match="is being written by"):
         plan(Reproduction(recipe, False, (), folder, (), Composer()), 2)
     assert (folder / "sweep.json").read_bytes() == before
     assert not (folder / "recipe.yaml").exists()

@@ -13,7 +13,7 @@ def gradients(low, high, seed, scale=1.0, dtype="float32"):
     return counted((values.half() if dtype == "float16" else values).tolist(), dtype)
 
 
-def looks(count=3, scale=1.0, dtype="float32", learner="main", overflows=(), modules=3):
+def sampled_steps(count=3, scale=1.0, dtype="float32", learner="main", overflows=(), modules=3):
     """Looks at the steps 1, 20, 40 ..: gradients that shrink from module to module, and everything else."""
     found = []
     for at in range(count):
@@ -39,7 +39,7 @@ def make_looked_at(root, records=None, **run):
     """A run of `make_run` with histograms, long enough to recommend a scale from."""
     make_run(root, **{"steps": 300, **run})
     writer = RecordWriter(RunPaths(root))
-    for record in looks() if records is None else records:
+    for record in sampled_steps() if records is None else records:
         writer.take(record)
     writer.close()
     return root

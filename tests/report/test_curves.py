@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from mptrain.report.curves import Curve, together
+from mptrain.report.curves import Curve, mean_over_runs
 
 
 def filled(values, most):
@@ -60,7 +60,7 @@ def test_smoothing_neither_shortens_nor_shifts():
 
 def test_runs_of_different_length_are_merged_on_the_wider_buckets():
     short, long = filled([1.0] * 10, most=16), filled([3.0] * 40, most=16)
-    steps, means, lows, highs = together([short, long])
+    steps, means, lows, highs = mean_over_runs([short, long])
     assert long.width == 4
     assert (means[0], lows[0], highs[0]) == (2.0, 1.0, 3.0)
     assert means[-1] == 3.0
@@ -68,11 +68,11 @@ def test_runs_of_different_length_are_merged_on_the_wider_buckets():
 
 
 def test_a_single_run_out_of_four_does_not_continue_their_mean():
-    _, means, _, _ = together(
+    _, means, _, _ = mean_over_runs(
         [filled([1.0] * 5, 99), filled([1.0] * 5, 99), filled([1.0] * 5, 99), filled([9.0] * 8, 99)]
     )
     assert means == [3.0] * 5
 
 
 def test_nothing_together_is_nothing():
-    assert together([Curve(), Curve()]) == ([], [], [], [])
+    assert mean_over_runs([Curve(), Curve()]) == ([], [], [], [])

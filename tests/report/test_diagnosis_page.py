@@ -7,13 +7,17 @@ from dataclasses import replace
 import pytest
 
 from mptrain.report.diagnosis_page import cells, diagnosis_page, write_diagnosis
-from mptrain.report.rendering import html
-from mptrain.report.run_parts import operator_blocks, summary
-from mptrain.runlog.diagnosis import Examination, ModuleRow, Reach, Remedy
+from mptrain.report.html_and_markdown import html
+from mptrain.report.run_blocks import operator_blocks, summary
+from mptrain.runlog.diagnosis_file import Examination, ModuleRow, Remedy, ValueRange
 
-NEAR = ModuleRow("body.0", "Conv2d", 2, "float16", Reach(60000.0, 0.6, 0.0, 0, 0), Reach(1.0, 0.0, 0.5, 0, 0), "")
-BROKEN = ModuleRow("<b>x</b>", "Net", 1, "float16", Reach(9.0, 0.0, 0.0, 0, 0), Reach(8.0, 0.0, 0.0, 3, 0), "backward")
-LOSS = ModuleRow("(loss)", "", 0, "float32", Reach(1e6, 0.0, 0.0, 0, 0), None, "")
+NEAR = ModuleRow(
+    "body.0", "Conv2d", 2, "float16", ValueRange(60000.0, 0.6, 0.0, 0, 0), ValueRange(1.0, 0.0, 0.5, 0, 0), ""
+)
+BROKEN = ModuleRow(
+    "<b>x</b>", "Net", 1, "float16", ValueRange(9.0, 0.0, 0.0, 0, 0), ValueRange(8.0, 0.0, 0.0, 3, 0), "backward"
+)
+LOSS = ModuleRow("(loss)", "", 0, "float32", ValueRange(1e6, 0.0, 0.0, 0, 0), None, "")
 OPERATORS = {
     "operators": [
         {"phase": "backward", "operator": "mm", "inputs": "float16", "outputs": "float16", "calls": 3},

@@ -3,14 +3,14 @@ from dataclasses import replace
 import pytest
 from histograms_by_hand import look
 from report.folders import make_run, make_sweep
-from report.microscope import looks, make_looked_at
+from report.microscope import make_looked_at, sampled_steps
 
 from mptrain.config.compose import compose, reload
 from mptrain.errors import StorageError
 from mptrain.report import recommend, write_forecast
-from mptrain.report.canvas import Drawing
 from mptrain.report.forecast_page import forecast_page
 from mptrain.report.formatting import ONE_BECOMES_ALL
+from mptrain.report.plotting import Drawing
 from mptrain.report.sweep_points import read_measured
 from mptrain.runlog import RunDirectory, RunPaths
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_recommended_is_said_in_words(tmp_path, record, sentence)
     ],
 )  # fmt: skip
 def test_too_little_to_go_by_names_no_scale_and_the_page_says_so_as_the_terminal_does(tmp_path, count, steps, said):
-    found = recommend(make_looked_at(tmp_path / "run", looks(count), scale=1.0, steps=steps))
+    found = recommend(make_looked_at(tmp_path / "run", sampled_steps(count), scale=1.0, steps=steps))
     (sentence,) = found.sentences()
     assert sentence == f"No loss scale can be recommended yet, from {said}"
     page = forecast_page(found)
@@ -133,7 +133,7 @@ def test_too_little_to_go_by_names_no_scale_and_the_page_says_so_as_the_terminal
 
 
 def test_learners_have_sections_of_their_own(tmp_path):
-    records = [one for name in ("critic", "artist") for one in looks(2, learner=name)]
+    records = [one for name in ("critic", "artist") for one in sampled_steps(2, learner=name)]
     path = make_looked_at(tmp_path / "gan", records, learners=("critic", "artist"), scale=1.0)
     page = forecast_page(recommend(path))
     assert [section.title for section in page.sections[:2]] == ["Static scales for critic", "Static scales for artist"]
@@ -141,7 +141,7 @@ def test_learners_have_sections_of_their_own(tmp_path):
 
 
 def test_the_recommendation_rests_on_the_norms_between_the_looks(tmp_path):
-    calm = recommend(make_looked_at(tmp_path / "calm", looks(1), scale=1.0))
+    calm = recommend(make_looked_at(tmp_path / "calm", sampled_steps(1), scale=1.0))
     assert "300 steps in all" in " ".join(calm.reasons("main"))
     assert calm.forecasts["main"].steps == 300
 
@@ -162,7 +162,7 @@ def test_the_recommendation_rests_on_the_norms_between_the_looks(tmp_path):
 def test_the_words_of_a_recommendation_give_that_run_that_scale(tmp_path, words, expected, learners):
     gan = ["task=gan", "model=dcgan", "dataset=digits", "dataset.image_size=16"] if len(learners) > 1 else []
     config = compose([*gan, *words])
-    seen = [one for name in learners for one in looks(2, learner=name)]
+    seen = [one for name in learners for one in sampled_steps(2, learner=name)]
     path = make_looked_at(tmp_path / "run", seen, config=config.yaml, learners=learners)
     found = recommend(path)
     for name, sentence in zip(learners, found.sentences(), strict=True):
@@ -180,7 +180,7 @@ def test_looks_without_a_usable_scale_are_said_to_be_left_out(tmp_path):
     none = recommend(make_looked_at(tmp_path / "none", [look(1, {"a": [1.0]}, scale=0.0)]))
     assert none.reasons("main") == ["1 look left out: at a loss scale that is 0 or not finite, or without gradients."]
     assert none.table("main") is None
-    some = recommend(make_looked_at(tmp_path / "some", [*looks(2), look(50, {"a": [1.0]}, scale=0.0)]))
+    some = recommend(make_looked_at(tmp_path / "some", [*sampled_steps(2), look(50, {"a": [1.0]}, scale=0.0)]))
     assert any(reason.startswith("1 look left out") for reason in some.reasons("main"))
     assert not any("left out" in reason for reason in recommend(make_looked_at(tmp_path / "all")).reasons("main"))
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 from report.browser import CHROMIUM, visit
 from report.folders import HOSTILE, make_comparison, make_run
-from report.test_writing import hostile_run
+from report.test_write_report import hostile_run
 
 from mptrain.comparison.results import write_comparisons
 from mptrain.report import write_report

@@ -9,11 +9,11 @@ from report.folders import HOSTILE
 
 from mptrain.errors import StorageError
 from mptrain.report import write_replay
-from mptrain.report.replay_page import Course, Replay, ReplayedLearner, file_name, replay_page, replay_rows
+from mptrain.report.replay_page import Replay, ReplayedLearner, ScaleTrajectory, file_name, replay_page, replay_rows
 
 
 def course(scales, overflows=()):
-    found = Course()
+    found = ScaleTrajectory()
     for step, scale in enumerate(scales, 1):
         found.add(step, scale, step in overflows, step in overflows)
     return found

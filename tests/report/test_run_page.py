@@ -6,8 +6,8 @@ from report.folders import make_run, warning
 
 from mptrain.errors import StorageError
 from mptrain.records import EventRecord
+from mptrain.report.html_and_markdown import html, markdown_page
 from mptrain.report.page import Picture, Table
-from mptrain.report.rendering import html, markdown_page
 from mptrain.report.run_page import run_page
 from mptrain.runlog import RunPaths
 

@@ -1,7 +1,7 @@
 from report.folders import make_sweep
 
-from mptrain.report.rendering import html, markdown_page
-from mptrain.report.run_parts import tried
+from mptrain.report.html_and_markdown import html, markdown_page
+from mptrain.report.run_blocks import open_or_reason
 from mptrain.report.sweep_page import sweep_page
 from mptrain.report.sweep_points import kinds, numeric_axis, read_points
 from mptrain.runlog.sweeps import read_sweep
@@ -20,7 +20,7 @@ def page_of(folder):
 
 
 def points_of(folder):
-    return read_points(read_sweep(folder), lambda path: tried(path, 50))
+    return read_points(read_sweep(folder), lambda path: open_or_reason(path, 50))
 
 
 def axis_of(tmp_path, *words):

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from mptrain.errors import CheckpointError, StorageError
-from mptrain.runlog import checkpoints, state_files
+from mptrain.runlog import checkpoint_data, checkpoints
+from mptrain.runlog.checkpoint_data import check_plain
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import manifests_in, read_manifest
-from mptrain.runlog.state_files import check_plain
 
 RECORDS = {"steps.jsonl": 10, "events.jsonl": 0, "epochs.csv": 3}
 
@@ -339,7 +339,7 @@ def test_a_disk_that_fills_up_while_saving_keeps_the_last_checkpoint_and_says_so
         draft.symlink_to("/dev/full")
         return draft
 
-    monkeypatch.setattr(state_files, "temporary", full)
+    monkeypatch.setattr(checkpoint_data, "temporary", full)
     with pytest.raises(StorageError, match=r"the disk is full \(.* needed, .* free\)") as caught:
         save(store, 2, big=torch.zeros(size))
     assert "still good: the checkpoint of step 1" in caught.value.hint
@@ -352,7 +352,7 @@ def test_a_disk_that_fills_up_while_saving_keeps_the_last_checkpoint_and_says_so
 
 def test_the_cause_is_told_also_where_torch_hides_it(store, monkeypatch):
     save(store, 1)
-    write, pieces = state_files.HashedFile._write, []
+    write, pieces = checkpoint_data.HashedFile._write, []
 
     def full_once(file, piece):
         pieces.append(piece)
@@ -360,7 +360,7 @@ def test_the_cause_is_told_also_where_torch_hides_it(store, monkeypatch):
             raise OSError(errno.ENOSPC, "full")
         write(file, piece)
 
-    monkeypatch.setattr(state_files.HashedFile, "_write", full_once)
+    monkeypatch.setattr(checkpoint_data.HashedFile, "_write", full_once)
     with pytest.raises(StorageError, match="disk is full") as caught:
         save(store, 2)
     assert not isinstance(caught.value.__cause__, OSError)

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from mptrain.errors import ConfigError, StorageError
-from mptrain.runlog import RunState, create_run, existing_run, last_run, layout, open_run
-from mptrain.runlog.storage import temporary
+from mptrain.runlog import RunState, create_run, existing_run, last_run, open_run, run_paths
+from mptrain.runlog.atomic_files import temporary
 
 CREATE = """
 import sys, pathlib
-from mptrain.runlog import create_run, layout
+from mptrain.runlog import create_run, run_paths
 # Both processes want the same names, and each wants every name twice.
 tries = iter(range(10**6))
-layout.secrets.token_hex = lambda size: f"{next(tries) // 2:04x}"
+run_paths.secrets.token_hex = lambda size: f"{next(tries) // 2:04x}"
 sys.stdin.readline()
 for _ in range(10):
     print(create_run(pathlib.Path(sys.argv[1]), "cnn-digits-fp32").root)
@@ -75,9 +75,9 @@ def test_a_label_never_leads_out_of_the_root(tmp_path):
 
 
 def test_names_that_are_all_taken_end_in_an_error_and_not_in_a_loop(tmp_path, monkeypatch):
-    monkeypatch.setattr(layout.secrets, "token_hex", lambda size: "ab" * size)
-    moment = layout.datetime(2026, 1, 1)
-    monkeypatch.setattr(layout, "datetime", type("Clock", (), {"now": staticmethod(lambda: moment)}))
+    monkeypatch.setattr(run_paths.secrets, "token_hex", lambda size: "ab" * size)
+    moment = run_paths.datetime(2026, 1, 1)
+    monkeypatch.setattr(run_paths, "datetime", type("Clock", (), {"now": staticmethod(lambda: moment)}))
     create_run(tmp_path, "x")
     with pytest.raises(StorageError, match="all taken"):
         create_run(tmp_path, "x")

@@ -10,7 +10,7 @@ from histograms_by_hand import look
 
 from mptrain.errors import StorageError
 from mptrain.runlog import RecordWriter, RunDirectory, RunState, truncate_records
-from mptrain.runlog.reader import read_run
+from mptrain.runlog.run_reader import read_run
 
 
 def write(paths, *records):
@@ -21,7 +21,7 @@ def write(paths, *records):
     writer.close()
 
 
-def looks(count):
+def sampled_steps(count):
     return [
         look(
             step,
@@ -37,7 +37,7 @@ def looks(count):
 
 
 def test_what_was_written_is_read_back_equal(paths):
-    records = looks(3)
+    records = sampled_steps(3)
     write(paths, *records)
     assert list(read_run(paths.root).histograms()) == records
 
@@ -60,7 +60,7 @@ def test_the_file_is_there_only_where_something_was_looked_at(paths):
 
 
 def test_looks_after_a_checkpoint_are_taken_back_with_it(paths):
-    first, second = looks(2)
+    first, second = sampled_steps(2)
     RunDirectory(paths).write_state(RunState(id="x", argv=(), command="mptrain", device="cpu").begin())
     writer = RecordWriter(paths)
     before = writer.flush()
@@ -79,7 +79,7 @@ def test_looks_after_a_checkpoint_are_taken_back_with_it(paths):
 
 
 def test_a_line_that_was_half_written_is_left_out(paths):
-    write(paths, *looks(2))
+    write(paths, *sampled_steps(2))
     content = paths.histograms.read_bytes()
     paths.histograms.write_bytes(content[:-20])
     assert [record.step for record in read_run(paths.root).histograms()] == [1]
@@ -119,7 +119,7 @@ def test_a_line_that_was_half_written_is_left_out(paths):
     ],
 )
 def test_damage_is_named_by_file_and_line(paths, change):
-    write(paths, *looks(2))
+    write(paths, *sampled_steps(2))
     one, two = paths.histograms.read_text().splitlines()
     fields = json.loads(two)
     change(fields)
@@ -133,7 +133,7 @@ def test_damage_is_named_by_file_and_line(paths, change):
 @pytest.mark.parametrize("left", [None, b"", b"{}\n", b"x" * 9999])
 def test_a_run_goes_on_without_the_histograms_that_were_lost(paths, left):
     """They are only looks: gone, or begun anew by an attempt that had lost them."""
-    first, second = looks(2)
+    first, second = sampled_steps(2)
     RunDirectory(paths).write_state(RunState(id="x", argv=(), command="mptrain", device="cpu").begin())
     writer = RecordWriter(paths)
     writer.take(first)

@@ -10,20 +10,20 @@ import socket
 import pytest
 
 from mptrain.errors import StorageError
-from mptrain.runlog.lock import hold, holder_of
+from mptrain.runlog.lock import hold_lock, holder_of
 
 HOLD = """
 import sys, pathlib
-from mptrain.runlog.lock import hold
-with hold(pathlib.Path(sys.argv[1])):
+from mptrain.runlog.lock import hold_lock
+with hold_lock(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 FORK_AND_DIE = """
 import os, sys, time, signal, pathlib
-from mptrain.runlog.lock import hold
-with hold(pathlib.Path(sys.argv[1])):
+from mptrain.runlog.lock import hold_lock
+with hold_lock(pathlib.Path(sys.argv[1])):
     child = os.fork()
     if child == 0:
         print("forked", os.getpid(), flush=True)
@@ -38,15 +38,15 @@ def test_a_second_process_is_refused_and_told_who_holds_it(tmp_path, python):
     child = python(HOLD, tmp_path / "run.lock")
     assert child.stdout.readline() == "held\n"
     words = rf"being written by process {child.pid} on {re.escape(socket.gethostname())} since "
-    with pytest.raises(StorageError, match=words), hold(tmp_path / "run.lock"):
+    with pytest.raises(StorageError, match=words), hold_lock(tmp_path / "run.lock"):
         pytest.fail("two writers")
     holder = holder_of(tmp_path / "run.lock")
     assert (holder.pid, holder.host) == (child.pid, socket.gethostname())
 
 
 def test_a_second_writer_in_the_same_process_is_refused_too(tmp_path):
-    with hold(tmp_path / "run.lock"), pytest.raises(StorageError, match=f"process {os.getpid()} "):
-        hold(tmp_path / "run.lock").__enter__()
+    with hold_lock(tmp_path / "run.lock"), pytest.raises(StorageError, match=f"process {os.getpid()} "):
+        hold_lock(tmp_path / "run.lock").__enter__()
 
 
 def test_sigkill_releases_it(tmp_path, python):
@@ -55,7 +55,7 @@ def test_sigkill_releases_it(tmp_path, python):
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert holder_of(tmp_path / "run.lock") is None
-    with hold(tmp_path / "run.lock"):
+    with hold_lock(tmp_path / "run.lock"):
         assert holder_of(tmp_path / "run.lock").pid == os.getpid()
 
 
@@ -67,14 +67,14 @@ def test_a_forked_worker_does_not_keep_the_lock_of_its_killed_parent(tmp_path, p
         assert holder_of(tmp_path / "run.lock").pid == parent.pid  # the worker's closing did not release it
         assert parent.wait() == -signal.SIGKILL
         os.kill(int(worker), 0)  # the worker lives on
-        with hold(tmp_path / "run.lock"):
+        with hold_lock(tmp_path / "run.lock"):
             pass
     finally:
         os.kill(int(worker), signal.SIGKILL)
 
 
 def test_leaving_releases_it_also_after_a_failure(tmp_path):
-    with pytest.raises(RuntimeError, match="inside"), hold(tmp_path / "run.lock"):
+    with pytest.raises(RuntimeError, match="inside"), hold_lock(tmp_path / "run.lock"):
         raise RuntimeError("inside")
     assert holder_of(tmp_path / "run.lock") is None
 
@@ -85,11 +85,11 @@ def test_looking_makes_no_file_and_finds_nobody(tmp_path):
 
 
 def test_a_holder_that_has_not_said_its_name_is_another_process(tmp_path):
-    with hold(tmp_path / "run.lock"):
+    with hold_lock(tmp_path / "run.lock"):
         os.truncate(tmp_path / "run.lock", 0)
         assert str(holder_of(tmp_path / "run.lock")) == "another process"
 
 
 def test_a_lock_in_a_missing_directory_is_a_storage_error(tmp_path):
-    with pytest.raises(StorageError, match="cannot lock"), hold(tmp_path / "gone" / "run.lock"):
+    with pytest.raises(StorageError, match="cannot lock"), hold_lock(tmp_path / "gone" / "run.lock"):
         pass

@@ -12,7 +12,7 @@ from loops import each
 
 from mptrain.errors import StorageError
 from mptrain.runlog import RunState
-from mptrain.runlog.state import read_state
+from mptrain.runlog.run_state import read_state
 
 FRESH = RunState(
     id="2026-01-02/x",

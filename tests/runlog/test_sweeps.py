@@ -4,8 +4,8 @@ import json
 import pytest
 
 from mptrain.errors import StorageError
-from mptrain.runlog.layout import RunPaths
-from mptrain.runlog.summary import write_summary
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.summary_file import write_summary
 from mptrain.runlog.sweeps import Sweep, SweepJob, SweepPaths, is_sweep, read_sweep, varied_keys, write_sweep
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from loops import each
 
-from mptrain.config.checks import warnings_about
-from mptrain.config.ranges import UnfitError, fit
+from mptrain.config.section_checks import warnings_about
 from mptrain.config.targets import PACKAGES, Target
+from mptrain.config.value_checks import InvalidValueError, check_value
 from mptrain.errors import ConfigError
 from mptrain.numerics.verdict import gradient_norms, judge
 from mptrain.scaler import DynamicScaler, NoScaler, StaticScaler
@@ -59,9 +59,9 @@ def test_trap_15_what_happens_on_overflow_is_declared_and_said():
 )
 def test_trap_40_a_scale_is_a_positive_finite_number(scaler, field, value):
     annotation = typing.get_type_hints(scaler, include_extras=True)[field]
-    with pytest.raises(UnfitError):
-        fit(value, annotation)
-    assert fit(1024, annotation) == 1024.0
+    with pytest.raises(InvalidValueError):
+        check_value(value, annotation)
+    assert check_value(1024, annotation) == 1024.0
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ import mptrain
 from mptrain.config.compose import Composer
 from mptrain.config.launcher import Launcher
 from mptrain.interpreter import command, forget_current_folder
-from mptrain.logger.background import Background
 from mptrain.logger.base import TrackedRun
+from mptrain.logger.tracker_process import TrackerProcess
 from mptrain.sweep.points import expand
 from mptrain.sweep.processes import spawned, start
 from mptrain.sweep.runner import plan_sweep, run_sweep
-from mptrain.sweep.scheduler_executor import _executor
+from mptrain.sweep.slurm_executor import _executor
 
 pytestmark = pytest.mark.process
 
@@ -109,7 +109,7 @@ def test_a_fresh_process_runs_nothing_out_of_the_current_folder(shadows, tmp_pat
 def test_a_tracker_runs_nothing_out_of_the_current_folder(shadows, tmp_path):
     heard = Kept()
     run = TrackedRun("name", tmp_path, tmp_path / "samples", {"a": 1}, 0)
-    Background(Own(close_seconds=60.0), run, tmp_path / "logger.log", heard).close()
+    TrackerProcess(Own(close_seconds=60.0), run, tmp_path / "logger.log", heard).close()
     assert heard.records == []
     assert '"closed"' in (tmp_path / "own.jsonl").read_text()
 
@@ -155,8 +155,8 @@ def test_a_command_keeps_options_and_words(shadows):
 _STARTERS = {
     "interpreter.py": {"sys.executable"},
     "cli/doctor.py": {"sys.executable"},  # prints it
-    "logger/background.py": {"subprocess"},
-    "sweep/scheduler_executor.py": {"subprocess"},
+    "logger/tracker_process.py": {"subprocess"},
+    "sweep/slurm_executor.py": {"subprocess"},
     "run/describe.py": {"subprocess"},  # git
     "sweep/processes.py": {"multiprocessing"},
     "sweep/local_executor.py": {"multiprocessing"},  # pipes

@@ -10,8 +10,8 @@ from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.errors import StorageError
+from mptrain.runlog.atomic_files import require_folder_stays, require_in_place, storage_errors, write_atomically
 from mptrain.runlog.checkpoints import CheckpointStore
-from mptrain.runlog.storage import kept_in_place, require_in_place, storing, write_atomically
 
 WORDS = (*TINY, "train.max_steps=12", "checkpoint.every_steps=4", "run.name=a")
 
@@ -108,12 +108,12 @@ def test_a_sweep_whose_folder_has_gone_makes_nothing_anew(capsys, monkeypatch, t
 def test_writing_requires_the_folder_that_was_there(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
-    with kept_in_place(folder):
+    with require_folder_stays(folder):
         write_atomically(folder / "x", "x")
-        with kept_in_place(folder):
+        with require_folder_stays(folder):
             require_in_place(folder / "deep/er")
         folder.rename(tmp_path / "old")
-        for write in (lambda: write_atomically(folder / "x", "y"), lambda: storing(folder / "x").__enter__()):
+        for write in (lambda: write_atomically(folder / "x", "y"), lambda: storage_errors(folder / "x").__enter__()):
             with pytest.raises(StorageError, match=r"has gone while it was being written: it was moved to .*/old"):
                 write()
         folder.mkdir()
@@ -122,7 +122,7 @@ def test_writing_requires_the_folder_that_was_there(tmp_path):
         with pytest.raises(StorageError, match="another folder is in its place"):
             write_atomically(folder / "x", "y")
         write_atomically(tmp_path / "run2", "elsewhere")
-        with storing(folder / "x", "read"):
+        with storage_errors(folder / "x", "read"):
             pass
         folder.rmdir()
         with pytest.raises(StorageError, match="it was removed"):

@@ -12,10 +12,10 @@ from small_runs import TINY
 
 from mptrain.cli.main import main
 from mptrain.config.catalogue import Catalogue
-from mptrain.config.files import find_endless
+from mptrain.config.yaml_files import find_endless
 from mptrain.errors import StorageError
 from mptrain.files import open_in_place, open_to_read
-from mptrain.runlog.lock import hold, holder_of
+from mptrain.runlog.lock import hold_lock, holder_of
 from mptrain.runlog.sweeps import SWEEP_JSON, read_sweep
 
 WORDS = (*TINY, "train.max_steps=2", "diagnostics=histograms", "run.name=run")
@@ -95,7 +95,7 @@ def test_a_socket_and_a_device_are_refused_too(tmp_path):
     with pytest.raises(OSError, match="it is a device, not a file"):
         open_to_read(Path("/dev/zero"))
     os.mkfifo(tmp_path / "run.lock")
-    for look in (lambda: holder_of(tmp_path / "run.lock"), lambda: hold(tmp_path / "run.lock").__enter__()):
+    for look in (lambda: holder_of(tmp_path / "run.lock"), lambda: hold_lock(tmp_path / "run.lock").__enter__()):
         with pytest.raises(StorageError, match="it is a named pipe, not a file"):
             look()
     os.mkfifo(tmp_path / SWEEP_JSON)

@@ -12,15 +12,15 @@ from small_runs import TINY, run_command
 from mptrain.cli.main import main
 from mptrain.comparison.results import write_comparisons
 from mptrain.config.compose import Composer, compose, reload
-from mptrain.config.differences import diff
+from mptrain.config.config_diff import diff
 from mptrain.masking import MaskedText, masked
 from mptrain.recipe.expectations import Finding
 from mptrain.recipe.recipe import Recipe
 from mptrain.recipe.reproduction import RecipeVerdict, Reproduction, write_verdict
 from mptrain.report.page import Cell, Page
-from mptrain.report.writing import Written, write_page
-from mptrain.runlog.layout import fresh_name
-from mptrain.runlog.storage import write_atomically
+from mptrain.report.write_report import ReportFiles, write_page
+from mptrain.runlog.atomic_files import write_atomically
+from mptrain.runlog.run_paths import fresh_name
 
 SECRET = "s3cret-Value'\"\\x"
 PLAIN = "s3cretValue0123"
@@ -65,7 +65,7 @@ def test_a_saved_configuration_means_the_same_without_the_secret(secret):
 def test_pages_comparisons_diagnoses_and_what_trackers_print_hold_none(secret, tmp_path, monkeypatch):
     monkeypatch.setenv("ODD_SECRET", '<it\'s & "odd">')
     page = Page("Run", PLAIN, Cell("done"), f'{PLAIN} <it\'s & "odd">', ())
-    written = write_page(page, tmp_path, Written(tmp_path / "p.html", tmp_path / "p.md"))
+    written = write_page(page, tmp_path, ReportFiles(tmp_path / "p.html", tmp_path / "p.md"))
     assert "odd" not in written.html.read_text()
     for path in (written.html, written.md):
         assert PLAIN not in path.read_text()

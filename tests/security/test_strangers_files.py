@@ -24,10 +24,10 @@ from mptrain.engine.weights_io import read_weights
 from mptrain.errors import CheckpointError, ConfigError, StorageError
 from mptrain.recipe.recipe import read_recipe
 from mptrain.runlog import RunPaths, create_run
+from mptrain.runlog.checkpoint_data import NotPlain, load_plain
+from mptrain.runlog.checkpoint_shards import insert_shards
 from mptrain.runlog.checkpoints import CheckpointStore
 from mptrain.runlog.manifest import Manifest, manifest_name, read_manifest
-from mptrain.runlog.shards import with_parts
-from mptrain.runlog.state_files import NotPlain, load_plain
 
 ONE_STEP = (*TINY, "train.max_steps=2", "run.name=run")
 
@@ -143,7 +143,7 @@ def test_names_without_end_in_a_part_of_a_checkpoint_do_not_take_time_without_en
     files = {part.name: sha256(part.read_bytes()).hexdigest()}
     before = time.monotonic()
     with pytest.raises(CheckpointError, match="cannot be loaded safely") as refused:
-        with_parts({"weight": {"__part__": "/weight", "shape": [2]}}, tmp_path, files)
+        insert_shards({"weight": {"__part__": "/weight", "shape": [2]}}, tmp_path, files)
     assert time.monotonic() - before < 10
     assert len(str(refused.value)) < 300 + len(str(tmp_path))
     assert "\n" not in str(refused.value)
@@ -182,7 +182,7 @@ def test_a_saved_configuration_calls_nothing_but_parts_of_mptrain(group, path):
 @pytest.mark.parametrize(
     "target",
     [
-        "{_target_: mptrain.logger.background.main}",
+        "{_target_: mptrain.logger.tracker_process.main}",
         "{_target_: mptrain.logger.base.kept_id, file: it-ran}",
     ],
 )

@@ -6,7 +6,7 @@ from comparison.fake_runs import some_summary, write_run, yaml_of
 from mptrain.config.compose import Composer
 from mptrain.errors import ConfigError, StorageError, UsageError
 from mptrain.runlog.sweeps import Sweep, SweepJob
-from mptrain.sweep.comparisons import Question, claimed_by, judge, judge_runs, name_arms, reference_of
+from mptrain.sweep.comparisons import ComparisonOptions, claimed_by, judge, judge_runs, name_arms, reference_of
 from mptrain.sweep.points import Point, expand, validate
 
 
@@ -101,9 +101,9 @@ def test_an_arm_without_a_run_is_named(tmp_path):
 
 
 def test_a_question_comes_back_from_the_plan_of_a_sweep():
-    question = Question("fp32", 0.02, "loss", ("optimizer",))
-    assert Question.of(question.as_plan()) == question
-    assert Question.of({"recipe": "two_cliffs"}) == Question()
+    question = ComparisonOptions("fp32", 0.02, "loss", ("optimizer",))
+    assert ComparisonOptions.of(question.as_plan()) == question
+    assert ComparisonOptions.of({"recipe": "two_cliffs"}) == ComparisonOptions()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_question_comes_back_from_the_plan_of_a_sweep():
 )
 def test_a_plan_of_wrong_types_is_a_damaged_file(name, value):
     with pytest.raises(StorageError, match=rf"here/sweep.json is damaged: plan.{name}="):
-        Question.of({**Question().as_plan(), name: value}, "here/sweep.json")
+        ComparisonOptions.of({**ComparisonOptions().as_plan(), name: value}, "here/sweep.json")
 
 
 def test_runs_are_called_as_they_were_typed_and_the_reference_also_by_its_precision(tmp_path):
@@ -128,8 +128,8 @@ def test_runs_are_called_as_they_were_typed_and_the_reference_also_by_its_precis
     for name, mode in (("p16", "fp32"), ("tty80", "amp_dynamic")):
         write_run(tmp_path, name, config=yaml_of(0, mode), summary=some_summary())
     names = ["p16", "tty80"]
-    found = judge_runs([half, full], Question(reference="precision=fp32"), anyway=True)
+    found = judge_runs([half, full], ComparisonOptions(reference="precision=fp32"), anyway=True)
     assert [result.arm.name for result in found.arms] == names
-    assert judge_runs([half, full], Question(reference=names[1]), anyway=True).reference == names[1]
+    assert judge_runs([half, full], ComparisonOptions(reference=names[1]), anyway=True).reference == names[1]
     with pytest.raises(UsageError, match="no arm is called 'bf16'"):
-        judge_runs([half, full], Question(reference="bf16"), anyway=True)
+        judge_runs([half, full], ComparisonOptions(reference="bf16"), anyway=True)

@@ -9,7 +9,7 @@ from sweeper_that_asks import asking as registered
 from mptrain.config.compose import Composer
 from mptrain.errors import ConfigError, MptrainError, StorageError
 from mptrain.runlog.sweeps import read_sweep
-from mptrain.sweep.hydra_launcher import JobFailedError, ask_sweeper
+from mptrain.sweep.hydra_launcher import JobFailedError, run_sweeper
 from mptrain.sweep.points import check
 from mptrain.sweep.runner import plan_sweep, run_sweep
 
@@ -45,7 +45,7 @@ class Watched:
 
 
 def ask(composer, folder, *words):
-    """A sweep as `mptrain.cli.search` has it; the numbers of the jobs that were started, batch by batch."""
+    """A sweep as `mptrain.cli.sweeper_search` has it; the numbers of the jobs that were started, batch by batch."""
     points, started = [], []
 
     def run(batch):
@@ -55,7 +55,7 @@ def ask(composer, folder, *words):
         started.append(watch.started)
         return run_sweep(sweep, composer, jobs.program(), watch, {point.number for point in batch})
 
-    ask_sweeper((*SMALL, ASKED, *words), composer, folder, run)
+    run_sweeper((*SMALL, ASKED, *words), composer, folder, run)
     return started
 
 
@@ -125,7 +125,7 @@ def test_an_ended_batch_ends_the_sweeper_too(asking, composer, tmp_path):
     asking.batches = ([["seed=0"]], [["seed=9"]])
     sweep = plan_sweep([], tmp_path, words=())
     with pytest.raises(KeyboardInterrupt):
-        ask_sweeper((*SMALL, ASKED), composer, tmp_path, lambda batch: (sweep, 75))
+        run_sweeper((*SMALL, ASKED), composer, tmp_path, lambda batch: (sweep, 75))
     assert asking.answers == ()
 
 

@@ -14,7 +14,7 @@ from mptrain.errors import DataError, EnvironmentRefused, StorageError
 from mptrain.sweep import local_executor
 from mptrain.sweep.executor import JobSpec, Listener
 from mptrain.sweep.local_executor import LocalExecutor, Slots
-from mptrain.sweep.processes import ask
+from mptrain.sweep.processes import run_in_fork
 
 COMPOSER = Composer()
 ONE = Slots(1)
@@ -205,12 +205,12 @@ def children_of_this_process():
 
 
 def test_a_question_is_answered_by_another_process():
-    assert ask(os.getpid, ()) != os.getpid()
+    assert run_in_fork(os.getpid, ()) != os.getpid()
 
 
 def test_an_error_comes_back_as_it_was_raised_and_a_death_as_a_refusal():
     with pytest.raises(DataError, match="no data") as caught:
-        ask(jobs.refuse, jobs.program().modules)
+        run_in_fork(jobs.refuse, jobs.program().modules)
     assert caught.value.hint == "get some"
     with pytest.raises(EnvironmentRefused, match="killed by SIGKILL"):
-        ask(jobs.die, jobs.program().modules)
+        run_in_fork(jobs.die, jobs.program().modules)

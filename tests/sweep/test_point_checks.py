@@ -4,7 +4,7 @@ import jobs_that_end as jobs
 import pytest
 from PIL import Image
 
-from mptrain.config import together
+from mptrain.config import build_workload
 from mptrain.config.compose import Composer, compose
 from mptrain.errors import CheckpointError, ConfigError, DataError
 from mptrain.sweep.points import check, disagreements, expand
@@ -62,8 +62,8 @@ def test_missing_data_are_refused_by_their_point(composer, tmp_path):
 
 def test_a_data_set_is_loaded_once_for_all_points_that_share_it(monkeypatch):
     loaded = []
-    real = together.build_dataset
-    monkeypatch.setattr(together, "build_dataset", lambda config: loaded.append(config.seed) or real(config))
+    real = build_workload.build_dataset
+    monkeypatch.setattr(build_workload, "build_dataset", lambda config: loaded.append(config.seed) or real(config))
     words = [(*SMALL, f"model={model}", f"seed={seed}") for seed in (0, 1) for model in ("mlp", "cnn")]
     assert disagreements([compose(one) for one in words]) == []
     assert len(loaded) == 1
@@ -76,7 +76,7 @@ def test_whatever_the_users_data_set_does_is_a_refusal(monkeypatch):
     def leave(config):
         raise SystemExit(3)
 
-    monkeypatch.setattr(together, "build_dataset", leave)
+    monkeypatch.setattr(build_workload, "build_dataset", leave)
     [(number, error)] = disagreements([compose(SMALL)])
     assert number == 0
     assert "cannot be made: sys.exit(3)" in str(error)

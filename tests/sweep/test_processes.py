@@ -9,7 +9,7 @@ import jobs_that_end as jobs
 import pytest
 
 from mptrain.sweep import processes
-from mptrain.sweep.processes import OF_THE_SERVER, ask, cause
+from mptrain.sweep.processes import OF_THE_SERVER, describe_exit_code, run_in_fork
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ class Started:
 
 
 def test_a_job_does_not_inherit_the_variables_of_the_fork_server():
-    found = ask(jobs.environment, jobs.program().modules)
+    found = run_in_fork(jobs.environment, jobs.program().modules)
     assert "OPENBLAS_NUM_THREADS" not in found
     assert OF_THE_SERVER not in found
 
@@ -51,15 +51,15 @@ def test_a_fresh_process_begins_with_the_users_environment():
 
 
 def test_a_death_without_a_name_is_told_by_its_number():
-    assert cause(3) == "its process ended with 3 and did not say why"
-    assert cause(-signal.SIGSEGV) == "killed by SIGSEGV"
-    assert cause(-99) == "killed by signal 99"
+    assert describe_exit_code(3) == "its process ended with 3 and did not say why"
+    assert describe_exit_code(-signal.SIGSEGV) == "killed by SIGSEGV"
+    assert describe_exit_code(-99) == "killed by signal 99"
 
 
 def test_only_the_named_variables_are_dropped(monkeypatch):
     monkeypatch.setenv(OF_THE_SERVER, "ONE_OF_OURS GONE_ALREADY")
     monkeypatch.setenv("ONE_OF_OURS", "1")
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    processes.leave_the_server()
+    processes.reset_after_fork()
     assert os.environ.keys().isdisjoint({OF_THE_SERVER, "ONE_OF_OURS"})
     assert os.environ["OPENBLAS_NUM_THREADS"] == "3"

@@ -13,8 +13,8 @@ from mptrain.config.compose import Composer, compose
 from mptrain.config.schema import RunOptions
 from mptrain.errors import ConfigError, StorageError
 from mptrain.runlog import RunDirectory, RunPaths, RunState
-from mptrain.runlog.lock import hold
-from mptrain.runlog.state import Attempt
+from mptrain.runlog.lock import hold_lock
+from mptrain.runlog.run_state import Attempt
 from mptrain.runlog.sweeps import read_sweep
 from mptrain.sweep import runner as sweeps
 from mptrain.sweep.points import Point, expand
@@ -23,10 +23,10 @@ from mptrain.sweep.runner import (
     missing_points,
     plan_sweep,
     quoted,
+    refresh_status,
     require_free,
     run_sweep,
     sweep_folder,
-    take_stock,
 )
 
 
@@ -83,7 +83,7 @@ def test_a_second_run_of_it_runs_what_is_not_done_by_what_the_runs_say(composer,
     sweep = planned(composer, tmp_path / "s", f"seed={jobs.DONE},{jobs.BUG},{jobs.SAYS}", parallel=2)
     sweep, _ = run_sweep(sweep, composer, jobs.program(), Watched())
     (sweep.folder / "002-seed=9" / "run.json").unlink()  # sweep.json says that it is done
-    found = take_stock(read_sweep(sweep.folder))
+    found = refresh_status(read_sweep(sweep.folder))
     assert statuses(found) == ["done", "waiting", "waiting"]
     assert [(point.number, point.place) for point in missing_points(found)] == [
         (1, "point 2/3 (seed=2)"),
@@ -154,7 +154,7 @@ def test_a_sweep_that_is_there_goes_on_if_its_points_are_the_same(composer, tmp_
 def test_only_one_process_runs_a_sweep(composer, tmp_path):
     sweep = planned(composer, tmp_path / "s", "seed=0")
     require_free(sweep)
-    with hold(sweep.paths.lock):
+    with hold_lock(sweep.paths.lock):
         with pytest.raises(StorageError, match="is being written by"):
             run_sweep(sweep, composer, jobs.program(), Watched())
         with pytest.raises(StorageError, match="is being written by"):
@@ -164,7 +164,7 @@ def test_only_one_process_runs_a_sweep(composer, tmp_path):
 def test_a_sweep_that_is_being_run_is_not_written_over(composer, tmp_path):
     sweep = planned(composer, tmp_path / "s", "seed=0")
     before = [path.read_bytes() for path in (sweep.paths.json, sweep.paths.csv)]
-    with hold(sweep.paths.lock), pytest.raises(StorageError, match="is being written by"):
+    with hold_lock(sweep.paths.lock), pytest.raises(StorageError, match="is being written by"):
         planned(composer, tmp_path / "s", "seed=0", parallel=3)
     assert [path.read_bytes() for path in (sweep.paths.json, sweep.paths.csv)] == before
 
@@ -218,11 +218,11 @@ def test_attempts_that_no_sweep_saw_end_count_as_well(composer, tmp_path):
         run.paths.steps.touch()
     os.utime(run.paths.run_json, (1000, 1000))
     os.utime(run.paths.steps, (1012.5, 1012.5))  # its last step before it was killed
-    found = take_stock(sweep)
+    found = refresh_status(sweep)
     assert [job.seconds for job in found.jobs] == [17.0, 12.5]
-    assert [job.seconds for job in take_stock(found).jobs] == [17.0, 12.5]
+    assert [job.seconds for job in refresh_status(found).jobs] == [17.0, 12.5]
     longer = found.with_job(replace(found.jobs[0], seconds=20.0))  # with the start of its process
-    assert take_stock(longer).jobs[0].seconds == 20.0
+    assert refresh_status(longer).jobs[0].seconds == 20.0
 
 
 def test_the_plan_and_the_arms_of_a_comparison_are_kept(composer, tmp_path):

@@ -16,10 +16,10 @@ from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation import mu_law
 from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.dataset import Dataset
 from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
-from mptrain.workloads.base.independent import IndependentSamples
-from mptrain.workloads.base.partition import first_samples, stratified_order
-from mptrain.workloads.base.source import Dataset
+from mptrain.workloads.base.independent_samples import IndependentSamples
+from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.audio_files import RecordingError
 
 #: A target that is none: context, or behind the end. torch's own number for it.
@@ -170,7 +170,7 @@ class SoundSplit(IndependentSamples):
 
 @dataclass
 class SoundDataset(Dataset):
-    """Windows of recordings; meets `mptrain.workloads.base.source.Dataset`.
+    """Windows of recordings; meets `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: As in the configuration.

@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader
 from mptrain.errors import DataError
 from mptrain.machine import usable_cores
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.dataset import Split
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.source import Split
 
 _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 

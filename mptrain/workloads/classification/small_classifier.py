@@ -13,7 +13,7 @@ from mptrain.workloads.base.loader import Loader
 from mptrain.workloads.classification.models.convnet import cnn
 
 if TYPE_CHECKING:
-    from mptrain.workloads.base.source import Dataset
+    from mptrain.workloads.base.dataset import Dataset
 
 #: Passes over at most so many of the training samples, at a rate that falls to zero in a straight line.
 EPOCHS, SAMPLES, BATCH, RATE = 4, 10_000, 64, 0.003

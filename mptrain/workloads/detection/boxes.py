@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.independent import IndependentSamples
+from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.images.image_dataset import ImageDataset
 
 #: What a box stands for: an object to be found; one that may be found or not (Pascal VOC's *difficult*); a region with
@@ -43,7 +43,7 @@ class Boxes:
         return Boxes(self.corners[chosen], self.labels[chosen], self.kinds[chosen])
 
 
-def boxed_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
+def detection_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
     """A batch of pictures with as many places for boxes as the fullest of them needs, and at least one.
 
     Args:
@@ -64,7 +64,7 @@ def boxed_batch(images: Tensor, boxes: Sequence[Boxes]) -> Batch:
     return Batch(images, corners, more={"labels": labels, "kinds": kinds})
 
 
-class BoxedSplit(IndependentSamples):
+class DetectionSplit(IndependentSamples):
     """Pictures with boxes in memory.
 
     Args:
@@ -88,12 +88,12 @@ class BoxedSplit(IndependentSamples):
         return len(self.images)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """The batch of the pictures with these indices; see `mptrain.workloads.base.source.Split.fetch`."""
-        return boxed_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
+        """The batch of the pictures with these indices; see `mptrain.workloads.base.dataset.Split.fetch`."""
+        return detection_batch(self.images[torch.as_tensor(indices)], [self.boxes[index] for index in indices])
 
 
-class BoxedDataset(ImageDataset):
-    """Pictures with boxes; meets `mptrain.workloads.base.source.Dataset`.
+class DetectionDataset(ImageDataset):
+    """Pictures with boxes; meets `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         empty_boxes: How many boxes without an area were left out.

@@ -13,16 +13,16 @@ from torch import Tensor
 from mptrain.errors import DataError
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults, none_usable
-from mptrain.workloads.base.independent import IndependentSamples
-from mptrain.workloads.base.partition import first_samples
+from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import permutation, uniforms
+from mptrain.workloads.base.train_val_split import first_samples
 from mptrain.workloads.detection.boxes import (
     CROP_DRAWS,
-    BoxedDataset,
     Boxes,
+    DetectionDataset,
     FitTo,
-    boxed_batch,
+    detection_batch,
     mirrored,
     random_window,
     resized,
@@ -40,7 +40,7 @@ HEADERS = 5000
 
 
 @dataclass(frozen=True)
-class Annotated:
+class AnnotatedImage:
     """The annotation of one picture.
 
     Attributes:
@@ -54,7 +54,7 @@ class Annotated:
     size: tuple[int, int] | None
 
 
-def present(pictures: Sequence[Annotated], folder: Path, faults: Faults) -> list[Annotated]:
+def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) -> list[AnnotatedImage]:
     """The pictures whose files are there, as far as the listings of their folders tell.
 
     Of at most `HEADERS` pictures the headers are read too: those that are no pictures or do not fit their annotation are
@@ -89,7 +89,7 @@ def present(pictures: Sequence[Annotated], folder: Path, faults: Faults) -> list
     return _measured(there, faults) if len(there) <= HEADERS else there
 
 
-def _measured(pictures: Sequence[Annotated], faults: Faults) -> list[Annotated]:
+def _measured(pictures: Sequence[AnnotatedImage], faults: Faults) -> list[AnnotatedImage]:
     """The pictures with the sizes that their headers say, without those that cannot be used."""
     kept, problems = [], {}
     for picture in pictures:
@@ -108,7 +108,7 @@ def _measured(pictures: Sequence[Annotated], faults: Faults) -> list[Annotated]:
 class Listing:
     """Picture files and their boxes, in few large tensors: a million small ones would take gigabytes."""
 
-    def __init__(self, annotated: Iterable[Annotated]) -> None:
+    def __init__(self, annotated: Iterable[AnnotatedImage]) -> None:
         paths, sizes, counts = [], [], []
         rows: list[tuple[float, float, float, float, int, int]] = []
         for one in annotated:
@@ -225,7 +225,7 @@ class PictureSplit(IndependentSamples):
         return len(self.indices)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Decode the pictures with these indices; see `mptrain.workloads.base.source.Split.fetch`.
+        """Decode the pictures with these indices; see `mptrain.workloads.base.dataset.Split.fetch`.
 
         A picture that cannot be used makes the batch smaller where ``on_error`` is ``skip``.
         """
@@ -243,7 +243,7 @@ class PictureSplit(IndependentSamples):
                 boxes.append(own)
         if not images:
             raise none_usable("picture", self.listing.paths[int(self.indices[indices[0]])])
-        return boxed_batch(torch.stack(images), boxes)
+        return detection_batch(torch.stack(images), boxes)
 
     def _picture(self, place: int, draws: Sequence[float] | None) -> tuple[Tensor, Boxes]:
         """A square picture uint8 ``[C, side, side]`` and its boxes.
@@ -277,7 +277,7 @@ class PictureSplit(IndependentSamples):
         return square, boxes
 
 
-class PictureDataset(BoxedDataset):
+class PictureDataset(DetectionDataset):
     """Picture files with boxes, in the parts ``train`` and, where they are there, ``val`` and ``test``.
 
     Args:

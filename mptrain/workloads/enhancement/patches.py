@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.faulty_samples import Faults, none_usable
-from mptrain.workloads.base.independent import IndependentSamples
+from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.random_streams import keys, uniforms
 from mptrain.workloads.images.image_dataset import Channels
 from mptrain.workloads.images.picture_files import UNDECODABLE, picture_size, read_picture
@@ -168,7 +168,7 @@ class PatchSplit(_PhotoSplit):
         return self.patches
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Patches from places that follow from ``(seed, epoch, index)``; see `mptrain.workloads.base.source.Split.fetch`."""
+        """Patches from places that follow from ``(seed, epoch, index)``; see `mptrain.workloads.base.dataset.Split.fetch`."""
         draws = uniforms(seed, epoch, indices, 5)
         cuts = []
         for index, (down, across, *_) in zip(indices, draws.tolist(), strict=True):
@@ -213,5 +213,5 @@ class TileSplit(_PhotoSplit):
         return len(self._cuts)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """Tiles, and noise that is the same in every run; see `mptrain.workloads.base.source.Split.fetch`."""
+        """Tiles, and noise that is the same in every run; see `mptrain.workloads.base.dataset.Split.fetch`."""
         return self._batch([self._cuts[index] for index in indices], keys(_EVALUATION, 0, indices), ())

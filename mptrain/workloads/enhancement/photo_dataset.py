@@ -76,7 +76,7 @@ class Degradation:
 
 @dataclass(kw_only=True, eq=False)
 class PhotoDataset(ABC):
-    """Bad pictures and the good ones that they were made of; meets `mptrain.workloads.base.source.Dataset`.
+    """Bad pictures and the good ones that they were made of; meets `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         degradation: ``downsample`` or ``noise``.

@@ -21,7 +21,7 @@ from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero
 from mptrain.workloads.base.exhibits import Exhibit, Pictures
 from mptrain.workloads.base.task import Objective, Task
-from mptrain.workloads.images.features import Features
+from mptrain.workloads.images.classifier_features import ClassifierFeatures
 
 if TYPE_CHECKING:
     from mptrain.workloads.base.batch import Batch
@@ -51,7 +51,7 @@ class Gan(Task):
 
     label_smoothing: BelowOneOrZero = 0.0
     classifier: str | None = None
-    features: Features | None = None
+    features: ClassifierFeatures | None = None
     metric: str | None = field(init=False, default=None)
 
     higher_is_better = False

@@ -13,11 +13,11 @@ from torch import Tensor
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.dataset import Split
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.base.independent import IndependentSamples
-from mptrain.workloads.base.partition import hold_out
+from mptrain.workloads.base.independent_samples import IndependentSamples
 from mptrain.workloads.base.preparation import Preparation, luminance_of
-from mptrain.workloads.base.source import Split
+from mptrain.workloads.base.train_val_split import hold_out
 from mptrain.workloads.images.augmentation import Shifting
 
 Channels = Literal[1, 3]
@@ -46,7 +46,7 @@ def statistics(mean: Statistic, std: Statistic, normalise: Normalise) -> tuple[S
 
 
 class ImageDataset:
-    """Labelled images; meets `mptrain.workloads.base.source.Dataset`.
+    """Labelled images; meets `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: As in the configuration.
@@ -196,7 +196,7 @@ class MemorySplit(IndependentSamples):
         return len(self.targets)
 
     def fetch(self, indices: Sequence[int], epoch: int, seed: int) -> Batch:
-        """The batch of the samples with these indices; see `mptrain.workloads.base.source.Split.fetch`."""
+        """The batch of the samples with these indices; see `mptrain.workloads.base.dataset.Split.fetch`."""
         picked = torch.as_tensor(indices, dtype=torch.int64)
         images = self.images.index_select(0, picked)  # a tenth of the time of indexing by a tensor
         if self.shifting is not None:

@@ -19,9 +19,9 @@ from torch import Tensor
 from mptrain.errors import ConfigError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import sample_order
-from mptrain.workloads.base.source import Dataset, Split
 from mptrain.workloads.text.tokens import Tokens, Vocabulary, learn
 
 #: The shortest window, in tokens, that a hint proposes for a text that is too short.
@@ -161,7 +161,7 @@ class TextSplit(Split):
 
 @dataclass
 class TextDataset(Dataset):
-    """Windows of text; meets `mptrain.workloads.base.source.Dataset`.
+    """Windows of text; meets `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: As in the configuration.

@@ -17,13 +17,13 @@ from torch import Tensor
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, PositiveFloat, PositiveInt
 from mptrain.workloads.base.batch import Batch, padded
+from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import Faults, OnError, none_usable
-from mptrain.workloads.base.partition import first_samples, stratified_order
 from mptrain.workloads.base.random_streams import permutation
-from mptrain.workloads.base.source import Dataset, Split
+from mptrain.workloads.base.train_val_split import first_samples, stratified_order
 from mptrain.workloads.sound.alphabet import ENGLISH
 from mptrain.workloads.sound.audio_files import RecordingError
-from mptrain.workloads.speech.features import FrameOptions, InputFormat
+from mptrain.workloads.speech.spectrograms import FrameOptions, InputFormat
 from mptrain.workloads.text.buckets import bucketed_order
 
 _FIXED = 20151208  # names the one permutation in use; changing it changes every split
@@ -132,7 +132,7 @@ class SpeechSplit(Split):
         return len(self.utterances)
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Indices of one epoch; see `mptrain.workloads.base.source.Split.order`."""
+        """Indices of one epoch; see `mptrain.workloads.base.dataset.Split.order`."""
         lengths = torch.tensor([utterance.samples for utterance in self.utterances])
         return bucketed_order(lengths, self._batch_size, seed, epoch, shuffle=shuffle)
 
@@ -166,7 +166,7 @@ class SpeechSplit(Split):
 
 @dataclass
 class SpeechDataset(Dataset):
-    """Utterances with transcripts; meets `mptrain.workloads.base.source.Dataset`.
+    """Utterances with transcripts; meets `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: As in the configuration.

@@ -17,9 +17,9 @@ from torch import Tensor
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import BelowOneOrZero, PositiveInt
 from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.dataset import Dataset, Split
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.random_streams import permutation
-from mptrain.workloads.base.source import Dataset, Split
 from mptrain.workloads.text.buckets import bucketed_order
 from mptrain.workloads.text.subwords import PAD, Pieces, Subwords, learn
 
@@ -106,7 +106,7 @@ def divide_pairs(pairs: Sequence[Pair], val_share: float, test_share: float) -> 
     return {part: parts[part] for part in ("train", "val", "test") if part in parts}
 
 
-class Ragged:
+class RaggedTokens:
     """Rows of token numbers of different lengths, one behind the other in one tensor.
 
     Args:
@@ -152,7 +152,7 @@ class PairSplit(Split):
         faults: Faults | None = None,
         left_out: int = 0,
     ) -> None:
-        self.sources, self.targets = Ragged(sources), Ragged(targets)
+        self.sources, self.targets = RaggedTokens(sources), RaggedTokens(targets)
         self.batch_size = batch_size
         self.faults = faults or Faults()
         self.left_out = left_out
@@ -166,7 +166,7 @@ class PairSplit(Split):
         return len(self.faults.found) + self.left_out
 
     def order(self, seed: int, epoch: int, *, shuffle: bool) -> Tensor:
-        """Batches of similar length; see `mptrain.workloads.base.source.Split.order`."""
+        """Batches of similar length; see `mptrain.workloads.base.dataset.Split.order`."""
         lengths = self.sources.lengths + self.targets.lengths
         return bucketed_order(lengths, self.batch_size, seed, epoch, shuffle=shuffle)
 
@@ -185,7 +185,7 @@ class PairSplit(Split):
 
 @dataclass
 class PairDataset(Dataset):
-    """Sentence pairs; meets `mptrain.workloads.base.source.Dataset`.
+    """Sentence pairs; meets `mptrain.workloads.base.dataset.Dataset`.
 
     Attributes:
         name: As in the configuration.

@@ -25,7 +25,7 @@ from mptrain.workloads.base.exhibits import Exhibit, Texts
 from mptrain.workloads.base.perplexity import perplexity
 from mptrain.workloads.base.task import Objective, Task
 from mptrain.workloads.text.subwords import BEGIN, PAD
-from mptrain.workloads.translation.search import beam_search, greedy
+from mptrain.workloads.translation.beam_search import beam_search, greedy
 
 _SHOWN = 8
 _ORDER = 4  # the longest n-grams of BLEU
@@ -39,7 +39,7 @@ class Translate(Task):
 
     The model is called as ``model(source, source_lengths, given)`` and gives logits ``[N, T, V]`` of what follows each of the
     given tokens: the beginning, then the translation. To be decoded it also has ``encode`` and ``step``
-    (`mptrain.workloads.translation.search.Translator`).
+    (`mptrain.workloads.translation.beam_search.Translator`).
 
     The reference of BLEU is what the vocabulary can write: a letter that no training text has is the same sign, ⁇, in every
     reference and in what a model says, so which letter it was does not count.

@@ -123,7 +123,12 @@ class TestWindows:
     def test_nothing_to_read_is_refused(self):
         with pytest.raises(DataError, match="toys: there is no usable recording"):
             SoundSplit(
-                "toys", [], lambda name: torch.zeros(1), WindowOptions(window=4, context=0), Faults(), in_memory=True
+                "toys",
+                [],
+                lambda name: torch.zeros(1),
+                WindowOptions(window=4, context=0),
+                Faults(),
+                in_memory=True,
             )
 
 

@@ -11,9 +11,9 @@ from small_runs import Kept
 from mptrain.config.build import build
 from mptrain.config.compose import compose
 from mptrain.engine.loop import Loop
-from mptrain.engine.storage import NoStorage
+from mptrain.engine.run_storage import NoStorage
 from mptrain.records import StepRecord
-from mptrain.runlog.layout import RunPaths
+from mptrain.runlog.run_paths import RunPaths
 from mptrain.workloads.classification.models.published import classifier_names
 
 pytestmark = pytest.mark.workload

@@ -19,7 +19,13 @@ from mptrain.workloads.detection.boxes import (
     resized,
     through_window,
 )
-from mptrain.workloads.detection.detection_images import Annotated, Listing, PictureOptions, PictureSplit, wrong_boxes
+from mptrain.workloads.detection.detection_images import (
+    AnnotatedImage,
+    Listing,
+    PictureOptions,
+    PictureSplit,
+    wrong_boxes,
+)
 
 
 def boxes(*rows, kinds=None):
@@ -52,7 +58,7 @@ def white(image):
 @pytest.mark.parametrize(("fit", "expected"), [("stretch", [5, 5, 15, 15]), ("letterbox", [5, 2.5, 15, 7.5])])
 def test_a_picture_becomes_a_square_and_its_boxes_with_it(tmp_path, fit, expected):
     path = painted(tmp_path / "a.png", (80, 40), [20, 10, 60, 30])
-    batch = split_of(Annotated(path, ((20, 10, 60, 30, 1, OBJECT),), (80, 40)), fit=fit).fetch([0], 0, 0)
+    batch = split_of(AnnotatedImage(path, ((20, 10, 60, 30, 1, OBJECT),), (80, 40)), fit=fit).fetch([0], 0, 0)
     assert batch.targets[0].tolist() == [expected]
     assert batch.inputs.shape == (1, 3, 20, 20)
     assert batch.inputs.dtype == torch.uint8
@@ -63,7 +69,7 @@ def test_a_picture_becomes_a_square_and_its_boxes_with_it(tmp_path, fit, expecte
 
 def test_augmented_boxes_stay_on_their_objects(tmp_path):
     path = painted(tmp_path / "a.png", (80, 60), [30, 20, 54, 44])
-    split = split_of(Annotated(path, ((30, 20, 54, 44, 0, OBJECT),), (80, 60)), augment=True, image_size=64)
+    split = split_of(AnnotatedImage(path, ((30, 20, 54, 44, 0, OBJECT),), (80, 60)), augment=True, image_size=64)
     seen = set()
     for epoch in range(40):
         batch = split.fetch([0], epoch, 0)
@@ -74,7 +80,9 @@ def test_augmented_boxes_stay_on_their_objects(tmp_path):
 
 def test_augmentation_depends_on_seed_epoch_and_index_alone(tmp_path):
     pictures = [
-        Annotated(painted(tmp_path / f"{n}.png", (40, 40), [5 + n, 5, 30, 30]), ((5 + n, 5, 30, 30, 0, OBJECT),), None)
+        AnnotatedImage(
+            painted(tmp_path / f"{n}.png", (40, 40), [5 + n, 5, 30, 30]), ((5 + n, 5, 30, 30, 0, OBJECT),), None
+        )
         for n in range(3)
     ]
     split = split_of(*pictures, augment=True)
@@ -132,7 +140,7 @@ def test_boxes_without_area_in_the_picture_are_wrong(rows):
 def test_boxes_that_stick_out_are_cut_off(tmp_path):
     assert wrong_boxes(torch.tensor([[-3.0, -1.0, 25.0, 12.0]]), 20, 10) is None
     path = painted(tmp_path / "a.png", (20, 20), [0, 0, 20, 20])
-    batch = split_of(Annotated(path, ((-3, 4, 10, 25, 0, OBJECT),), None)).fetch([0], 0, 0)
+    batch = split_of(AnnotatedImage(path, ((-3, 4, 10, 25, 0, OBJECT),), None)).fetch([0], 0, 0)
     assert batch.targets.tolist() == [[[0, 4, 10, 20]]]
 
 
@@ -140,7 +148,7 @@ def test_boxes_that_stick_out_are_cut_off(tmp_path):
 def test_pictures_of_any_kind_have_the_channels_asked_for(tmp_path, mode, channels):
     image = Image.new("L" if mode == "P" else mode, (20, 20))
     image.convert(mode).save(tmp_path / "a.png")
-    batch = split_of(Annotated(str(tmp_path / "a.png"), (), None), channels=channels).fetch([0], 0, 0)
+    batch = split_of(AnnotatedImage(str(tmp_path / "a.png"), (), None), channels=channels).fetch([0], 0, 0)
     assert batch.inputs.shape == (1, channels, 20, 20)
     assert batch.more["labels"].tolist() == [[-1]]
 
@@ -155,7 +163,7 @@ def broken(tmp_path, what):
     elif what in ("another size", "a box outside"):
         Image.new("RGB", (30, 20)).save(path)
     rows = ((100.0, 100.0, 120.0, 120.0, 0, OBJECT),) if what == "a box outside" else ()
-    return Annotated(str(path), rows, (20, 30) if what == "another size" else None)
+    return AnnotatedImage(str(path), rows, (20, 30) if what == "another size" else None)
 
 
 FAULTS = ("missing", "empty", "cut short", "another size", "a box outside")
@@ -170,7 +178,7 @@ def test_a_picture_that_cannot_be_used_is_named(tmp_path, what):
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_picture_that_cannot_be_used_is_skipped_and_counted_once(tmp_path, what):
-    good = Annotated(painted(tmp_path / "good.png", (20, 20), [2, 2, 9, 9]), ((2, 2, 9, 9, 3, OBJECT),), None)
+    good = AnnotatedImage(painted(tmp_path / "good.png", (20, 20), [2, 2, 9, 9]), ((2, 2, 9, 9, 3, OBJECT),), None)
     split = split_of(broken(tmp_path, what), good, on_error="skip")
     for epoch in range(2):
         assert split.fetch([0, 1], epoch, 0).more["labels"].tolist() == [[3]]
@@ -184,7 +192,7 @@ def test_a_batch_of_which_nothing_is_left_is_an_error_even_when_skipping(tmp_pat
 
 def test_a_listing_gives_each_picture_its_own_boxes():
     listing = Listing(
-        [Annotated("a", ((0, 0, 1, 1, 4, 0), (1, 1, 2, 2, 5, 1)), (9, 8)), Annotated("b", (), None), Annotated("c", ((3, 3, 4, 4, 6, 2),), None)]
+        [AnnotatedImage("a", ((0, 0, 1, 1, 4, 0), (1, 1, 2, 2, 5, 1)), (9, 8)), AnnotatedImage("b", (), None), AnnotatedImage("c", ((3, 3, 4, 4, 6, 2),), None)]
     )  # fmt: skip
     assert [listing.boxes(index).labels.tolist() for index in range(3)] == [[4, 5], [], [6]]
     assert [listing.boxes(index).kinds.tolist() for index in range(3)] == [[0, 1], [], [2]]
@@ -195,9 +203,9 @@ def test_a_listing_gives_each_picture_its_own_boxes():
 def test_what_is_measured_has_every_object_be_it_thin_or_half_outside(tmp_path):
     rows = ((10, 10, 11, 60, 0, OBJECT), (70, 10, 300, 30, 1, OBJECT))
     path = painted(tmp_path / "a.png", (80, 80), [10, 10, 11, 60])
-    measured = split_of(Annotated(path, rows, (80, 80))).fetch([0], 0, 0)
+    measured = split_of(AnnotatedImage(path, rows, (80, 80))).fetch([0], 0, 0)
     assert measured.targets[0].tolist() == [[2.5, 2.5, 2.75, 15.0], [17.5, 2.5, 20.0, 7.5]]
-    trained = split_of(Annotated(path, rows, (80, 80)), augment=True)
+    trained = split_of(AnnotatedImage(path, rows, (80, 80)), augment=True)
     assert all((trained.fetch([0], epoch, 0).more["labels"] == -1).all() for epoch in range(5))
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from mptrain.errors import ConfigError, DataError
-from mptrain.workloads.base.partition import stratified_order
-from mptrain.workloads.detection.boxes import OBJECT, BoxedSplit, Boxes, boxed_batch
+from mptrain.workloads.base.train_val_split import stratified_order
+from mptrain.workloads.detection.boxes import OBJECT, Boxes, DetectionSplit, detection_batch
 from mptrain.workloads.detection.datasets import digit_scenes
 from mptrain.workloads.detection.datasets.digit_scenes import load_digit_scenes
 from mptrain.workloads.images.datasets.digits import digits_path, read_digits
@@ -111,14 +111,14 @@ def boxes(count):
 
 
 def test_places_are_as_many_as_the_fullest_picture_needs():
-    batch = boxed_batch(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), [boxes(2), boxes(0), boxes(1)])
+    batch = detection_batch(torch.zeros(3, 1, 4, 4, dtype=torch.uint8), [boxes(2), boxes(0), boxes(1)])
     assert batch.targets.shape == (3, 2, 4)
     assert batch.more["labels"].tolist() == [[0, 1], [-1, -1], [0, -1]]
     assert batch.targets[1].abs().sum() == 0
 
 
 def test_a_batch_without_any_box_has_one_empty_place():
-    batch = boxed_batch(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [boxes(0), boxes(0)])
+    batch = detection_batch(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [boxes(0), boxes(0)])
     assert batch.targets.shape == (2, 1, 4)
     assert batch.more["labels"].tolist() == [[-1], [-1]]
     assert batch.more["kinds"].shape == (2, 1)
@@ -126,4 +126,4 @@ def test_a_batch_without_any_box_has_one_empty_place():
 
 def test_pictures_without_a_single_box_are_refused():
     with pytest.raises(DataError, match="none of 2 pictures"):
-        BoxedSplit(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [boxes(0), boxes(0)])
+        DetectionSplit(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), [boxes(0), boxes(0)])

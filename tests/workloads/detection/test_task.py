@@ -14,7 +14,7 @@ from torch import nn
 
 from mptrain.errors import EnvironmentRefused
 from mptrain.workloads.base.batch import Batch
-from mptrain.workloads.detection.boxes import CROWD, DIFFICULT, OBJECT, Boxes, boxed_batch
+from mptrain.workloads.detection.boxes import CROWD, DIFFICULT, OBJECT, Boxes, detection_batch
 from mptrain.workloads.detection.models.detectors import ssd_small
 from mptrain.workloads.detection.task import Detect, matches_of
 
@@ -30,7 +30,7 @@ def boxes(*rows, kinds=None):
 
 
 def batch_of(*pictures, side=32):
-    return boxed_batch(torch.rand(len(pictures), 1, side, side), pictures)
+    return detection_batch(torch.rand(len(pictures), 1, side, side), pictures)
 
 
 def said(*rows):

@@ -16,7 +16,7 @@ from mptrain.precision.upcast import Upcast
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.gan.models.dcgan import dcgan
 from mptrain.workloads.gan.task import Gan
-from mptrain.workloads.images.features import Features
+from mptrain.workloads.images.classifier_features import ClassifierFeatures
 
 HALF = Policy("half", "float16", "float16", autocast=False, master_weights=True, keep_fp32=("norms",))
 MIXED = Policy("mixed", "float32", "float16", autocast=True, master_weights=False)
@@ -297,7 +297,7 @@ class Means(nn.Module):
 
 
 def seeing(labelled=True):
-    return Gan(features=Features(lambda device: Means().to(device), None, labelled=labelled))
+    return Gan(features=ClassifierFeatures(lambda device: Means().to(device), None, labelled=labelled))
 
 
 @pytest.mark.parametrize("policy", [None, HALF, MIXED], ids=["full", "half", "autocast"])

@@ -22,7 +22,7 @@ from mptrain.workloads.images.augmentation import (
     erased_box,
     variation,
 )
-from mptrain.workloads.images.datasets.class_folders import load_image_folder
+from mptrain.workloads.images.datasets.image_folder import load_image_folder
 
 
 def image_of(channels=3, side=12):

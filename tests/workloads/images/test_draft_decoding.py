@@ -7,7 +7,7 @@ from PIL import Image, JpegImagePlugin
 
 from mptrain.workloads.base.faulty_samples import Faults
 from mptrain.workloads.base.loader import Loader
-from mptrain.workloads.images.datasets.class_folders import decode, load_image_folder
+from mptrain.workloads.images.datasets.image_folder import decode, load_image_folder
 
 
 @pytest.fixture

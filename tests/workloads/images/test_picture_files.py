@@ -15,9 +15,9 @@ from PIL import Image
 from mptrain.errors import DataError
 from mptrain.workloads.base.faulty_samples import Faults, checking, describe
 from mptrain.workloads.base.loader import Loader
-from mptrain.workloads.detection.detection_images import Annotated, Listing, PictureOptions, PictureSplit
+from mptrain.workloads.detection.detection_images import AnnotatedImage, Listing, PictureOptions, PictureSplit
 from mptrain.workloads.enhancement.patches import Photos
-from mptrain.workloads.images.datasets.class_folders import load_image_folder
+from mptrain.workloads.images.datasets.image_folder import load_image_folder
 from mptrain.workloads.images.picture_files import picture_size, read_picture
 
 #: Values from the whole range of 16 bits, in an irregular order.
@@ -80,7 +80,7 @@ def test_every_reader_of_pictures_reads_them_so(tmp_path, name):
     path = grey(tmp_path / "train" / name)
     Image.fromarray(HIGH.numpy()).save(tmp_path / "train" / "plain.png")
     folder = load_image_folder(root=tmp_path, image_size=8, channels=1, augment=False).train
-    listing = Listing([Annotated(path, ((0, 0, 8, 8, 0, 0),), None)])
+    listing = Listing([AnnotatedImage(path, ((0, 0, 8, 8, 0, 0),), None)])
     boxed = PictureSplit(listing, torch.arange(1), PictureOptions(8, 1, "stretch", False, None, 0), Faults())
     photos = Photos([path], 1, 8, "tile_size", 1, Faults())
     deep, plain = folder.fetch([0, 1], 0, 0).inputs
@@ -197,7 +197,7 @@ def test_checking_reads_pictures_with_boxes_and_goes_on_behind_a_bad_one(tmp_pat
         Image.effect_noise((20, 20), 60).save(path)
     paths[0].write_bytes(paths[0].read_bytes()[:100])
     boxes = [((0, 0, 8, 8, 0, 0),), ((30, 0, 40, 8, 0, 0),), ((0, 0, 8, 8, 0, 0),)]
-    listing = Listing(Annotated(str(path), own, None) for path, own in zip(paths, boxes, strict=True))
+    listing = Listing(AnnotatedImage(str(path), own, None) for path, own in zip(paths, boxes, strict=True))
     split = PictureSplit(listing, torch.arange(3), PictureOptions(8, 1, "stretch", False, None, 0), Faults())
     with checking() as check:
         for number in range(split.files):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
+from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
 from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts, read_prompts
 

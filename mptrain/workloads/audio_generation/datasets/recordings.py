@@ -9,8 +9,8 @@ from pathlib import Path
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation.audio_dataset import Clip, RecordingOptions, SoundDataset, clips_as_dataset
+from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.sound.alphabet import ENGLISH, Alphabet
 from mptrain.workloads.sound.audio_files import SUFFIXES, RecordingError, read_recording, recording_seconds
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from mptrain.fields import NonNegativeInt, PositiveInt
 from mptrain.workloads.audio_generation.audio_dataset import Clip, SoundDataset, SoundSplit, WindowOptions
+from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.base.random_streams import mix, uniforms
 
 #: Samples a second, in hertz.

@@ -17,7 +17,7 @@ from mptrain.workloads.base.download import NO_DOWNLOAD
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.detection.boxes import CROWD, OBJECT, FitTo
 from mptrain.workloads.detection.detection_images import (
-    Annotated,
+    AnnotatedImage,
     Listing,
     PictureDataset,
     PictureOptions,
@@ -121,7 +121,7 @@ class Instances:
                 )
             self._boxes[one["image_id"]].append(one)
 
-    def pictures(self, ids: list[int], faults: Faults) -> tuple[list[Annotated], int]:
+    def pictures(self, ids: list[int], faults: Faults) -> tuple[list[AnnotatedImage], int]:
         """The pictures and their boxes, those that cannot be used left out.
 
         Args:
@@ -152,7 +152,7 @@ class Instances:
                 corners = torch.tensor([box[:4] for box in boxes], dtype=torch.float64).view(-1, 4)
                 wrong = wrong_boxes(corners, *size) if size is not None else None
                 if wrong is None:
-                    found.append(Annotated(path, tuple(boxes), size))
+                    found.append(AnnotatedImage(path, tuple(boxes), size))
                 else:
                     faults.report({path: wrong})
         return found, empty

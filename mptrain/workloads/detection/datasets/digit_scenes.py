@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from mptrain.errors import ConfigError
 from mptrain.fields import NonNegativeInt, PositiveInt
-from mptrain.workloads.base.partition import stratified_order
 from mptrain.workloads.base.preparation import Preparation
 from mptrain.workloads.base.random_streams import uniforms
-from mptrain.workloads.detection.boxes import OBJECT, BoxedDataset, BoxedSplit, Boxes
+from mptrain.workloads.base.train_val_split import stratified_order
+from mptrain.workloads.detection.boxes import OBJECT, Boxes, DetectionDataset, DetectionSplit
 from mptrain.workloads.images.datasets.digits import TEST_SAMPLES, digits_path, read_digits
 from mptrain.workloads.images.image_dataset import Channels
 
@@ -40,7 +40,7 @@ _INK = 32  # grey value from which a pixel belongs to a digit; below lies the so
 
 
 @dataclass(kw_only=True, eq=False)
-class DigitScenes(BoxedDataset):
+class DigitScenes(DetectionDataset):
     """Canvases with digits.
 
     Attributes:
@@ -76,7 +76,7 @@ class DigitScenes(BoxedDataset):
         order = stratified_order(targets)
         held = TEST_SAMPLES + _VAL_DIGITS
 
-        def draw(number: int, count: int, part: Tensor) -> BoxedSplit:
+        def draw(number: int, count: int, part: Tensor) -> DetectionSplit:
             return draw_scenes(digits[part], targets[part], side, count, number)
 
         self.train = draw(0, self.train_samples, order[:-held])
@@ -89,7 +89,7 @@ class DigitScenes(BoxedDataset):
 load_digit_scenes = DigitScenes
 
 
-def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: int) -> BoxedSplit:
+def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: int) -> DetectionSplit:
     """Canvases with some of these digits.
 
     Args:
@@ -126,7 +126,7 @@ def draw_scenes(digits: Tensor, targets: Tensor, side: int, count: int, part: in
                 torch.full((len(labels),), OBJECT),
             )
         )
-    return BoxedSplit(images, boxes)
+    return DetectionSplit(images, boxes)
 
 
 def _enlarged(digits: Tensor, side: int) -> tuple[Tensor, tuple[list[int], ...]]:

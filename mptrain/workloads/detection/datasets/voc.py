@@ -16,7 +16,7 @@ from mptrain.workloads.base.download import NO_DOWNLOAD, fetching
 from mptrain.workloads.base.faulty_samples import Faults, OnError
 from mptrain.workloads.detection.boxes import DIFFICULT, OBJECT, FitTo
 from mptrain.workloads.detection.detection_images import (
-    Annotated,
+    AnnotatedImage,
     Listing,
     PictureDataset,
     PictureOptions,
@@ -91,7 +91,9 @@ def load_voc(
     return PictureDataset(name, names, parts, options)
 
 
-def read_list(root: Path, written: str, classes: tuple[str, ...], faults: Faults, download: bool) -> list[Annotated]:
+def read_list(
+    root: Path, written: str, classes: tuple[str, ...], faults: Faults, download: bool
+) -> list[AnnotatedImage]:
     """The pictures of one list, those that cannot be used left out.
 
     Args:
@@ -171,7 +173,7 @@ def _overrides(own: Sequence[str]) -> str:
     return " ".join(f"'dataset.{part}=[{name}]'" for part, name in chosen.items())
 
 
-def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Annotated:
+def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> AnnotatedImage:
     """Return the annotation of a picture out of its XML file.
 
     Args:
@@ -198,7 +200,7 @@ def read_annotation(path: Path, pictures: Path, numbers: dict[str, int]) -> Anno
         if wrong is not None:
             raise ValueError(wrong)
     ending = Path(root.findtext("filename") or "").suffix or ".jpg"
-    return Annotated(str(pictures / f"{path.stem}{ending}"), boxes, size)
+    return AnnotatedImage(str(pictures / f"{path.stem}{ending}"), boxes, size)
 
 
 def _box(number: int, element: Element, numbers: dict[str, int]) -> tuple[float, float, float, float, int, int]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt
-from mptrain.workloads.base.partition import stratified_order
+from mptrain.workloads.base.train_val_split import stratified_order
 from mptrain.workloads.images.augmentation import Shifting
 from mptrain.workloads.images.image_dataset import MemoryDataset, Samples
 

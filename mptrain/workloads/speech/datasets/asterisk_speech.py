@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mptrain.fields import BelowOneOrZero, PositiveFloat
+from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.sound.asterisk import RATE, SOUNDS, TRANSCRIPTS, asterisk_prompts, read_prompts
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions, Utterance, speech_as_dataset
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from mptrain.fields import NonNegativeInt, PositiveFloat, PositiveInt
+from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.base.random_streams import mix, uniforms
-from mptrain.workloads.speech.features import FrameOptions
+from mptrain.workloads.speech.spectrograms import FrameOptions
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechSplit, Utterance, usable
 
 LETTERS = "abcdefghijklmnop"

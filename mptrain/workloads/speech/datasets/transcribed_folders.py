@@ -12,10 +12,10 @@ from typing import Any
 
 from mptrain.errors import DataError
 from mptrain.fields import NonNegativeInt, PositiveInt
+from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults
-from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.sound.audio_files import SUFFIXES, RecordingError, read_recording, recording_seconds
-from mptrain.workloads.speech.features import InputFormat
+from mptrain.workloads.speech.spectrograms import InputFormat
 from mptrain.workloads.speech.speech_dataset import SpeechDataset, SpeechOptions, Utterance, speech_as_dataset
 from mptrain.workloads.text.reading import read_file
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from mptrain.errors import ConfigError, DataError
 from mptrain.fields import PositiveInt
+from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.text.reading import by_part, decoded
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 

@@ -13,8 +13,8 @@ from typing import Literal
 
 from mptrain.errors import DataError
 from mptrain.fields import BelowOneOrZero, PositiveInt
+from mptrain.workloads.base.dataset_options import takes_fields_of
 from mptrain.workloads.base.faulty_samples import Faults, OnError
-from mptrain.workloads.base.options import takes_fields_of
 from mptrain.workloads.text.reading import decoded
 from mptrain.workloads.translation.pair_dataset import Pair, PairDataset, PairOptions, pairs_as_dataset, tidied
 

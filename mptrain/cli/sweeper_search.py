@@ -1,0 +1,106 @@
+"""``mptrain -m hydra/sweeper=NAME``: the points of a sweep are chosen by a sweeper of Hydra's while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from mptrain.cli.command_line import Flags
+from mptrain.cli.messages import each_warning_once, say, warn
+from mptrain.cli.sweep_display import print_outcome, watching
+from mptrain.cli.sweep_running import PROGRAM, checked, launcher_of, recorded, show_end
+from mptrain.config.compose import Composer
+from mptrain.config.overrides import read
+from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
+from mptrain.runlog.sweeps import Sweep, is_sweep, read_sweep, summary_of
+from mptrain.sweep.hydra_launcher import JobFailedError, fixed_overrides, key_of, run_sweeper
+from mptrain.sweep.points import NOT_SWEPT, Point
+from mptrain.sweep.runner import run_sweep, sweep_folder
+
+
+def search(flags: Flags) -> int:
+    """Run the points that a sweeper asks for, until it has enough or gives up.
+
+    Returns:
+        As `mptrain.cli.sweep.sweep`.
+
+    Raises:
+        MptrainError: The words or the sweeper are wrong, or a point that it asked for: then none of its batch is run.
+    """
+    with each_warning_once():
+        composer = Composer(flags.config_dirs, flags.config_name)
+        fixed = fixed_overrides(flags.overrides)
+        problems = [*read(fixed, composer.catalogue).problems]
+        for word in flags.overrides:
+            if key_of(word).startswith(("hydra/launcher", "hydra.launcher")):
+                problems.append(Problem(f"{word}: jobs are run by mptrain itself", "write --jobs N"))
+            elif word not in fixed and key_of(word) in NOT_SWEPT:
+                problems.append(Problem(f"{word}: {key_of(word)} cannot be swept"))
+        if problems:
+            raise ConfigError(problems)
+        # Other values may fit only the groups that the sweeper will choose.
+        deciding = [word for word in fixed if key_of(word) in (*NOT_SWEPT, *composer.catalogue.groups)]
+        batches = _Batches(flags, composer, sweep_folder(composer.compose(deciding).run))
+        resumed = is_sweep(batches.folder)
+        if resumed:
+            read_sweep(batches.folder)  # what cannot be read is refused before the sweeper writes into its folder
+        try:
+            run_sweeper(flags.overrides, composer, batches.folder, batches.run)
+        except JobFailedError:  # the table says it
+            pass
+        except KeyboardInterrupt:
+            if batches.code in (EXIT_OK, EXIT_SWEEP):  # between two batches
+                batches.code = EXIT_INTERRUPTED
+        except MptrainError:
+            if batches.sweep is not None:
+                print_outcome(batches.sweep)
+            raise
+        finally:
+            if batches.sweep is None and not resumed:
+                with contextlib.suppress(OSError):  # without what Hydra's sweepers write first, its name is free again
+                    (batches.folder / "multirun.yaml").unlink(missing_ok=True)
+                    batches.folder.rmdir()
+        if batches.sweep is None:
+            if batches.code != EXIT_OK:
+                return batches.code
+            raise ConfigError("the sweeper asked for no point", "look at its own keys, hydra.sweeper.KEY")
+        return show_end(batches.sweep, batches.code, batches.launcher)
+
+
+class _Batches:
+    """Runs what the sweeper asks for, as one sweep that becomes larger."""
+
+    def __init__(self, flags: Flags, composer: Composer, folder: Path) -> None:
+        self.folder = folder
+        self.sweep: Sweep | None = None
+        self.code = EXIT_OK
+        self.launcher = launcher_of(flags.launcher, flags.jobs)
+        self._flags, self._composer = flags, composer
+        self._points: list[Point] = []
+        self._direction = False  # whether it was said
+
+    def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
+        """A `mptrain.sweep.hydra_launcher.RunBatch`."""
+        points = checked(batch, self._composer, self.launcher)
+        warn(sentence for point in points for sentence in point.warnings)
+        self._points += points
+        planned = recorded(self._points, self.folder, self._flags, grows=True)
+        if self.sweep is None:
+            say(f"sweep={self.folder}")
+        self.sweep = planned
+        with watching(planned) as watch:
+            numbers = {point.number for point in batch}
+            self.sweep, self.code = run_sweep(planned, self._composer, PROGRAM, watch, numbers, self.launcher)
+        self._direction = self._direction or _say_direction(self.sweep)
+        return self.sweep, self.code
+
+
+def _say_direction(sweep: Sweep) -> bool:
+    """Print, once a job is done, what a sweeper cannot know: asked to minimize an accuracy it would look for the worst."""
+    for summary in (summary_of(sweep.paths.run(job.name)) for job in sweep.jobs):
+        if isinstance(higher := summary.get("higher_is_better"), bool):
+            better = "maximize" if higher else "minimize"
+            say(f"the sweeper gets {summary['metric_name']} as it is: it must be set to {better} that")
+            return True
+    return False

@@ -1,0 +1,283 @@
+"""Compares arms with a reference: the numbers of each, its verdict, and whether the comparison is fair.
+
+`to_json` and `from_json` keep the outcome. Nothing here reads a command line or prints.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from mptrain.comparison.arms import choose_reference, pair_by_seed
+from mptrain.comparison.explanations import max_concurrent_runs, remarks
+from mptrain.comparison.fairness import check_fairness, differing_keys
+from mptrain.comparison.learning_curve import align, align_reference, convergence_warnings
+from mptrain.comparison.results import Arm, ArmResult, Comparison, Interval, Objection, RunMeasures, Verdict
+from mptrain.comparison.run_measures import is_share, step_of
+from mptrain.comparison.statistics import equivalence, mean_interval, ratio_interval, rounding_spread
+from mptrain.comparison.verdict import PairedEvidence, decide
+from mptrain.errors import EXIT_NUMERICS, UsageError, did_you_mean
+
+#: Largest difference that counts as none, in the metric's own unit: a point of accuracy, a hundredth of a nat.
+MARGIN = 0.01
+
+_LOWER = re.compile(r"loss|perplexity|error|nats")
+
+Pair = tuple[RunMeasures, RunMeasures]
+
+
+@dataclass(frozen=True)
+class _Metric:
+    """The metric that is compared: its name, its direction, whether that was known, and the split that it is of."""
+
+    name: str
+    higher_is_better: bool
+    known: bool
+    split: str
+
+    def of(self, run: RunMeasures) -> float | None:
+        """The value of a run that ended in order; None of others, or where it was not measured on this split."""
+        return run.metrics.get(self.name) if run.status == "done" and run.split == self.split else None
+
+    def failed(self, run: RunMeasures) -> bool:
+        """Return whether it ended in numerical failure, or with a metric that is not finite."""
+        value = self.of(run)
+        return run.exit_code == EXIT_NUMERICS or (value is not None and not math.isfinite(value))
+
+    def finite(self, run: RunMeasures) -> bool:
+        """Return whether it can be compared."""
+        return self.of(run) is not None and not self.failed(run)
+
+    def ended(self, run: RunMeasures) -> bool:
+        """Return whether it ended, in order or in numerical failure."""
+        return self.finite(run) or self.failed(run)
+
+
+def compare(
+    arms: Sequence[Arm],
+    *,
+    reference: str | None = None,
+    margin: float = MARGIN,
+    metric: str | None = None,
+    claimed: Sequence[str] = (),
+    notes: Sequence[str] = (),
+    anyway: bool = False,
+) -> Comparison:
+    """Arms against a reference, by pairs of runs with the same seed.
+
+    Args:
+        arms: At least two, each with at least one run.
+        reference: Name of the arm to compare with; see `mptrain.comparison.arms.choose_reference`.
+        margin: Largest difference that counts as none, in the metric's own unit.
+        metric: One of the metrics on record; without it, the task's own, or the loss where it has none.
+        claimed: Configuration keys, or sections, in which arms may differ besides precision and scaler.
+        notes: What the reader should know that the records do not say.
+        anyway: Give verdicts also where an objection is fatal.
+
+    Returns:
+        Also where it is unfair: its objections say why, and without ``anyway`` nothing is decided then.
+
+    Raises:
+        UsageError: Too few arms, no such reference or metric, or a margin that is not positive.
+    """
+    if len(arms) < 2:
+        name = arms[0].name if arms else "none"
+        raise UsageError(
+            f"there is nothing to compare: all runs are of one arm, {name}",
+            "name runs that differ in what is to be compared, such as the precision; another seed makes no arm",
+        )
+    if empty := [arm.name for arm in arms if not arm.runs]:
+        raise UsageError(f"there is no run of {', '.join(empty)}", "run it, or leave it out")
+    if not (margin > 0 and math.isfinite(margin)):
+        raise UsageError(f"a margin of {margin:g} is not positive", f"the default is {MARGIN:g}, in the metric's unit")
+    chosen = choose_reference(arms, reference)
+    measured = _metric(arms, chosen, metric)
+    objections, checks = check_fairness(arms, chosen, claimed)
+    objections = (*_other_splits(arms, measured), *objections)
+    together = max_concurrent_runs(run for arm in arms for run in arm.runs)
+    ordered = [chosen, *(arm for arm in arms if arm is not chosen)]
+    results = _with_twins([_result(arm, chosen, measured, margin, together) for arm in ordered])
+    if (fatal := [objection for objection in objections if objection.fatal]) and not anyway:
+        unfair = Verdict("undecided", f"the comparison is unfair: {fatal[0].what}")
+        results = [results[0], *(replace(result, verdict=unfair) for result in results[1:])]
+    return Comparison(
+        metric=measured.name,
+        higher_is_better=measured.higher_is_better,
+        split=measured.split,
+        margin=margin,
+        reference=chosen.name,
+        arms=tuple(results),
+        objections=objections,
+        checks=checks,
+        notes=(*notes, *_notes(arms, chosen, measured, margin, together)),
+    )
+
+
+def _metric(arms: Sequence[Arm], reference: Arm, wanted: str | None) -> _Metric:
+    """Return what to compare, and its direction.
+
+    Raises:
+        UsageError: The runs have different metrics, or none of that name.
+    """
+    runs = [run for arm in (reference, *arms) for run in arm.runs]
+    done = [run for run in runs if run.status == "done" and run.metrics] or [run for run in runs if run.metrics]
+    own = list(dict.fromkeys(run.metric_name for run in done if run.metric_name))
+    if wanted is None and len(own) > 1:
+        raise UsageError(
+            f"the runs have different metrics: {', '.join(own)}", "say which one to compare: --metric NAME"
+        )
+    name = wanted or (own[0] if own else "loss")
+    names = list(dict.fromkeys(known for run in done for known in run.metrics))
+    if name not in names:
+        guess = did_you_mean(name, names)
+        hint = f"did you mean {guess}?" if guess else f"metrics on record: {', '.join(names) or 'none'}"
+        raise UsageError(f"no run has a metric {name!r}", hint)
+    first = next(run for run in done if name in run.metrics)
+    if first.metric_name == name and first.higher_is_better is not None:
+        return _Metric(name, first.higher_is_better, True, first.split)
+    if _LOWER.search(name) or is_share(name):
+        return _Metric(name, not _LOWER.search(name), True, first.split)
+    direction = first.higher_is_better
+    return _Metric(name, direction if direction is not None else True, direction is not None, first.split)
+
+
+def _result(arm: Arm, reference: Arm, metric: _Metric, margin: float, together: int) -> ArmResult:
+    finite = [run for run in arm.runs if metric.finite(run)]
+    step = step_of(metric.name, [run for some in (arm, reference) for run in some.runs if metric.finite(run)])
+    done = [run for run in arm.runs if run.status == "done"]
+    alone = ArmResult(
+        arm=arm,
+        metric=_mean([metric.of(run) for run in finite], rounding_spread(step)),
+        difference=None,
+        equivalence=None,
+        verdict=Verdict("reference", "the others are compared with it"),
+        failed=sum(metric.failed(run) for run in arm.runs),
+        missing=sum(not metric.ended(run) for run in arm.runs),
+        throughput=_mean([run.terms_per_second for run in done]),
+        speed=None,
+        time=None,
+        memory=None,
+        peak=_mean([run.peak_memory or None for run in done]),
+        energy=None,
+        skip_rate=sum(run.skip_rate for run in arm.runs) / len(arm.runs),
+    )
+    if arm is reference:
+        return replace(alone, aligned=align_reference(finite, metric.name), remarks=remarks(arm, arm, None, None))
+    shared = pair_by_seed(arm, reference)
+    complete = [(run, other) for run, other in shared if metric.finite(run) and metric.finite(other)]
+    both_done = [(run, other) for run, other in shared if run.status == "done" and other.status == "done"]
+    values = [(metric.of(run) or 0.0) - (metric.of(other) or 0.0) for run, other in complete]
+    rounding = rounding_spread(step, step)
+    difference = mean_interval(values, rounding=rounding) if values else None
+    equal = equivalence(values, margin, rounding=rounding) if len(values) > 1 else None
+    evidence = PairedEvidence(
+        metric=metric.name,
+        higher_is_better=metric.higher_is_better,
+        margin=margin,
+        difference=difference,
+        equivalence=equal,
+        failed=tuple(run.seed for run in arm.runs if metric.failed(run)),
+        reference_failed=tuple(run.seed for run in reference.runs if metric.failed(run)),
+        shared=tuple(run.seed for run, other in shared if metric.ended(run) and metric.ended(other)),
+        seeds=tuple(sorted({run.seed for some in (arm, reference) for run in some.runs})),
+    )
+    speed = _ratio(both_done, lambda run: run.terms_per_second)
+    memory = _ratio(both_done, lambda run: run.peak_memory)
+    return replace(
+        alone,
+        difference=difference,
+        equivalence=equal,
+        verdict=decide(evidence),
+        speed=speed,
+        time=_ratio(both_done, lambda run: run.train_seconds),
+        memory=memory,
+        energy=_ratio(both_done, lambda run: run.energy),
+        aligned=align(complete, metric.name),
+        differs=differing_keys(arm, reference),
+        remarks=remarks(arm, reference, speed, memory, together),
+    )
+
+
+def _with_twins(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Say of an arm whose runs are those of an arm before it in all but the settings."""
+    found: list[ArmResult] = []
+    for result in results:
+        twin = next((other.arm.name for other in found if _are_twins(result.arm, other.arm)), None)
+        said = f"bit for bit the runs of {twin}: metrics and losses are equal at every seed"
+        found.append(replace(result, remarks=(*result.remarks, said)) if twin is not None else result)
+    return found
+
+
+def _are_twins(arm: Arm, other: Arm) -> bool:
+    """Return whether all runs ended with the same metrics, loss included, and went the same course."""
+    both = pair_by_seed(arm, other)
+    return len(both) == len(arm.runs) == len(other.runs) and all(
+        "done" == run.status == twin.status
+        and "loss" in run.metrics
+        and run.metrics == twin.metrics
+        and run.course == twin.course
+        for run, twin in both
+    )
+
+
+def _mean(values: Sequence[float | None], rounding: float = 0.0) -> Interval | None:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return mean_interval(known, rounding=rounding) if known else None
+
+
+def _ratio(some: Sequence[Pair], of: Callable[[RunMeasures], float | None]) -> Interval | None:
+    """Ratio of the arm to the reference over the pairs in which both say something."""
+    known = [(a, b) for run, other in some if (a := of(run) or 0.0) > 0 and (b := of(other) or 0.0) > 0]
+    return ratio_interval([a for a, _ in known], [b for _, b in known]) if known else None
+
+
+def _other_splits(arms: Sequence[Arm], metric: _Metric) -> list[Objection]:
+    found = {
+        arm.name: run.split for arm in arms for run in arm.runs if run.status == "done" and run.split != metric.split
+    }
+    return [
+        Objection(
+            f"{name} was measured on {split or 'nothing'}, others on {metric.split}: its runs are left out",
+            True,
+            "measure all arms on the same split",
+        )
+        for name, split in found.items()
+    ]
+
+
+def _notes(arms: Sequence[Arm], reference: Arm, metric: _Metric, margin: float, together: int) -> list[str]:
+    found = [*_resolution(reference, metric, margin), *convergence_warnings(reference, metric.name, margin)]
+    others = len(arms) - 1
+    if others > 1:
+        found.append(
+            f"{others} arms are compared with the reference at 95 % each, without a correction: if none differed, at least "
+            f"one would still seem to with a probability of at most {min(5 * others, 100)} %"
+        )
+    if together > 1:
+        found.append(
+            f"up to {together} of these runs worked on one machine at the same time, so speeds are those of a busy machine"
+        )
+    if not metric.known:
+        found.append(f"which direction of {metric.name} is better is not on record: higher is taken to be")
+    return found
+
+
+def _resolution(reference: Arm, metric: _Metric, margin: float) -> list[str]:
+    """Return what the size of the split allows to be seen, where the metric is a share of its samples."""
+    runs = [run for run in reference.runs if metric.finite(run) and run.samples and run.term == "samples"]
+    if not is_share(metric.name) or not runs:
+        return []
+    samples = runs[0].samples
+    mean = sum(metric.of(run) or 0.0 for run in runs) / len(runs)
+    if not 0 <= mean <= 1:
+        return []
+    error = math.sqrt(mean * (1 - mean) / samples)
+    found = [
+        f"the {metric.split} split has {samples:,} samples: one of them is {1 / samples:.2g} of {metric.name}, and the "
+        f"binomial standard error of {mean:.3g} is {error:.2g}; the intervals are over seeds, for this split"
+    ]
+    if margin < 1 / samples:
+        found.append(f"the margin of {margin:g} is less than one sample of that split")
+    return found

@@ -1,0 +1,231 @@
+"""Builds the data set and the task with its classifier, and refuses parts that do not go together before anything is trained."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mptrain.config import location
+from mptrain.config.catalogue import Catalogue
+from mptrain.config.compose import reload
+from mptrain.config.schema import Config
+from mptrain.config.targets import DATA_FACTS, Target, parameters
+from mptrain.engine.snapshot import require_same_schema
+from mptrain.engine.weights_io import load_matching, plain_weights
+from mptrain.errors import CheckpointError, ConfigError, Problem
+from mptrain.files import read_text
+from mptrain.runlog import open_run
+from mptrain.runlog.checkpoints import CheckpointStore
+from mptrain.runlog.strict_json import parse_strict
+from mptrain.workloads.base.dataset import Dataset
+from mptrain.workloads.base.preparation import Preparation
+from mptrain.workloads.base.task import Objective, Task
+from mptrain.workloads.classification.small_classifier import train_classifier
+from mptrain.workloads.images.classifier_features import ClassifierFeatures
+
+#: The word that asks for a classifier of the task's own data.
+TRAIN = "train"
+
+_GO_TOGETHER = "a model's own file chooses a task and a dataset that go with it, if the command line lets it"
+
+#: What a data set and a task of anybody's must have; see their protocols.
+_DATASET = ("name", "workers", "train", "val", "test", "facts", "describe", "prepare")
+_TASK = ("metric", "higher_is_better", "objectives", "measure", "summarise")
+
+
+def build_dataset(config: Config) -> Dataset:
+    """The data set.
+
+    Raises:
+        ConfigError: It lacks a part of the protocol.
+        DataError: The data are missing or unusable.
+    """
+    dataset: Dataset = config.dataset.build(**config.for_dataset())
+    missing = [name for name in _DATASET if not hasattr(dataset, name)]
+    _require("dataset", config.dataset, dataset, missing, "mptrain/workloads/base/dataset.py")
+    return dataset
+
+
+def build_task(config: Config, dataset: Dataset) -> Task:
+    """The task, told what it asks for of the data's facts; one that has ``features`` gets those of its ``classifier``.
+
+    Raises:
+        ConfigError: The data do not say what it needs, or it lacks a part of the protocol.
+        StorageError: The run of its classifier is not there, or cannot be used.
+    """
+    require_facts(config, "task", config.task, dataset)
+    _require_own_kind(config, dataset)
+    facts = dataset.facts()
+    classifier = config.task.arguments.get("classifier")
+    if classifier is not None and "features" in parameters(config.task.resolve())[0]:
+        facts["features"] = build_features(classifier, config, dataset)
+    task: Task = config.task.build(**facts)
+    unwritten = [name for name in _TASK if getattr(type(task), name, None) is vars(Task).get(name, task)]
+    missing = [name for name in _TASK if name in unwritten or not hasattr(task, name)]
+    _require("task", config.task, task, missing, "mptrain/workloads/base/task.py")
+    return task
+
+
+def require_facts(config: Config, group: str, target: Target, dataset: Dataset) -> None:
+    """Refuse a model or a task that needs to know what the data do not say.
+
+    Raises:
+        ConfigError: Names what is missing, by the words of the command line.
+    """
+    accepted, _ = parameters(target.resolve())
+    facts = dataset.facts()
+    missing = [
+        name
+        for name, known in accepted.items()
+        if known.required and name not in target.arguments and name not in facts
+    ]
+    if missing:
+        chosen, data = (config.chosen.get(name) for name in (group, "dataset"))
+        hints: dict[str, str] = getattr(dataset, "lacks", {})
+        raise ConfigError(
+            f"{group}={chosen or target.path} needs {', '.join(missing)}, which dataset={data or config.dataset.path} does "
+            f"not have: it has {', '.join(facts) or 'nothing to say'}",
+            "; ".join(hints[name] for name in missing if name in hints) or _what_goes_together(config, group),
+        )
+
+
+def require_known_learners(config: Config, objectives: Sequence[Objective]) -> None:
+    """Refuse choices for learners that the task does not have.
+
+    Raises:
+        ConfigError: With all such learners.
+    """
+    names = [objective.learner for objective in objectives]
+    if unknown := [name for name in config.learners if name not in names]:
+        hint = f"it has {', '.join(names)}"
+        raise ConfigError([Problem(f"learners.{name}: the task has no such learner", hint) for name in unknown])
+
+
+def _require_own_kind(config: Config, dataset: Dataset) -> None:
+    """Refuse a task that says of itself that such data are not for it.
+
+    Raises:
+        ConfigError: Names what the data have, by the words of the command line.
+    """
+    refused = [name for name in getattr(config.task.resolve(), "refuses", ()) if name in dataset.facts()]
+    if refused:
+        chosen, data = (config.chosen.get(name) for name in ("task", "dataset"))
+        raise ConfigError(
+            f"task={chosen or config.task.path} does not go with dataset={data or config.dataset.path}, which has "
+            f"{', '.join(refused)}",
+            _what_goes_together(config, "task"),
+        )
+
+
+def _what_goes_together(config: Config, group: str) -> str:
+    """Which of mptrain's data sets go with the model or the task that was chosen, and what those chosen are for."""
+    catalogue = Catalogue([location.configs()])
+    chosen, data = (catalogue.groups[name].get(config.chosen.get(name, "")) for name in (group, "dataset"))
+    sentences = [_GO_TOGETHER]
+    if data is not None and data.tasks:
+        sentences.insert(0, f"dataset={data.name} with task={', '.join(data.tasks)}")
+    if chosen is not None:
+        tasks = (chosen.name,) if group == "task" else chosen.tasks or (catalogue.defaults["task"],)
+        fitting = [
+            name for name, option in catalogue.groups["dataset"].items() if not {*tasks}.isdisjoint(option.tasks)
+        ]
+        if fitting:
+            sentences.insert(0, f"{group}={chosen.name} goes with dataset={', '.join(fitting)}")
+    return "; ".join(sentences)
+
+
+def _require(group: str, target: Target, part: Any, missing: list[str], protocol: str) -> None:
+    if missing:
+        raise ConfigError(
+            f"{group}: {target.path} made a {type(part).__name__} without {', '.join(missing)}",
+            f"what a {group} must have stands in {protocol}",
+        )
+
+
+def build_features(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeatures:
+    """What ``task.classifier`` names.
+
+    Args:
+        classifier: ``train``, a run directory, or the name of a run below ``run.root``.
+        config: Of the run that asks.
+        dataset: Its data.
+
+    Raises:
+        ConfigError: The data have no classes, or the run was no classification of pictures.
+        StorageError: There is no such run.
+        CheckpointError: It has no usable weights.
+    """
+    if classifier != TRAIN:
+        return _of_run(classifier, config, dataset)
+    missing = [name for name in ("num_classes", "in_channels") if name not in dataset.facts()]
+    if missing:
+        raise ConfigError(
+            f"task.classifier=train needs {', '.join(missing)}, which dataset={dataset.name} does not have",
+            "choose pictures with classes, a run of a classifier, or task.classifier=null",
+        )
+    return ClassifierFeatures(functools.partial(train_classifier, dataset), None, labelled=True)
+
+
+def _of_run(classifier: str, config: Config, dataset: Dataset) -> ClassifierFeatures:
+    path = Path(classifier).expanduser()
+    named = Path(config.run.root).expanduser() / classifier
+    if not path.is_dir() and named.is_dir():
+        path = named
+    run = open_run(path)
+    trained = reload(run.read_config(), allow=config.extensions.allow)
+    try:
+        card: dict[str, Any] = parse_strict(read_text(run.paths.data))
+        preparation = _preparation(card["preparation"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"task.classifier={classifier}: its data.json does not say how pictures become inputs",
+            "choose a run that classified pictures",
+        ) from error
+    store = CheckpointStore(run.paths.checkpoints, trained.checkpoint.keep)
+    loaded = store.load("best" if store.best() else "last")
+    require_same_schema(loaded.state)
+    model: nn.Module = trained.model.build(**{name: card[name] for name in DATA_FACTS if name in card})
+    fit = load_matching(model, plain_weights(loaded.state, average=True), str(path))
+    if fit.fresh:
+        raise CheckpointError(
+            f"task.classifier={classifier}: its weights do not fit the model its configuration describes",
+            "train it again with this version",
+        )
+    _require_classifier(model, card, classifier)
+    own = dataset.card().get("labels") if hasattr(dataset, "card") else None
+    labelled = bool(own) and own == card.get("labels")
+    return ClassifierFeatures(model.to, preparation, labelled=labelled)
+
+
+def _require_classifier(model: nn.Module, card: dict[str, Any], classifier: str) -> None:
+    """Let it see a picture before anything is trained.
+
+    Raises:
+        ConfigError: It does not answer with a number for each class.
+    """
+    try:
+        with torch.no_grad():
+            logits = model.eval()(torch.zeros(1, card["in_channels"], card["image_size"], card["image_size"]))
+    except (RuntimeError, TypeError, ValueError, LookupError):
+        logits = None
+    if not isinstance(logits, torch.Tensor) or logits.shape != (1, card.get("num_classes")):
+        raise ConfigError(
+            f"task.classifier={classifier} does not answer a picture with a number for each class",
+            "choose a run that classified pictures",
+        )
+
+
+def _preparation(card: dict[str, Any]) -> Preparation:
+    """The inverse of `Preparation.card`."""
+    return Preparation(
+        mean=tuple(card["mean"]),
+        std=tuple(card["std"]),
+        image_size=card["resize"]["side"],
+        channels=card["channels"],
+        full_range=card["divide_by"],
+    )

@@ -1,0 +1,190 @@
+"""Checks that need more than one field: of sections as a whole, of learners, of parts against each other; and warnings.
+
+Imports no torch; what needs a target's own fields is in `mptrain.config.targets`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from mptrain.config.schema import LEARNER_GROUPS, LearnerChoices
+from mptrain.config.targets import Target
+from mptrain.config.value_checks import UNRESOLVED, check_field, show
+from mptrain.engine.options import TrainOptions
+from mptrain.errors import ConfigError, Problem, did_you_mean
+from mptrain.numerics.formats import FLOAT16, FLOAT32
+from mptrain.precision.policy import Policy
+
+#: What a file whose keys have landed one level too deep, or too high, is missing.
+HEADER = (
+    "a file of {group}/ either begins with the line '# @package _global_' and has its keys below '{group}:', "
+    "or it has neither"
+)
+
+_HINT = "write for example learners.discriminator.optimizer.lr=4e-4"
+
+#: The smallest positive FP16 number, 2^-24.
+FP16_TINY = 2.0**-24
+
+#: Arguments of a scaler that multiply or divide the loss scale.
+SCALES = ("scale", "init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")
+
+
+#: Those of them that follow from a rule, not from a network.
+FACTORS = ("growth_factor", "backoff_factor")
+
+
+def check_section(name: str, node: Any, schema: type, problems: list[Problem]) -> Any:
+    """A section of the configuration as its dataclass.
+
+    Args:
+        name: The section's key; empty for the keys at the top.
+        node: What the configuration holds there.
+        schema: The dataclass.
+        problems: Takes what is wrong.
+
+    Returns:
+        The dataclass, or None where something is wrong.
+    """
+    prefix = f"{name}." if name else ""
+    if node is UNRESOLVED:
+        return None
+    if not isinstance(node, Mapping):
+        keys = ", ".join(prefix + field.name for field in fields_of(schema))
+        problems.append(Problem(f"{name}={show(node)}: must be a mapping", f"its keys are {keys}"))
+        return None
+    hints = typing.get_type_hints(schema, include_extras=True)
+    before = len(problems)
+    values: dict[str, Any] = {}
+    for key, value in node.items():
+        if key not in hints:
+            guess = "" if key == name else did_you_mean(str(key), hints)
+            hint = f"did you mean {prefix}{guess}={show(value)}?" if guess else f"there is {', '.join(hints)}"
+            hint = HEADER.format(group=name) if key == name else hint
+            problems.append(Problem(f"unknown key '{prefix}{key}'", hint))
+            continue
+        values[key] = check_field(f"{prefix}{key}", value, hints[key], problems)
+    for field in fields_of(schema):
+        missing = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if missing and field.name not in node:
+            problems.append(Problem(f"{prefix}{field.name} is required"))
+    if len(problems) > before or UNRESOLVED in values.values():
+        return None
+    try:
+        return schema(**values)
+    except ConfigError as error:
+        problems.extend(error.problems)
+    return None
+
+
+def check_compatible(policy: Policy, optimizer: Target) -> list[Problem]:
+    """Problems between parts: an eps that FP16 optimizer state cannot hold."""
+    if policy.optimizer_state != "parameters" or policy.parameters != "float16":
+        return []
+    eps = optimizer.arguments.get("eps", getattr(optimizer.resolve(), "eps", None))  # a dataclass's default
+    if isinstance(eps, (int, float)) and eps < FP16_TINY:
+        what = (
+            f"optimizer.eps={eps:g} with precision.optimizer_state=parameters in float16: "
+            f"below {FP16_TINY:.3g} (2^-24) FP16 rounds it to zero, and the update divides by zero"
+        )
+        return [Problem(what, "write optimizer.eps=1e-4, or precision.optimizer_state=float32")]
+    return []
+
+
+def check_train(train: TrainOptions) -> list[Problem]:
+    """Problems between the fields of ``train``: more micro-batches than samples."""
+    if train.accumulate <= train.batch_size:
+        return []
+    both = f"train.accumulate={train.accumulate} with train.batch_size={train.batch_size}"
+    hint = f"write train.accumulate={train.batch_size} or less, or a larger train.batch_size"
+    return [Problem(f"{both}: there is at most one micro-batch a sample", hint)]
+
+
+def warnings_about(scaler: Target, written: Collection[str]) -> list[str]:
+    """Warnings about values that are allowed but probably not meant: scales that are not powers of two.
+
+    Args:
+        scaler: The scaler.
+        written: The keys of the command line. A factor that stands in a preset's file is the framework's own.
+    """
+    sentences = []
+    for name in SCALES:
+        value = scaler.arguments.get(name)
+        if not isinstance(value, (int, float)) or value <= 0 or math.frexp(value)[0] == 0.5:
+            continue
+        if name == "max_scale" and value in (FLOAT16.max, FLOAT32.max):  # a format's end, or no ceiling at all
+            continue
+        if name in FACTORS and f"scaler.{name}" not in written:
+            continue
+        nearest = round(math.log2(value))
+        if name in FACTORS:  # not 1, which would be refused
+            nearest = max(nearest, 1) if value > 1 else min(nearest, -1)
+        power = f"{2.0**nearest:.15g}" if -10 <= nearest <= 32 else f"2^{nearest}"
+        sentences.append(
+            f"scaler.{name}={show(value)} is not a power of two, so scaling rounds the gradients; nearest {power}"
+        )
+    return sentences
+
+
+def read_learners(
+    node: Any, shared: Mapping[str, Target], train: TrainOptions, problems: list[Problem]
+) -> dict[str, LearnerChoices]:
+    """The choices of the learners that ``learners.NAME`` changes, everything else taken from what they share.
+
+    Args:
+        node: The ``learners`` section: name to ``optimizer``, ``schedule``, ``scaler`` (keys that differ, or with a
+            ``_target_`` of its own all keys) and ``clip_norm``.
+        shared: The checked targets of `LEARNER_GROUPS`.
+        train: Holds the shared ``clip_norm``.
+        problems: Takes what is wrong.
+    """
+    if not isinstance(node, Mapping):
+        problems.append(Problem(f"learners={show(node)}: must be a mapping of learners' names", _HINT))
+        return {}
+    known = (*LEARNER_GROUPS, "clip_norm")
+    chosen, hints = {}, typing.get_type_hints(TrainOptions, include_extras=True)
+    for name, own in node.items():
+        if not isinstance(own, Mapping):
+            problems.append(Problem(f"learners.{name}={show(own)}: must be a mapping", _HINT))
+            continue
+        problems += [_unknown(f"learners.{name}", key, known) for key in own if key not in known]
+        parts = {
+            group: _merge(f"learners.{name}.{group}", own.get(group), shared[group], problems)
+            for group in LEARNER_GROUPS
+        }
+        clip = own.get("clip_norm", train.clip_norm)
+        clip = check_field(f"learners.{name}.clip_norm", clip, hints["clip_norm"], problems)
+        chosen[str(name)] = LearnerChoices(**parts, clip_norm=clip)
+    return chosen
+
+
+def _merge(place: str, own: Any, shared: Target, problems: list[Problem]) -> Target:
+    if own is None:
+        return shared
+    if not isinstance(own, Mapping):
+        problems.append(Problem(f"{place}={show(own)}: must be a mapping of the keys that differ", _HINT))
+        return shared
+    arguments = {str(key): value for key, value in own.items() if key != "_target_"}
+    path = own.get("_target_", shared.path)
+    if path == shared.path:
+        arguments = {**shared.arguments, **arguments}
+    try:
+        return Target(path, arguments, shared.allow).check(place)
+    except ConfigError as error:
+        problems.extend(error.problems)
+        return shared
+
+
+def _unknown(place: str, key: Any, known: Sequence[str]) -> Problem:
+    guess = did_you_mean(str(key), known)
+    hint = f"did you mean {place}.{guess}?" if guess else f"there is {', '.join(known)}"
+    return Problem(f"unknown key '{place}.{key}'", hint)
+
+
+def fields_of(schema: type) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a dataclass."""
+    return dataclasses.fields(schema)

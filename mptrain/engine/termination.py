@@ -1,0 +1,133 @@
+"""Ends of a run before its end: a signal, a rank that is lost, and numerics that cannot go on. Nothing is lost that can be saved."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from mptrain.engine.failure_diagnosis import diagnose_overflows, is_finite
+from mptrain.errors import EXIT_PREEMPTED, NumericsError, Preempted
+from mptrain.parallel.communicator import RankLost
+
+if TYPE_CHECKING:
+    from mptrain.engine.checkpointing import Checkpointing
+    from mptrain.engine.parts import Parts, Progress
+    from mptrain.engine.step_log import LearnerLog
+    from mptrain.engine.telemetry import Telemetry
+    from mptrain.runlog.run_paths import RunPaths
+    from mptrain.workloads.base.batch import Batch
+
+
+class Termination:
+    """Ends a run in order.
+
+    Args:
+        parts: What the run is made of.
+        paths: The run directory.
+        progress: How far it has come.
+        planned: How many steps would be attempted.
+        telemetry: Takes records.
+        checkpointing: Saves it.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        paths: RunPaths,
+        progress: Progress,
+        planned: int,
+        telemetry: Telemetry,
+        checkpointing: Checkpointing,
+    ) -> None:
+        self._parts, self._paths = parts, paths
+        self._progress, self._planned = progress, planned
+        self._telemetry, self._checkpointing = telemetry, checkpointing
+
+    def by_signal(self, name: str, exit_code: int) -> NoReturn:
+        """Save, then say how to go on.
+
+        Args:
+            name: Of the signal.
+            exit_code: Of the process.
+
+        Raises:
+            Preempted: Always.
+        """
+        self._telemetry.step_log.flush()
+        self._telemetry.event("signal", signal=name)
+        self._checkpointing.save(wait=True)
+        raise Preempted(
+            f"{'Ctrl-C' if name == 'SIGINT' else name}, {self._saved()}",
+            f"continue with: mptrain resume {self._paths.root}",
+            exit_code,
+        )
+
+    def by_lost_rank(self, error: BaseException, *, within_step: bool) -> NoReturn:
+        """Save what this rank has, if that is all there is, and say how to go on.
+
+        Every exchange between ranks comes before the step moves anything, so but for buffers nothing has moved yet.
+
+        Args:
+            error: What came of the rank's end.
+            within_step: It was noticed inside of a step.
+
+        Raises:
+            MptrainError: What the lost rank has left word of.
+            Preempted: It has left none.
+        """
+        comm, saver = self._parts.comm, self._checkpointing.saver
+        why = comm.why()
+        saved = comm.is_rank_zero and self._complete_here()
+        if saved:
+            if within_step:
+                self._parts.plan.guard.restore(torch.ones(1, device=self._parts.device))
+            self._checkpointing.save(wait=True)
+        else:
+            with contextlib.suppress(RankLost):  # what was on its way from the device may not be there
+                saver.wait()
+        if why is not None:
+            raise why from error
+        raise Preempted(
+            f"{comm.who_ended()}; {self._saved() if saved else 'the last checkpoint is what there is'}",
+            f"continue with: mptrain resume {self._paths.root}",
+            EXIT_PREEMPTED,
+            saved=saved,
+            asked=False,
+        ) from error
+
+    def by_overflows(self, log: LearnerLog, batch: Batch, given: Batch, random: Mapping[str, Any]) -> NoReturn:
+        """Keep what explains a run that only overflows, and its weights if they are sound.
+
+        Args:
+            log: Of the learner whose steps overflowed.
+            batch: Of the last step.
+            given: That batch with what was put in on purpose.
+            random: The random state before that step.
+
+        Raises:
+            NumericsError: Always.
+        """
+        failure: Path = self._paths.failure
+        diagnosis = diagnose_overflows(self._parts, log, self._progress, batch, given, random, failure)
+        sound = self._parts.comm.all_reduce_ints([not is_finite(self._parts)]) == [0]
+        self._telemetry.event("failure", cause=diagnosis.cause)
+        if sound:
+            self._checkpointing.save(wait=True)
+            kept = f"; weights and batch are saved in {self._paths.root}"
+        else:
+            kept = f"; the batch is saved in {failure}"
+        closer = f"{diagnosis.advice}; mptrain diagnose {self._paths.root} tries it on that step"
+        raise NumericsError(diagnosis.describe() + kept, closer)
+
+    def _saved(self) -> str:
+        return f"saved after step {self._progress.step} of {self._planned}"
+
+    def _complete_here(self) -> bool:
+        """Return whether this rank alone has the whole state, and knows that the step it was in has moved nothing."""
+        parts = self._parts
+        sharded = any(learner.weights.sharded for learner in parts.learners)
+        return parts.device.type == "cpu" and len(parts.learners) == 1 and not sharded and not parts.carried()

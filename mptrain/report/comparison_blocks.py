@@ -1,0 +1,347 @@
+"""The tables and figures of a comparison: the table that everybody reads first, verdicts, differences, curves, speed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from mptrain.comparison.results import ArmResult, Comparison, Interval
+from mptrain.report import plotting
+from mptrain.report.curves import Curve, mean_over_runs
+from mptrain.report.formatting import TIMES, UNKNOWN, elided, number, rate, share, signed
+from mptrain.report.page import Bullets, Cell, Plot, Table, Tone, table
+from mptrain.runlog.atomic_files import readable_bytes
+
+#: Pairs from which a ratio is shown with its interval: that of two pairs goes from next to nothing to hundreds.
+_LEAST_FOR_RATIO: Final = 3
+
+_TONES: Final[dict[str, Tone]] = {"better": "good", "equivalent": "good", "worse": "bad", "undecided": "warn"}
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """A row for each arm: metric, difference, speed, memory, skipped share, verdict."""
+    term = next((run.term for result in comparison.arms for run in result.arm.runs), "samples")
+    metric, reference, energy = comparison.metric, comparison.reference, _energy(comparison)
+    measured = (f"{metric} ± 95 % CI", f"Δ vs {reference} [95 % CI]", f"{term}/s", "speed", "peak", energy, "skipped")
+    rows: list[list[Cell | str]] = [
+        [
+            result.arm.name,
+            _runs(result),
+            value_and_error(result.metric),
+            difference_and_interval(result.difference),
+            rate(result.throughput.mean) if result.throughput else UNKNOWN,
+            _ratio(result, result.speed),
+            readable_bytes(round(result.peak.mean)) if result.peak and math.isfinite(result.peak.mean) else UNKNOWN,
+            _ratio(result, result.energy),
+            share(result.skip_rate),
+            Cell(_verdict(comparison, result), _TONES.get(result.verdict.word, "")),
+        ]
+        for result in comparison.arms
+    ]
+    direction = "higher" if comparison.higher_is_better else "lower"
+    note = (
+        f"{metric} on {comparison.split} data, {direction} is better; a difference counts as none within "
+        f"±{comparison.margin:g}. Ratios are geometric means of pairs, with their 95 % intervals."
+    )
+    return table(("arm", "runs", *measured, "verdict"), rows, numeric=range(1, 9), note=note)
+
+
+def _energy(comparison: Comparison) -> str | None:
+    """The head of a column of energies; None where no device says what it took."""
+    return "energy" if any(result.energy for result in comparison.arms) else None
+
+
+def ratios_table(comparison: Comparison) -> Table | None:
+    """Return what each arm takes, as ratios to the reference."""
+    if len(comparison.arms) < 2:
+        return None
+    rows = [
+        [result.arm.name, *(_ratio(result, one) for one in (result.speed, result.time, result.memory, result.energy))]
+        for result in comparison.arms
+    ]
+    head = ("arm", "speed after warm-up", "training time, warm-up included", "peak memory", _energy(comparison))
+    note = f"Against {comparison.reference}, with 95 % intervals from {_LEAST_FOR_RATIO} pairs on."
+    return table(head, rows, numeric=range(1, 5), note=note)
+
+
+def _runs(result: ArmResult) -> str:
+    """Return how many runs have a metric, so that a mean over some of them is not taken for one over all."""
+    total, lost = len(result.arm.runs), result.failed + result.missing
+    return f"{total - lost} of {total}" if lost else f"{total}"
+
+
+def _ratio(result: ArmResult, ratio: Interval | None) -> str:
+    if result.verdict.word == "reference":
+        return f"1.00{TIMES}"
+    if ratio is None or not math.isfinite(ratio.mean):
+        return UNKNOWN
+    spread = "" if ratio.n < _LEAST_FOR_RATIO else f" [{ratio.low:.2f}, {ratio.high:.2f}]"
+    return f"{ratio.mean:.2f}{TIMES}{spread}"
+
+
+def _verdict(comparison: Comparison, result: ArmResult) -> str:
+    equal = result.equivalence
+    power = f", power {share(equal.power)}" if equal is not None and math.isfinite(equal.power) else ""
+    if result.verdict.word in ("equivalent", "undecided"):
+        return f"{result.verdict.word} (margin ±{comparison.margin:g}{power})"
+    return result.verdict.word
+
+
+def value_and_error(interval: Interval | None) -> str:
+    """``0.9184 ± 0.0021``; the value alone where there is one run."""
+    if interval is None:
+        return UNKNOWN
+    error = (interval.high - interval.low) / 2
+    if not math.isfinite(error):
+        return number(interval.mean)
+    return f"{number(interval.mean, error)} ± {number(error, error)}"
+
+
+def difference_and_interval(interval: Interval | None) -> str:
+    """``+0.0005 [+0.0001, +0.0009]``; the value alone where there is one pair."""
+    if interval is None:
+        return UNKNOWN
+    error = (interval.high - interval.low) / 2
+    if not math.isfinite(error):
+        return signed(interval.mean)
+    return f"{signed(interval.mean, error)} [{signed(interval.low, error)}, {signed(interval.high, error)}]"
+
+
+def verdict_list(comparison: Comparison) -> Bullets:
+    """Return why each arm has its verdict."""
+    return Bullets(
+        tuple(
+            f"{result.arm.name} is {result.verdict.word}: {result.verdict.why.rstrip('.')}."
+            for result in comparison.arms
+            if result.verdict.word != "reference"
+        )
+    )
+
+
+def remarks_table(comparison: Comparison) -> Table:
+    """Return why arms are not faster or smaller, and what else deserves a sentence."""
+    rows = [
+        [result.arm.name if at == 0 else "", remark]
+        for result in comparison.arms
+        for at, remark in enumerate(result.remarks)
+    ]
+    return table(("arm", "remark"), rows)
+
+
+def aligned_table(comparison: Comparison) -> Table:
+    """Every arm and the reference after the same number of updates, and of samples."""
+    rows = [
+        [
+            result.arm.name,
+            f"{aligned.at:,} {aligned.by}",
+            aligned.quantity,
+            value_and_error(aligned.value),
+            difference_and_interval(aligned.difference),
+        ]
+        for result in comparison.arms
+        for aligned in result.aligned
+    ]
+    note = "So that skipped updates can neither hide nor count twice."
+    head = ("arm", "after", "quantity", "value ± 95 % CI", f"Δ vs {comparison.reference} [95 % CI]")
+    return table(head, rows, numeric=(3, 4), note=note)
+
+
+def objections_list(comparison: Comparison) -> Bullets:
+    """Return what makes the comparison less than fair."""
+    items = [
+        f"{'Not comparable: ' if objection.fatal else ''}{objection.what.rstrip('.')}."
+        + (f" To mend it: {objection.hint.rstrip('.')}." if objection.hint else "")
+        for objection in comparison.objections
+    ]
+    return Bullets(tuple(items), "warn")
+
+
+#: Colour of each verdict; the word stands beside it.
+VERDICTS: Final = {
+    "better": plotting.BLUE,
+    "equivalent": plotting.GREEN,
+    "worse": plotting.VERMILLION,
+    "undecided": plotting.GREY,
+}
+
+#: An arm whose interval reaches so many margins from zero is far away, if others are not.
+_FAR: Final = 12
+
+Styles = Mapping[str, tuple[str, str]]
+
+
+def forest_plot(name: str, comparison: Comparison) -> Plot | None:
+    """Differences from the reference with their intervals, the band of the margin behind them.
+
+    The axis is made for what lies near the margin; an arm far away from it is an arrow with its numbers.
+    """
+    arms = [result for result in comparison.arms if result.verdict.word != "reference"]
+    if len(comparison.arms) < 2:
+        return None
+    limit = _limit(comparison.margin, [_reach(result.difference) for result in arms])
+    with plotting.drawing(name, 0.95 + 0.38 * len(arms)) as figure:
+        (axes,) = figure.panels()
+        axes.axvspan(-comparison.margin, comparison.margin, color=plotting.SKY, alpha=0.22, linewidth=0)
+        axes.axvline(0, color=plotting.GREY, linewidth=1)
+        axes.set_xlim(-limit, limit)
+        for row, result in enumerate(arms):
+            _difference(axes, row, result, limit)
+        _rows(axes, [result.arm.name for result in arms])
+        _numbers(axes, f"{elided(comparison.metric, 22)}, minus {elided(comparison.reference, 22)}")
+        figure.label("95 % interval", color=plotting.GREY, linewidth=1.4)
+        figure.label("90 % interval (two one-sided tests)", color=plotting.GREY, linewidth=4.5)
+        figure.label(f"margin ±{plotting.tick(comparison.margin)}", Patch(color=plotting.SKY, alpha=0.3, linewidth=0))
+    caption = (
+        "Differences from the reference, paired by seed. An arm is equivalent where its thick interval lies inside the band, "
+        "better or worse where its thin one lies on one side of zero; see the verdicts for the rest."
+    )
+    return Plot(name, caption, figure.svg)
+
+
+def _reach(difference: Interval | None) -> float:
+    """Return how far from zero an interval, or a single difference, reaches; NaN where there is none."""
+    if difference is None:
+        return math.nan
+    ends = [abs(end) for end in (difference.low, difference.high) if math.isfinite(end)]
+    return max(ends, default=abs(difference.mean))
+
+
+def _limit(margin: float, reaches: Sequence[float]) -> float:
+    known = [reach for reach in reaches if math.isfinite(reach)]
+    near = [reach for reach in known if reach <= _FAR * margin]
+    return 1.12 * max([*(near or known), 1.5 * margin])
+
+
+def _difference(axes: Axes, row: int, result: ArmResult, limit: float) -> None:
+    """The intervals of one arm, its verdict beside them."""
+    colour = VERDICTS.get(result.verdict.word, plotting.GREY)
+    found = result.difference
+    place: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center"}
+    axes.text(1.02, row, result.verdict.word, color=colour, **place)
+    if found is None or not math.isfinite(found.mean):
+        axes.text(0.5, row, "no difference can be given", ha="center", color=plotting.GREY, **place)
+        return
+    if abs(found.mean) > limit:
+        left = found.mean < 0
+        at, mark, text_at, side = (0.02, "<", 0.06, "left") if left else (0.98, ">", 0.94, "right")
+        axes.plot([at], [row], transform=place["transform"], marker=mark, color=colour, markersize=8)
+        white = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+        axes.text(text_at, row, difference_and_interval(found), bbox=white, ha=side, **place)
+        return
+    flat: dict[str, Any] = {"color": colour, "solid_capstyle": "butt"}
+    axes.plot([found.low, found.high], [row, row], linewidth=1.4, **flat)
+    if result.equivalence is not None:
+        axes.plot([result.equivalence.low, result.equivalence.high], [row, row], linewidth=4.5, **flat)
+    axes.plot([found.mean], [row], marker="o", color=colour, markersize=6.5, markeredgecolor="white")
+
+
+def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
+    """The metric of every run, those with the same seed joined."""
+    metric = comparison.metric
+    values = {
+        result.arm.name: {
+            run.seed: run.metrics[metric]
+            for run in result.arm.runs
+            if run.status == "done" and math.isfinite(run.metrics.get(metric, math.nan))
+        }
+        for result in comparison.arms
+    }
+    failed = [at for at, result in enumerate(comparison.arms) if result.failed]
+    with plotting.drawing(name, 2.9) as figure:
+        (axes,) = figure.panels()
+        for seed in sorted({seed for found in values.values() for seed in found}):
+            line = [found.get(seed, math.nan) for found in values.values()]
+            axes.plot(range(len(values)), line, color=plotting.GREY, linewidth=0.8, alpha=0.5)
+        for at, (arm, found) in enumerate(values.items()):
+            plotting.dots(axes, [at] * len(found), list(found.values()), edge=True, markersize=5, color=styles[arm][0])
+            if found:
+                axes.plot([at - 0.22, at + 0.22], [fmean(found.values())] * 2, color=plotting.BLACK, linewidth=1.8)
+        plotting.numbers_up(axes)
+        figure.label("seed", color=plotting.GREY, marker="o", markersize=5, linewidth=0.8)
+        figure.label("mean", color=plotting.BLACK)
+        if failed:
+            low, high = axes.get_ylim()
+            axes.set_ylim(low - 0.07 * (high - low), high)
+            for at in failed:
+                plotting.failures_at(axes, [at], [0.035])
+            figure.label("failed or diverged", **plotting.FAILED)
+        axes.set_ylabel(elided(metric, 22))
+        _arms_across(axes, list(values))
+    return Plot(name, f"{metric} of every run; a line joins the runs of a seed.", figure.svg)
+
+
+def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve]], styles: Styles) -> Plot | None:
+    """A quantity over steps: for each arm the mean over its seeds, and a band from the lowest to the highest.
+
+    Args:
+        name: Of the figure.
+        unit: Label of the vertical axis.
+        what: The quantity, in the caption.
+        arms: By name, the curves of the arm's runs.
+        styles: Colour and line style of each arm.
+    """
+    merged = {arm: mean_over_runs(curves) for arm, curves in arms.items() if any(curve.finite() for curve in curves)}
+    with plotting.drawing(name, 2.7) as figure:
+        (axes,) = figure.panels()
+        for arm, (steps, means, lows, highs) in merged.items():
+            colour, line = styles[arm]
+            if len(merged) <= 8:
+                axes.fill_between(steps, lows, highs, color=colour, alpha=0.15, linewidth=0)
+            mark: dict[str, Any] = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
+            (handle,) = axes.plot(steps, means, color=colour, linestyle=line, linewidth=1.5, **mark)
+            if len(merged) <= plotting.MOST_NAMED:
+                figure.label(elided(arm, plotting.NAME), handle)
+        plotting.numbers_up(axes, [value for _, means, *_ in merged.values() for value in means], 30)
+        axes.set_ylabel(elided(unit, 22))
+        plotting.steps_across(axes, max((steps[-1] for steps, *_ in merged.values() if steps), default=1))
+    return Plot(name, f"{what}, means over seeds; the band reaches from the lowest to the highest.", figure.svg)
+
+
+def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float]]) -> Plot:
+    """A bar for the mean of each arm, a dot for each of its runs.
+
+    Args:
+        name: Of the figure.
+        unit: Label of the axis.
+        what: The quantity, in the caption.
+        arms: By name, the values of the arm's runs; the first is the reference.
+    """
+    with plotting.drawing(name, 0.85 + 0.3 * len(arms)) as figure:
+        (axes,) = figure.panels()
+        for row, values in enumerate(arms.values()):
+            if values:
+                colour = plotting.GREY if row == 0 else plotting.SKY
+                axes.barh([row], [fmean(values)], height=0.62, color=colour, alpha=0.75, linewidth=0)
+                plotting.dots(
+                    axes, values, [row] * len(values), edge=True, markersize=3.6, color=plotting.BLACK, alpha=0.7
+                )
+        _rows(axes, list(arms))
+        axes.set_xlim(left=0)
+        _numbers(axes, unit)
+    return Plot(name, f"{what}; dots are runs.", figure.svg)
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    plotting.named_rows(axes, names)
+    axes.grid(visible=False, axis="y")
+
+
+def _numbers(axes: Axes, label: str) -> None:
+    plotting.numbers_across(axes, label)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _arms_across(axes: Axes, names: Sequence[str]) -> None:
+    """Names of arms on the horizontal axis, turned where they have no room."""
+    plotting.ticks_at(axes.xaxis, range(len(names)), lambda value: elided(names[int(value)], 20))
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.grid(visible=False, axis="x")
+    if sum(len(elided(name, 20)) + 2 for name in names) > 40:
+        for label in axes.get_xticklabels():
+            label.set(rotation=40, horizontalalignment="right", rotation_mode="anchor")

@@ -1,0 +1,414 @@
+"""A forecast in words, as a table and as a figure: which static scales are usable for a run, and why the others are not.
+
+What underflows is on the left, what overflows on the right; what a sweep measured stands below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, MaxNLocator
+
+from mptrain.numerics.forecast import MARGIN, MOST_TAKEN, Forecast
+from mptrain.numerics.overflow_limits import CONFIDENCE, EXPONENTS, FEWEST, MOST
+from mptrain.report import plotting
+from mptrain.report.formatting import ONE_BECOMES_ALL, counted, elided, number, share
+from mptrain.report.page import Cell, Plot, Table, table
+from mptrain.report.sweep_points import MeasuredRun, MeasuredScales
+
+#: Letters of a module's name.
+_NAME = 36
+
+#: The rule of a constant scale.
+_STATIC: Final = "mptrain.scaler.StaticScaler"
+
+#: The confidence of a bound, in words.
+_SURE: Final = f"{100 * CONFIDENCE:.0f} % confidence"
+
+#: The number of looks that usually suffices to name a scale.
+_ENOUGH: Final = 30
+
+#: What is lost below this share is not worth a name.
+_LITTLE = 1e-4
+
+
+def power(exponent: int) -> str:
+    """A scale, with its value in digits where those are short: ``2^7 (128)``."""
+    return f"2^{exponent}" if exponent > 13 else f"2^{exponent} ({2**exponent:,})"
+
+
+def scale_words(settings: Mapping[str, Any], learner: str = "") -> str:
+    """Return what gives a run like this one a static scale, up to the number: ``precision=fp16_static scaler.scale=``.
+
+    Args:
+        settings: The configuration of the run, dotted key to value.
+        learner: Whose scale it is; empty where the run has only one learner.
+    """
+    own = f"learners.{learner}.scaler" if learner else "scaler"
+    if settings.get("precision.compute") != "float16":
+        first = "precision=fp16_static "
+    else:
+        rule = settings.get(f"{own}._target_") or settings.get("scaler._target_")
+        first = "" if rule == _STATIC else "scaler=static "
+    return f"{first}{own}.scale="
+
+
+def recommendation(forecast: Forecast, words: str) -> str:
+    """The one sentence to read.
+
+    Args:
+        forecast: Of a learner.
+        words: Those that choose its scale; see `scale_words`.
+    """
+    if not forecast.sampled_steps:
+        return (
+            "Nothing is known of any scale: the looks at this run have no gradients, or carry a loss scale that is 0 or not "
+            "finite."
+        )
+    seen = f"from {_seen(forecast)}"
+    if forecast.largest is None:
+        return "Every step that was looked at overflowed, so nothing is known of smaller scales."
+    if not forecast.scales:
+        return f"No gradient was seen that is not zero, {seen}: nothing limits a static scale there."
+    if forecast.highest is None:
+        return f"Gradients overflow FP16 even without a loss scale, {seen}: no static scale from 1 on is usable."
+    if forecast.too_few:
+        return f"No loss scale can be recommended yet, {seen}: {_too_few(forecast)} {_more_looks(forecast)}"
+    if not forecast.has_range:
+        said = f"No static loss scale is usable at every step, {seen}: dynamic scaling follows them."
+        if forecast.recommended is None:
+            return said
+        return (
+            f"{said} The largest that surely skips less than {share(MOST)} of the steps ({_SURE}) is "
+            f"{power(forecast.recommended)}, and {words}{2**forecast.recommended} the one to try."
+        )
+    assert forecast.recommended is not None
+    low, top = forecast.lowest or 0, forecast.top or 0
+    usable = f"{power(low)} to {power(top)}" if low < top else f"{power(top)} alone"
+    return (
+        f"Recommended static loss scale: {power(forecast.recommended)}, {seen}: {words}{2**forecast.recommended}. Usable range: "
+        f"{usable}; less than {share(MOST)} of the steps of such a run are skipped there ({_SURE})."
+    )
+
+
+def _seen(forecast: Forecast) -> str:
+    """Return what a forecast rests on: ``30 looks at a run of 300 steps (30 epochs)``."""
+    samples = counted(len(forecast.sampled_steps), "look")
+    recorded = forecast.evidence.recorded
+    if not recorded:
+        return samples
+    return f"{samples} at a run of {counted(recorded, 'step')} ({counted(forecast.epochs, 'epoch')})"
+
+
+def _too_few(forecast: Forecast) -> str:
+    """Return why the looks, or the steps, do not suffice."""
+    said, evidence = [], forecast.evidence
+    sound = sum(math.isfinite(sample.largest) for sample in forecast.sampled_steps)
+    if sound < 2:
+        said.append("one look does not show how much the largest gradient varies from step to step")
+    if _is_short(forecast):
+        said.append(f"it takes {FEWEST} steps to show that less than {share(MOST)} of them are skipped ({_SURE})")
+    if said:
+        return f"{', and '.join(said)}."
+    if 2 * sound < len(forecast.sampled_steps):
+        return "most looks overflowed, which does not tell by how much."
+    sure = "at no scale" if evidence.sure is None else f"only up to {power(evidence.sure)}"
+    lowest = "at every scale" if forecast.lowest is None else f"below {power(forecast.lowest)}"
+    return (
+        f"the largest gradient varies by {evidence.spread:.1f} doublings (standard deviation), so less than {share(MOST)} of "
+        f"skipped steps is sure {sure} ({_SURE}), and {lowest} gradients underflow."
+    )
+
+
+def _is_short(forecast: Forecast) -> bool:
+    """True where so few steps are on record that no share of them can be sure."""
+    return 0 < forecast.evidence.recorded < FEWEST
+
+
+def _more_looks(forecast: Forecast) -> str:
+    """Return the command that gives enough of them."""
+    steps, samples = max(forecast.evidence.recorded or forecast.steps, FEWEST), len(forecast.sampled_steps)
+    every = max(steps // max(_ENOUGH, 2 * samples), 1)
+    train = f"Train for {FEWEST} steps or more" if _is_short(forecast) else "Train again"
+    if not _is_short(forecast) and steps // every <= samples:
+        train = "Train for more steps"
+    return f"{train} with diagnostics=histograms diagnostics.every={every}."
+
+
+def reasons(forecast: Forecast) -> list[str]:
+    """Return why the edges are where they are, and what to mind, in sentences."""
+    said = []
+    if forecast.scales:
+        said += [*_below(forecast), *_above(forecast)]
+    if forecast.unusable:
+        said.append(
+            f"{counted(forecast.unusable, 'look')} left out: at a loss scale that is 0 or not finite, or without gradients."
+        )
+    if not forecast.sampled_steps:
+        return said
+    overflowed = sum(math.isinf(sample.largest) for sample in forecast.sampled_steps)
+    said += _sure(forecast)
+    looked = f"{counted(len(forecast.sampled_steps), 'step')} looked at"
+    between = (
+        f", the others by their gradient norms: {forecast.steps:,} steps in all" if _knows_between(forecast) else ""
+    )
+    said.append(f"This rests on {looked}{between}. A longer run has another largest gradient.")
+    if overflowed:
+        said.append(
+            f"{counted(overflowed, 'step')} looked at overflowed at the run's own scale; what smaller scales do there is "
+            "not known."
+        )
+    if forecast.smallest_seen:
+        said.append(_cut_off(forecast))
+    return said
+
+
+def _below(forecast: Forecast) -> list[str]:
+    if not forecast.lowest:
+        least = f"more than {share(MOST_TAKEN)} of its gradient's magnitude."
+        if forecast.lowest == 0:
+            return [f"Even without a scale no module loses {least}"]
+        return [f"At every scale up to 2^{EXPONENTS[-1]} {_module(forecast.scales[-1].taken.name)} loses {least}"]
+    worse = forecast.scales[forecast.lowest - 1]
+    return [
+        f"Below {power(forecast.lowest)} gradients underflow: at {power(forecast.lowest - 1)} {_module(worse.taken.name)} "
+        f"loses {share(worse.taken.share)} of its gradient's magnitude at step {worse.taken.step:,}; more than "
+        f"{share(MOST_TAKEN)} counts as too much."
+    ]
+
+
+def _above(forecast: Forecast) -> list[str]:
+    largest, highest = forecast.largest, forecast.highest
+    if largest is None or highest is None:
+        return []
+    what = f"the largest gradient seen is {number(largest.largest)} ({_name(largest.where)}, step {largest.step:,})"
+    if highest == EXPONENTS[-1]:
+        return [f"Nothing overflows up to {power(highest)}: {what}."]
+    over = forecast.scales[highest + 1]
+    said = [
+        f"Above {power(highest)} gradients overflow: {what}, and at {power(highest + 1)}, "
+        f"{share(over.overflow_share)} of the steps are expected to."
+    ]
+    said.append(f"{ONE_BECOMES_ALL[0].upper()}{ONE_BECOMES_ALL[1:]}.")
+    if forecast.recommended is not None and highest - forecast.recommended < MARGIN:
+        said.append(
+            f"The recommended scale has less than {2**MARGIN} times headroom to the upper edge, since smaller ones lose too "
+            "much: some updates may be skipped."
+        )
+    return said
+
+
+def _sure(forecast: Forecast) -> list[str]:
+    """Return the evidence that steps do not overflow, in sentences."""
+    evidence, said = forecast.evidence, []
+    if evidence.spread and evidence.by_samples is not None:
+        said.append(
+            f"By the looks, less than {share(MOST)} of the steps overflow up to {power(evidence.by_samples)} ({_SURE}): the largest "
+            f"gradient varies by {evidence.spread:.1f} doublings (standard deviation), and {counted(len(forecast.sampled_steps), 'look')} "
+            "bound 99 % of the steps by a normal tolerance limit."
+        )
+    if evidence.by_record is not None:
+        said.append(
+            f"By the record, less than {share(MOST)} of the steps overflow up to {power(evidence.by_record)} ({_SURE}): FP16 "
+            f"held {evidence.held:,} of {counted(evidence.recorded, 'step')} there."
+        )
+    return said
+
+
+def _knows_between(forecast: Forecast) -> bool:
+    return forecast.steps > len(forecast.sampled_steps)
+
+
+def _cut_off(forecast: Forecast) -> str:
+    seen = f"Gradients were seen in FP16 only: none below {number(forecast.smallest_seen)} could be"
+    if forecast.at_smallest <= MOST_TAKEN:
+        return f"{seen}, and hardly any were near it."
+    return (
+        f"{seen}, and in some module {share(forecast.at_smallest)} of them stand there, so smaller ones were lost before "
+        "they could be counted: the lower edge may lie higher. Histograms of a run with precision=fp32 would tell."
+    )
+
+
+def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -> Table:
+    """A row for each scale.
+
+    Args:
+        forecast: With scales.
+        measured: What a sweep found at some of them.
+    """
+    kinds = list(measured.kinds) if measured else []
+    head = ["scale", "", "lost", "worst", "magnitude", "in module", "weights", "subnormal", "overflow"]
+    for kind in kinds:
+        of = f", {elided(kind, _NAME)}" if kind else ""
+        head += [f"{measured.metric if measured else ''}{of}", f"skipped{of}"]
+    rows = [
+        [
+            f"2^{each.exponent}",
+            _usability(forecast, each.exponent),
+            _rounded(each.lost),
+            _rounded(each.worst_lost.share),
+            Cell(_rounded(each.taken.share), "bad" if each.taken.share > MOST_TAKEN else ""),
+            _name(each.taken.name) if each.taken.share >= _LITTLE else "",
+            _rounded(each.weights_lost),
+            _rounded(each.subnormal),
+            _rounded(each.overflow_share),
+            *(cell for kind in kinds if measured for cell in _found(measured.at(kind, each.exponent))),
+        ]
+        for each in forecast.scales
+    ]
+    return table(head, rows, numeric=(2, 3, 4, 6, 7, *range(8, len(head))), note=_legend(measured))
+
+
+def _legend(measured: MeasuredScales | None) -> str:
+    """Return what the columns are."""
+    said = (
+        "Lost: activation gradients, other than zero, that FP16 rounds to zero, of all modules together; worst: of the module "
+        "that loses most of them. Magnitude: what that takes of the sum of |x| of one module at one step, where it is most; more "
+        f"than {share(MOST_TAKEN)} is too much. Weights: parameters' gradients that are lost. Subnormal: gradients with fewer "
+        "bits. Overflow: steps at which something does. Unsure: no step overflows, and the evidence does not suffice."
+    )
+    if measured is None:
+        return said
+    said += f" {measured.metric} and skipped: what the sweep measured"
+    several = any(len({run.exponent for run in runs}) < len(runs) for runs in measured.kinds.values())
+    return f"{said}, means of n runs." if several else f"{said}."
+
+
+def _usability(forecast: Forecast, exponent: int) -> Cell:
+    if exponent == forecast.recommended:
+        return Cell("recommended", "good")
+    low, high = forecast.lowest, forecast.highest
+    if low is not None and high is not None and low <= exponent <= high:
+        sure = forecast.has_range and forecast.top is not None and exponent <= forecast.top
+        return Cell("usable", "good") if sure else Cell("unsure", "warn")
+    if low is None or exponent < low:
+        return Cell("underflow" if high is None or exponent <= high else "both", "bad")
+    return Cell("overflow", "bad")
+
+
+def _rounded(value: float) -> str:
+    return share(value) if value >= _LITTLE or value == 0 else "< 0.01 %"
+
+
+def _name(name: str) -> str:
+    return elided(name, _NAME) or "the whole model"
+
+
+def _module(name: str) -> str:
+    return f"module {elided(name, _NAME)}" if name else "the whole model"
+
+
+def _found(runs: list[MeasuredRun]) -> list[Cell | str]:
+    values = [run.metric for run in runs if run.metric is not None]
+    skipped = [run.skipped for run in runs if run.skipped is not None]
+    failed = sum(run.failed for run in runs)
+    metric = number(fmean(values)) if values else ""
+    metric += f" (n={len(values)})" if len(values) > 1 else ""
+    lost = f"{failed} of {len(runs)} failed" if failed else ""
+    return [
+        Cell(", ".join(filter(None, (metric, lost))), "bad" if failed else ""),
+        share(fmean(skipped)) if skipped else "",
+    ]
+
+
+_RANGE: Final = "#d9efe6"
+_LOST: Final[dict[str, Any]] = {"color": plotting.BLUE, "marker": "o", "markersize": 3.5}
+_WORST: Final[dict[str, Any]] = {"color": plotting.SKY, "linestyle": "--"}
+_OVERFLOWING: Final[dict[str, Any]] = {"color": plotting.VERMILLION, "marker": "s", "markersize": 3.5}
+
+
+def forecast_plot(
+    name: str, forecast: Forecast, whose: str = "", measured: MeasuredScales | None = None
+) -> Plot | None:
+    """Shares over the exponent of the scale, with the usable range and the recommended scale; below, a sweep.
+
+    Args:
+        name: Of the figure.
+        forecast: Without scales there is nothing to draw.
+        whose: Learner, for the caption.
+        measured: What a sweep found at some scales; None where there is none.
+    """
+    if not forecast.scales:
+        return None
+    curves = (
+        ("gradients lost", [each.lost for each in forecast.scales], _LOST),
+        ("lost, worst module", [each.taken.share for each in forecast.scales], _WORST),
+        ("steps overflowing", [each.overflow_share for each in forecast.scales], _OVERFLOWING),
+    )
+    scales = [each.exponent for each in forecast.scales]
+    with plotting.drawing(name, 2.6 if measured is None else 4.9) as figure:
+        grid = figure.panels(3, (5, 3, 3)) if measured else figure.panels()
+        for label, shares, style in curves:
+            figure.label(label, *grid[0].plot(scales, [100 * share for share in shares], **style))
+        grid[0].set_ylim(-4, 104)
+        grid[0].set_ylabel("forecast (%)")
+        handles = _measured(grid[1], grid[2], measured) if measured else []
+        for axes in grid:
+            _range_on(axes, forecast)
+        if forecast.has_range:
+            figure.label("usable range", Patch(facecolor=_RANGE))
+        if forecast.recommended is not None:
+            figure.label("recommended", color=plotting.GREEN, linewidth=2)
+        if measured and len(measured.kinds) > 1:
+            for kind, handle in zip(measured.kinds, handles, strict=True):
+                figure.label(f"measured: {elided(kind, plotting.NAME)}", handle)
+        _scales_across(grid[-1])
+    return Plot(name, _caption(forecast, whose, measured), figure.svg)
+
+
+def _caption(forecast: Forecast, whose: str, measured: MeasuredScales | None) -> str:
+    caption = (
+        f"What every static loss scale would do{whose}, from {counted(len(forecast.sampled_steps), 'look')}: the share of the "
+        "activation gradients that FP16 rounds to zero, what the worst module loses of its magnitude, and the share of "
+        "steps that overflow."
+    )
+    if forecast.recommended is not None:
+        caption += f" Recommended: {power(forecast.recommended)}."
+    if measured:
+        failed = any(run.failed for runs in measured.kinds.values() for run in runs)
+        crosses = "; a cross marks runs that failed" if failed else ""
+        caption += f" Below: {measured.metric} and skipped updates of a sweep, a dot for each run{crosses}."
+    return caption
+
+
+def _range_on(axes: Axes, forecast: Forecast) -> None:
+    if forecast.has_range and forecast.lowest is not None and forecast.top is not None:
+        axes.axvspan(forecast.lowest - 0.25, forecast.top + 0.25, color=_RANGE, linewidth=0, zorder=0)
+    if forecast.recommended is not None:
+        axes.axvline(forecast.recommended, color=plotting.GREEN, linewidth=2, alpha=0.9, zorder=1)
+
+
+def _measured(above: Axes, below: Axes, measured: MeasuredScales) -> list[Line2D]:
+    """Every run of a sweep as a dot, a line through the means of each scale; the skipped share below."""
+    handles = []
+    styles = plotting.series(len(measured.kinds)) if len(measured.kinds) > 1 else [(plotting.BLACK, "-")]
+    for runs, (colour, line) in zip(measured.kinds.values(), styles, strict=True):
+        metrics = [(run.exponent, run.metric) for run in runs if run.metric is not None]
+        skipped = [(run.exponent, 100 * run.skipped) for run in runs if run.skipped is not None]
+        for axes, values in ((above, metrics), (below, skipped)):
+            style: dict[str, Any] = {"means": {"linewidth": 1.3}, "markersize": 3.5, "alpha": 0.55}
+            handle = plotting.dots_and_means(axes, values, colour, line, **style)
+        handles.append(handle)
+        failed = sorted({run.exponent for run in runs if run.failed})
+        if failed:  # a line without points beyond the axes would make the layout collapse
+            plotting.failures_at(above, failed, [0.06] * len(failed))
+    plotting.numbers_up(above)
+    above.yaxis.set_major_locator(MaxNLocator(4))
+    above.set_ylabel(elided(measured.metric, 18))
+    below.set_ylabel("skipped (%)")
+    below.set_ylim(-6, 106)
+    below.yaxis.set_major_locator(FixedLocator([0, 50, 100]))
+    return handles
+
+
+def _scales_across(axes: Axes) -> None:
+    axes.set_xlim(EXPONENTS[0] - 0.6, EXPONENTS[-1] + 0.6)
+    plotting.ticks_at(axes.xaxis, list(EXPONENTS[::4]), lambda value: f"2^{value:g}")
+    axes.xaxis.set_minor_locator(FixedLocator(list(EXPONENTS)))
+    axes.set_xlabel("loss scale")

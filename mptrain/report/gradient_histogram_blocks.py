@@ -1,0 +1,316 @@
+"""The part of a run's report about what FP16 holds of its tensors; only runs with histograms have one.
+
+Histograms of exponents stand against the range of FP16, beside what was seen of them over steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from mptrain.numerics.exponents import (
+    HIGHEST,
+    NORMAL,
+    TINIEST,
+    headroom,
+    lost_share,
+    nonzero,
+    subnormal_share,
+    zero_share,
+)
+from mptrain.numerics.forecast import Forecast
+from mptrain.records import ExponentCounts, TensorKind
+from mptrain.report import plotting
+from mptrain.report.forecast_blocks import forecast_plot, reasons, recommendation, scale_words
+from mptrain.report.formatting import MINUS, UNKNOWN, counted, elided, number, share
+from mptrain.report.histogram_summary import (
+    KINDS,
+    HistogramSummary,
+    LearnerHistograms,
+    forecasts,
+    read_histograms,
+    worst_first,
+)
+from mptrain.report.page import Block, Bullets, Cell, Fold, Plot, Table, Text, Tone, plots, table
+from mptrain.report.run_blocks import OpenedRun
+
+#: Rows of a table of tensors; the worst come first.
+MOST_TENSORS = 20
+
+#: Letters of a tensor's name.
+_NAME = 60
+
+#: A tensor with less room than this many doublings is near the end of FP16's range.
+_NEAR = 2.0
+
+#: The kinds of the second figure.
+_OTHERS: tuple[TensorKind, ...] = ("activations", "weights", "weight_gradients", "updates")
+
+
+def gradient_histogram_blocks(opened: OpenedRun) -> list[Block | None]:
+    """Figures against the range of FP16, what is lost of which module, and the right static scales."""
+    notes: list[str] = []
+    found = read_histograms(opened.run, notes)
+    several = len(found) > 1
+    blocks: list[Block | None] = [Bullets(tuple(notes), "warn")]
+    foretold = forecasts(opened.run, found)
+    for name, histograms in found.items():
+        blocks += _learner(opened, name if several else "", histograms, foretold[name])
+    return blocks
+
+
+def _learner(opened: OpenedRun, name: str, found: LearnerHistograms, forecast: Forecast) -> list[Block | None]:
+    tail, whose = (f"-{_ids(name)}", f", {name}") if name else ("", "")
+    return [
+        Text(f"{f'{name}: ' if name else ''}{recommendation(forecast, scale_words(opened.settings, name))}"),
+        Text(_looked(found)),
+        Bullets(tuple(reasons(forecast))),
+        plots(
+            _gradients_plot(f"exponents-gradients{tail}", found, whose),
+            _others_plot(f"exponents{tail}", found, whose),
+            forecast_plot(f"forecast{tail}", forecast, whose),
+            _looks_plot(f"looks{tail}", found, opened.history.steps, whose),
+        ),
+        _tensor_table("activation_gradients", found.kinds.get("activation_gradients", {})),
+        _unchanged(found),
+        *(
+            Fold(f"{KINDS[kind].capitalize()}{whose}", (shown,))
+            for kind in _OTHERS
+            if (shown := _tensor_table(kind, found.kinds.get(kind, {}))) is not None
+        ),
+    ]
+
+
+def _ids(name: str) -> str:
+    """Letters and digits of a learner's name, for the names of figures."""
+    return "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name)
+
+
+def _looked(found: LearnerHistograms) -> str:
+    steps = sorted([*(each.step for each in found.seen), *found.overflowed])
+    shown = ", ".join(f"{step:,}" for step in steps[:6]) + (f", … {steps[-1]:,}" if len(steps) > 6 else "")
+    overflowed = f"; gradients of {counted(len(found.overflowed), 'step')} that overflowed are left out" if found.overflowed else ""  # fmt: skip
+    return f"{counted(len(steps), 'step')} looked at: {shown}{overflowed}."
+
+
+def _gradients_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None:
+    scaled, plain = found.together("activation_gradients"), found.unscaled_gradients()
+    if not nonzero(scaled):
+        return None
+    apart = scaled.lowest != plain.lowest
+    histograms = {"as the run scaled them": scaled, "unscaled": plain} if apart else {"unscaled": plain}
+    lost = f"FP16 rounds {share(found.lost_unscaled())} of the nonzero ones to zero where the loss is not scaled"
+    kept = f", {share(lost_share(scaled))} as this run scaled it" if apart else ""
+    zeros = "" if scaled.dtype == "float32" else "; those that were zero already are not drawn"
+    caption = (
+        f"Activation gradients{whose} by magnitude, all modules and looks together, against what FP16 can hold: "
+        f"{lost}{kept}{zeros}."
+    )
+    return _exponents_plot(name, caption, histograms)
+
+
+def _others_plot(name: str, found: LearnerHistograms, whose: str) -> Plot | None:
+    histograms: dict[str, ExponentCounts] = {KINDS[kind]: found.together(kind) for kind in _OTHERS}
+    if not any(nonzero(counts) for counts in histograms.values()):
+        return None
+    caption = (
+        f"Activations, weights, weight gradients as they were scaled, and updates{whose} by magnitude. From 2^{MINUS}25 to "
+        f"2^{MINUS}24, the narrow strip, FP16 rounds up; below it there is nothing. The outermost bars hold what lies beyond."
+    )
+    return _exponents_plot(name, caption, histograms)
+
+
+def _tensor_table(kind: TensorKind, named: dict[str, ExponentCounts]) -> Table | None:
+    """Tensors of one kind as the device saw them, the worst first; None where there is none."""
+    ordered = worst_first(named)
+    if not ordered:
+        return None
+    rows: list[list[Cell | str]] = []
+    for name, counts in ordered[:MOST_TENSORS]:
+        room, lost = headroom(counts.largest), lost_share(counts)
+        rows.append(
+            [
+                elided(name, _NAME) or "(the whole model)",
+                counts.dtype,
+                Cell(share(lost), "warn" if lost > 0.5 else ""),
+                share(subnormal_share(counts)),
+                share(zero_share(counts)),
+                number(counts.largest),
+                Cell(f"{room:.1f}".replace("-", MINUS) if math.isfinite(room) else UNKNOWN, _room_tone(room)),
+                f"{counts.inf + counts.nan:,}",
+            ]
+        )
+    left = len(ordered) - len(rows)
+    note = (
+        f"{KINDS[kind].capitalize()} as the device saw them: shares lost and subnormal are of the values that are not "
+        "zero; headroom is how many doublings the largest is from FP16's largest number."
+    )
+    note += f" {counted(left, 'tensor')} that lose less left out." if left else ""
+    first = "parameter" if kind in ("weights", "weight_gradients", "updates") else "module"
+    broken = "inf or NaN" if any(counts.inf + counts.nan for _, counts in ordered) else None
+    head = (first, "kept in", "lost in FP16", "subnormal", "zero in FP16", "largest", "headroom", broken)
+    return table(head, rows, numeric=range(2, 8), note=note)
+
+
+def _room_tone(room: float) -> Tone:
+    return "bad" if room < 0 else "warn" if room < _NEAR else ""
+
+
+def _unchanged(found: LearnerHistograms) -> Text | None:
+    """Return how many updates an FP16 weight without a master copy would not notice."""
+    moved, same = (sum(pair[at] for pair in found.unchanged.values()) for at in (0, 1))
+    if not moved:
+        return None
+    worst = max(found.unchanged.items(), key=lambda item: (item[1][1] / item[1][0] if item[1][0] else 0, item[1][0]))
+    name, (of, lost) = worst
+    where = f"; most in {elided(name, _NAME)}, {share(lost / of)}" if lost else ""
+    return Text(
+        f"Of the updates, {share(same / moved)} would leave a weight kept in FP16 as it was{where}. That is what a master copy "
+        "in FP32 is for."
+    )
+
+
+#: Colours of the histograms of one figure, in order.
+COLOURS: Final = (plotting.BLUE, plotting.VERMILLION, plotting.GREEN, plotting.PURPLE, plotting.ORANGE)
+
+#: What FP16 does with the numbers from the first to the second power of two, and the shade of that part.
+ZONES: Final = (
+    ("lost", -math.inf, TINIEST - 1, "#f7d9d2"),
+    ("", TINIEST - 1, TINIEST, "#fbeae6"),
+    ("subnormal", TINIEST, NORMAL, "#fdf3d8"),
+    ("normal", NORMAL, HIGHEST + 1, "#e6f4ee"),
+    ("inf", HIGHEST + 1, math.inf, "#f7d9d2"),
+)
+
+#: Powers of two that a figure shows at least and at most.
+_LEAST: Final = (-30, 19)
+_MOST: Final = (-60, 40)
+
+#: A bar below this share of a histogram cannot be seen.
+_SEEN: Final = 0.002
+
+
+def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCounts]) -> Plot:
+    """Histograms over powers of two, those that have a value, with the zones of FP16 behind them."""
+    shown = {label: counts for label, counts in histograms.items() if nonzero(counts)}
+    low, high = _span(list(shown.values()))
+    several, tallest = len(shown) > 1, 0.0
+    with plotting.drawing(name, 2.5) as figure:
+        (axes,) = figure.panels()
+        for (label, counts), colour in zip(shown.items(), COLOURS, strict=False):
+            edges, percent = _bars(counts, low, high)
+            axes.stairs(percent, edges, fill=True, color=colour, alpha=0.22 if several else 0.55, linewidth=0)
+            axes.stairs(percent, edges, color=colour, linewidth=1.5)
+            if several:
+                figure.label(label, Patch(facecolor=colour, alpha=0.6))
+            tallest = max(tallest, *percent)
+        axes.set_xlim(low, high)
+        axes.set_ylim(0, 1.24 * max(tallest, 1e-9))
+        _fp16_zones(axes)
+        plotting.numbers_up(axes)
+        axes.set_ylabel("values (%)")
+        axes.set_xlabel("magnitude")
+    return Plot(name, caption, figure.svg)
+
+
+def _fp16_zones(axes: Axes) -> None:
+    """Shade what FP16 does with the numbers of each part of a horizontal axis of exponents, and say it on top."""
+    low, high = axes.get_xlim()
+    style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 9, "color": "#4b5563"}
+    for label, start, end, shade in ZONES:
+        left, right = max(start, low), min(end, high)
+        if right > left:
+            axes.axvspan(left, right, color=shade, linewidth=0, zorder=0)
+            if label:
+                axes.text((left + right) / 2, 0.97, label, transform=axes.get_xaxis_transform(), **style)
+    axes.grid(visible=False)
+    places = [place for place in _ticks(low, high) if low <= place <= high]
+    plotting.ticks_at(axes.xaxis, places, lambda value: f"2^{value:g}".replace("-", MINUS))
+
+
+def _ticks(low: float, high: float) -> list[int]:
+    """The borders of FP16's zones, and round powers of two beyond them."""
+    below = range(TINIEST - 12, math.floor(low) - 1, -12)
+    above = range(HIGHEST + 1 + 12, math.ceil(high) + 1, 12)
+    return [*below, TINIEST, NORMAL, 0, HIGHEST + 1, *above]
+
+
+def _span(shown: Sequence[ExponentCounts]) -> tuple[int, int]:
+    """The powers of two that are drawn: without the outermost values, which would not be seen."""
+    tall = [
+        counts.lowest + at
+        for counts in shown
+        for at, count in enumerate(counts.counts)
+        if count > _SEEN * nonzero(counts)
+    ]
+    first, last = min(tall, default=0), max(tall, default=0) + 1
+    return max(min(first, _LEAST[0]), _MOST[0]), min(max(last, _LEAST[1]), _MOST[1])
+
+
+def _bars(counts: ExponentCounts, low: int, high: int) -> tuple[list[int], list[float]]:
+    """Edges and percents; what lies beyond the ends is in the first and the last bar."""
+    whole, bars = nonzero(counts), [0.0] * (high - low)
+    for exponent, count in enumerate(counts.counts, counts.lowest):
+        bars[min(max(exponent - low, 0), len(bars) - 1)] += 100 * count / whole
+    return list(range(low, high + 1)), bars
+
+
+def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> Plot | None:
+    """Underflow, headroom and lost updates over the steps that were looked at, an axis for each that there is."""
+    seen = found.seen
+    if len(seen) < 2:
+        return None
+    finite = [each for each in seen if math.isfinite(each.headroom)]
+    changed = [each for each in seen if each.updates]
+    rows = [(_shares, seen), (_headroom, finite), (_unchanged_shares, changed)]
+    present = [(paint, samples) for paint, samples in rows if samples]
+    with plotting.drawing(name, 0.5 + 1.35 * len(present)) as figure:
+        grid = figure.panels(len(present))
+        for axes, (paint, samples) in zip(grid, present, strict=True):
+            paint(axes, samples)
+        plotting.steps_across(grid[-1], max(steps, seen[-1].step))
+    caption = (
+        f"Over the steps that were looked at{whose}: activation gradients, as they were scaled, that are zero in FP16 or "
+        "held with fewer bits; doublings until the largest gradient leaves FP16; updates that leave an FP16 weight as it was."
+    )
+    return Plot(name, caption, figure.svg)
+
+
+_LINE: Final[dict[str, Any]] = {"marker": "o", "markersize": 4}
+
+
+def _shares(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
+    steps = [each.step for each in seen]
+    curves = [
+        ("zero", plotting.BLUE, [each.zeros for each in seen]),
+        ("subnormal", plotting.ORANGE, [each.subnormal for each in seen]),
+    ]
+    for label, colour, shares in curves:
+        axes.plot(steps, [100 * share for share in shares], color=colour, label=label, **_LINE)
+    axes.set_ylim(-4, 104)
+    axes.set_title("activation gradients in FP16 (%)")
+    axes.legend(loc="best", ncols=2)
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))
+
+
+def _headroom(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
+    axes.axhspan(-1e3, 0, color=ZONES[-1][3], linewidth=0)
+    axes.plot([each.step for each in seen], [each.headroom for each in seen], color=plotting.GREEN, **_LINE)
+    axes.set_ylim(min(-0.5, min(each.headroom for each in seen) - 1), max(each.headroom for each in seen) + 1.5)
+    axes.set_title("headroom of the largest gradient (doublings)")
+    axes.axhline(0, color=plotting.GREY, linewidth=0.8)
+    axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+
+
+def _unchanged_shares(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
+    percent = [100 * each.unchanged / each.updates for each in seen]
+    axes.plot([each.step for each in seen], percent, color=plotting.PURPLE, **_LINE)
+    axes.set_ylim(0, max(1.15 * max(percent), 1))
+    axes.set_title("updates that leave an FP16 weight as it was (%)")
+    plotting.numbers_up(axes)
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))

@@ -1,0 +1,229 @@
+"""The part of a run's report about its loss scales: where they went, which steps overflowed, which updates were skipped.
+
+The figure of loss scales is used for one run with a panel for each learner, and for comparisons with a panel for each arm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from matplotlib.axes import Axes
+
+from mptrain.records import MAX_TENSORS
+from mptrain.report import plotting
+from mptrain.report.curves import Curve
+from mptrain.report.formatting import counted, elided, scale
+from mptrain.report.page import Block, Cell, Plot, Table, Text, plots, table
+from mptrain.report.run_blocks import OpenedRun
+from mptrain.report.run_history import LearnerHistory, Offender, Overflows
+
+#: Parameters that overflowed: rows of the figure, and of the table.
+_MOST_ROWS, _MOST_NAMED = 6, 12
+
+
+def loss_scale_blocks(opened: OpenedRun) -> list[Block | None]:
+    """Scales with their overflows, when updates were skipped, and a table of the overflows."""
+    history = opened.history
+    if not history.learners:
+        return []
+    refused = sum(learner.refused for learner in history.learners.values())
+    overflows = sum(sum(each.counts.values()) for each in history.overflows.values())
+    if not history.scaled and not overflows:
+        return [Text("Losses were not scaled (scale 1 throughout), and no gradient overflowed.")]
+    several = len(history.learners) > 1
+    panels = [
+        Panel(
+            name if several else "",
+            [learner.loss_scale],
+            [history.overflows[name]] if name in history.overflows else [],
+        )
+        for name, learner in history.learners.items()
+    ]
+    offenders = _worst(opened, _MOST_ROWS)
+    caption = (
+        f"Loss scale over steps, {counted(overflows, 'overflow')}. {_PHASES if overflows else ''}{_named(offenders)}"
+    )
+    return [
+        plots(
+            loss_scale_plot("loss-scale", caption, panels, offenders),
+            _skipped_plot(history.learners, refused) if refused else None,
+        ),
+        None if refused else Text("No update was skipped."),
+        _offender_table(opened),
+        _overflow_table(opened),
+    ]
+
+
+_PHASES: Final = (
+    "Calibrating: the scale descends from its first value. Growth probe: the scale had just grown. Unexpected: neither. "
+    "Only the last kind is a reason to worry."
+)
+
+
+def _worst(opened: OpenedRun, most: int) -> list[tuple[str, Offender]]:
+    """The parameters that were named in most overflows, of all learners; with the learner's name where there are several."""
+    several = len(opened.history.learners) > 1
+    found = [
+        (f"{learner}: {name}" if several else name, offender)
+        for learner, overflows in opened.history.overflows.items()
+        for name, offender in overflows.worst(most)
+    ]
+    return sorted(found, key=lambda item: -item[1].count)[:most]
+
+
+def _named(offenders: list[tuple[str, Offender]]) -> str:
+    """Return where the overflows were, for a caption."""
+    if not offenders:
+        return ""
+    shown = ", ".join(f"{elided(name, 40)} ({offender.count:,})" for name, offender in offenders[:3])
+    return f" Below: the parameters whose gradients were not finite, most often {shown}."
+
+
+def _offender_table(opened: OpenedRun) -> Table:
+    """The parameters whose gradients were not finite, those that were so most often first."""
+    rows = []
+    for name, offender in _worst(opened, _MOST_NAMED):
+        phases = ", ".join(f"{phase} {marks.count:,}" for phase, marks in offender.marks.items())
+        kinds = [f"{offender.kinds.get(kind, 0):,}" for kind in ("inf", "nan")]
+        rows.append([name, f"{offender.count:,}", *kinds, phases, f"{offender.first:,}", f"{offender.last:,}"])
+    left = sum(len(overflows.offenders) for overflows in opened.history.overflows.values()) - len(rows)
+    note = f"{counted(left, 'parameter')} named less often left out. " if left else ""
+    note += f"An overflow names {MAX_TENSORS} parameters at most; events.jsonl says of each how many there were."
+    head = ("parameter", "overflows", "inf", "NaN", "phases", "first step", "last step")
+    return table(head, rows, numeric=(1, 2, 3, 5, 6), note=note)
+
+
+def _overflow_table(opened: OpenedRun) -> Table:
+    ends = opened.history.overflow_rows
+    rows: list[list[Cell | str]] = []
+    for event in ends.kept():
+        tensors, count = event.get("tensors") or [], int(event.get("count") or 0)
+        named = ", ".join(f"{name} ({kind})" for name, kind in tensors[:3])
+        loss, phase = str(event.get("loss", "")), str(event["phase"])
+        rows.append(
+            [
+                f"{event['step']:,}",
+                str(event["learner"]),
+                Cell(phase, "bad" if phase == "unexpected" else ""),
+                scale(event["loss_scale"]),
+                Cell(loss, "" if loss == "finite" else "bad"),
+                named + (f" and {count - 3:,} more" if count > 3 else ""),
+            ]
+        )
+    learner = "learner" if len(opened.history.learners) > 1 else None
+    note = f"{counted(ends.between, 'overflow')} in between left out; events.jsonl has all." if ends.between else ""
+    head = ("step", learner, "phase", "loss scale", "loss", "tensors with inf or NaN gradients")
+    return table(head, rows, numeric=(0,), note=note)
+
+
+#: Colour and shape of each phase: told apart without colour, too.
+MARKS: Final = {
+    "calibrating": (plotting.ORANGE, "v"),
+    "growth probe": (plotting.BLUE, "^"),
+    "unexpected": (plotting.VERMILLION, "X"),
+}
+_OTHER: Final = (plotting.BLACK, "s")
+
+#: Parts of the horizontal axis in which skipped steps are counted.
+_WINDOWS: Final = 60
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Scales that share an axis: its title, the curves, their overflows."""
+
+    title: str
+    scales: Sequence[Curve]
+    overflows: Sequence[Overflows]
+
+
+def loss_scale_plot(
+    name: str, caption: str, panels: Sequence[Panel], offenders: Sequence[tuple[str, Offender]] = ()
+) -> Plot:
+    """Loss scales over steps with every overflow marked by its phase: one axis for each panel, steps in common.
+
+    Args:
+        name: Of the figure.
+        caption: Below it.
+        panels: At least one.
+        offenders: Parameters that overflowed, a row of marks for each below the panels.
+    """
+    rows = 0.22 * len(offenders) + 0.1 if offenders else 0.0
+    heights = [*[1.75 if len(panels) == 1 else 1.6] * len(panels), *[rows] * bool(offenders)]
+    with plotting.drawing(name, (2.5 if len(panels) == 1 else 1.6 * len(panels) + 0.3) + rows) as figure:
+        grid = figure.panels(len(heights), heights)
+        for axes, panel in zip(grid, panels, strict=False):
+            _scale_panel(axes, panel)
+        if offenders:
+            _offender_rows(grid[-1], offenders)
+        ends = [curve.extremes()[0][-1] for panel in panels for curve in panel.scales if len(curve)]
+        plotting.steps_across(grid[-1], max(ends, default=1))
+        figure.label("loss scale", color=plotting.GREY)
+        for phase, (colour, shape) in MARKS.items():
+            if any(phase in each.counts for panel in panels for each in panel.overflows):
+                figure.label(f"overflow, {phase}", color=colour, marker=shape, linestyle="none", markersize=6)
+    return Plot(name, caption, figure.svg)
+
+
+def _scale_panel(axes: Axes, panel: Panel) -> None:
+    alpha = 0.45 if len(panel.scales) > 1 else 1.0
+    for curve in panel.scales:
+        axes.plot(
+            *plotting.exponents(curve.extremes()),
+            drawstyle="steps-post",
+            color=plotting.GREY,
+            linewidth=1.2,
+            alpha=alpha,
+        )
+    for overflows in panel.overflows:
+        for phase, marks in overflows.marks.items():
+            colour, shape = MARKS.get(phase, _OTHER)
+            plotting.dots(
+                axes, *plotting.exponents(marks.extremes()), marker=shape, markersize=6, color=colour, alpha=0.85
+            )
+    plotting.powers_up(axes)
+    if panel.title:
+        axes.set_title(elided(panel.title, 40))
+
+
+def _offender_rows(axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> None:
+    """A row for each parameter, with a mark at each step in which its gradient was not finite."""
+    for row, (_, offender) in enumerate(offenders):
+        for phase, marks in offender.marks.items():
+            colour, shape = MARKS.get(phase, _OTHER)
+            steps = [step for step, value in zip(*marks.extremes(), strict=True) if value == 1]
+            plotting.dots(axes, steps, [row] * len(steps), marker=shape, markersize=5, color=colour, alpha=0.85)
+    plotting.named_rows(axes, [name for name, _ in offenders])
+    axes.tick_params(axis="y", labelsize=9)
+    axes.spines["left"].set_visible(False)
+
+
+def _skipped_plot(learners: Mapping[str, LearnerHistory], refused: int) -> Plot:
+    """The share of skipped updates in short stretches of the run, a panel for each learner."""
+    with plotting.drawing("skipped", 2.0 if len(learners) == 1 else 1.4 * len(learners) + 0.3) as figure:
+        grid = figure.panels(len(learners))
+        for axes, (learner, history) in zip(grid, learners.items(), strict=True):
+            steps, shares, width = _windows(history.skipped)
+            percents = [100 * share for share in shares]
+            axes.bar(steps, percents, width=width * 0.92, color=plotting.SKY, edgecolor=plotting.BLUE, linewidth=0.4)
+            axes.set_ylim(0, min(max(1, 115 * max(shares, default=0)), 100))
+            axes.set_ylabel("skipped (%)")
+            axes.grid(visible=False, axis="x")
+            if len(learners) > 1:
+                axes.set_title(elided(learner, 40))
+        plotting.steps_across(grid[-1], max(history.attempts for history in learners.values()))
+    what = f"{counted(refused, 'update')}, as a share of the steps in each stretch of the run"
+    return Plot("skipped", f"When updates were skipped: {what}.", figure.svg)
+
+
+def _windows(skipped: Curve) -> tuple[list[float], list[float], float]:
+    """The middles of at most `_WINDOWS` stretches, the share of skipped steps in each, and their width."""
+    steps, means = skipped.means()
+    together = max(math.ceil(len(means) / _WINDOWS), 1)
+    groups = range(0, len(means), together)
+    shares = [sum(means[at : at + together]) / len(means[at : at + together]) for at in groups]
+    middles = [sum(steps[at : at + together]) / len(steps[at : at + together]) for at in groups]
+    return middles, shares, together * skipped.width

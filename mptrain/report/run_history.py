@@ -1,0 +1,245 @@
+"""Reads the records of a run into curves and short lists, in one pass and bounded memory.
+
+A damaged record ends the curves there and leaves a sentence; a report is wanted most of runs that did not go well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, get_args
+
+from mptrain.errors import StorageError
+from mptrain.records import Phase, StepRecord
+from mptrain.report.curves import MOST_BUCKETS, Curve
+from mptrain.runlog.run_reader import Run
+from mptrain.runlog.schema_checks import Kind, each, find_mismatch, is_count, is_number, is_text, mapping, optional
+
+PHASES: Final[tuple[str, ...]] = get_args(Phase)
+
+#: Marks of overflows in a figure at most, for each phase, and rows of the first and the last in a table.
+MOST_MARKS: Final = 200
+MOST_ROWS: Final = 12
+
+#: Events of every healthy run.
+_USUAL: Final = frozenset(
+    {"overflow", "scale", "evaluation", "checkpoint", "samples", "start", "data_order", "operators", "summary"}
+)
+
+
+@dataclass
+class LearnerHistory:
+    """One learner over steps: what ``steps.jsonl`` has of it."""
+
+    loss: Curve
+    loss_scale: Curve
+    grad_norm: Curve
+    lr: Curve
+    skipped: Curve
+    attempts: int = 0
+    updates: int = 0
+    refused: int = 0
+
+    @classmethod
+    def empty(cls, most: int) -> LearnerHistory:
+        """A learner without a step."""
+        return cls(Curve(most), Curve(most), Curve(most), Curve(most), Curve(most))
+
+    def add(self, record: StepRecord) -> None:
+        """Take in a step."""
+        self.loss.add(record.step, record.loss)
+        self.loss_scale.add(record.step, record.loss_scale)
+        if not record.overflow:  # the norm of an overflow says nothing
+            self.grad_norm.add(record.step, record.grad_norm)
+        self.lr.add(record.step, record.lr)
+        self.skipped.add(record.step, float(record.skipped))
+        self.attempts += 1
+        self.updates = record.updates
+        self.refused += record.skipped
+
+
+@dataclass
+class FirstAndLast:
+    """The first and the last of what may be many."""
+
+    first: list[Any] = field(default_factory=list)
+    last: deque[Any] = field(default_factory=lambda: deque(maxlen=MOST_ROWS))
+    count: int = 0
+
+    def add(self, item: Any) -> None:
+        """Take in one more."""
+        self.count += 1
+        if len(self.first) < MOST_ROWS:
+            self.first.append(item)
+        else:
+            self.last.append(item)
+
+    @property
+    def between(self) -> int:
+        """Return how many are kept in neither."""
+        return self.count - len(self.first) - len(self.last)
+
+    def kept(self) -> list[Any]:
+        """Those that are kept, in order."""
+        return [*self.first, *self.last]
+
+
+@dataclass
+class Offender:
+    """A parameter whose gradients were not finite: how often inf and NaN, and in which steps, by phase."""
+
+    first: int
+    last: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, Curve] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """In how many overflows it was named."""
+        return sum(self.kinds.values())
+
+    def add(self, kind: str, phase: str, step: int) -> None:
+        """Take in one."""
+        self.last = step
+        self.kinds[kind] = self.kinds.get(kind, 0) + 1
+        self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, 1.0)
+
+
+@dataclass
+class Overflows:
+    """The overflows of one learner: how many of each phase, where to mark them (step, loss scale), and who they were in."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    marks: dict[str, Curve] = field(default_factory=dict)
+    offenders: dict[str, Offender] = field(default_factory=dict)
+
+    def add(self, phase: str, step: int, scale: float, tensors: Iterable[tuple[str, str]] = ()) -> None:
+        """Take in one; ``tensors`` are the names of parameters and what their gradients were."""
+        self.counts[phase] = self.counts.get(phase, 0) + 1
+        self.marks.setdefault(phase, Curve(MOST_MARKS)).add(step, scale)
+        for name, kind in tensors:
+            self.offenders.setdefault(name, Offender(step)).add(kind, phase, step)
+
+    def worst(self, most: int) -> list[tuple[str, Offender]]:
+        """The parameters that were named most often, those first; the order of the model where they tie."""
+        return sorted(self.offenders.items(), key=lambda item: -item[1].count)[:most]
+
+
+@dataclass
+class History:
+    """The records of a run.
+
+    Attributes:
+        learners: By name, in the order in which they step.
+        overflows: By learner.
+        overflow_rows: The first and last overflow events.
+        evaluations: Split to metric to curve.
+        operators: Which operators ran in which dtypes, as the newest rehearsal found them.
+        occurrences: Step, kind, and what is said of each unusual event.
+        notes: What could not be read, one sentence each.
+    """
+
+    learners: dict[str, LearnerHistory] = field(default_factory=dict)
+    overflows: dict[str, Overflows] = field(default_factory=dict)
+    overflow_rows: FirstAndLast = field(default_factory=FirstAndLast)
+    evaluations: dict[str, dict[str, Curve]] = field(default_factory=dict)
+    operators: dict[str, Any] = field(default_factory=dict)
+    occurrences: FirstAndLast = field(default_factory=FirstAndLast)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def steps(self) -> int:
+        """The most steps that any learner attempted."""
+        return max((learner.attempts for learner in self.learners.values()), default=0)
+
+    @property
+    def scaled(self) -> bool:
+        """Return whether any loss was multiplied by anything but 1."""
+        return any(
+            value != 1 for learner in self.learners.values() for value in (learner.loss_scale.finite() or [1.0])
+        ) or any(len(learner.loss_scale.lost()) for learner in self.learners.values())
+
+
+def read_history(run: Run, most: int = MOST_BUCKETS) -> History:
+    """Return what the record files of a run say, as far as they can be read.
+
+    Args:
+        run: The run.
+        most: Buckets of each curve at most.
+    """
+    history = History()
+    for record in _as_far_as_possible(run.steps(), history.notes, "steps"):
+        learner = history.learners.get(record.learner)
+        if learner is None:
+            learner = history.learners[record.learner] = LearnerHistory.empty(most)
+        learner.add(record)
+    for event in _as_far_as_possible(run.events(), history.notes, "events"):
+        try:
+            _take(history, event, most)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError):
+            history.notes.append(
+                f"an event of the kind {event['event']!r} lacks what such an event says; it is left out"
+            )
+    history.notes = list(dict.fromkeys(history.notes))
+    return history
+
+
+#: Of what is shown as it is.
+_EVENT_KINDS: Final[dict[str, Kind]] = {
+    **dict.fromkeys(("step", "count"), optional(is_count)),
+    "loss_scale": is_number,
+    "metrics": mapping(optional(is_number)),
+    "tensors": optional(each(each(is_text))),
+}
+
+
+def _take(history: History, event: dict[str, Any], most: int) -> None:
+    kind = event["event"]
+    if find_mismatch(event, _EVENT_KINDS):
+        raise ValueError
+    if kind == "overflow":
+        phase, learner, step = str(event["phase"]), str(event["learner"]), int(event["step"])
+        named = [(str(name), str(what)) for name, what in event.get("tensors") or ()]
+        history.overflows.setdefault(learner, Overflows()).add(phase, step, float(event["loss_scale"]), named)
+        history.overflow_rows.add(event)
+    elif kind == "evaluation":
+        curves = history.evaluations.setdefault(str(event["split"]), {})
+        for name, value in event["metrics"].items():
+            curves.setdefault(str(name), Curve(most)).add(int(event["step"]), float("nan") if value is None else value)
+    elif kind == "operators":
+        history.operators = {name: _counted(event[name], words) for name, words in _OPERATORS.items()}
+    elif kind not in _USUAL:
+        said = {key: value for key, value in event.items() if key not in ("event", "step")}
+        history.occurrences.add((int(event.get("step") or 0), kind, describe(said)))
+
+
+#: What is said of each operator and each cast, besides how often it was called.
+_OPERATORS: Final = {"operators": ("phase", "operator", "inputs", "outputs"), "casts": ("phase", "from", "to")}
+
+
+def _counted(rows: Any, words: tuple[str, ...]) -> list[dict[str, Any]]:
+    return [{**{word: str(row[word]) for word in words}, "calls": int(row["calls"])} for row in rows]
+
+
+def describe(fields: dict[str, Any]) -> str:
+    """The fields of an event as one line: the message of a warning, ``key: value`` otherwise."""
+    if set(fields) == {"message"}:
+        return str(fields["message"])
+    return "; ".join(f"{key}: {_value(value)}" for key, value in fields.items() if value not in ([], {}, "", None))
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_value(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_value(item)}" for key, item in value.items())
+    return str(value)
+
+
+def _as_far_as_possible(records: Iterator[Any], notes: list[str], what: str) -> Iterator[Any]:
+    """Records until one is damaged."""
+    try:
+        yield from records
+    except StorageError as error:
+        notes.append(f"{error}; what follows of the {what} is not in this report")

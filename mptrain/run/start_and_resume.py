@@ -1,0 +1,455 @@
+"""One attempt at one run: from a checked configuration to a finished run directory.
+
+Decides whether a run starts, goes on or is done; holds its lock; writes what it is and how it ended. What happens in
+between is in `mptrain.engine`; what it looks like, in `mptrain.cli`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mptrain.config.build import build
+from mptrain.config.config_diff import config_digest, describe_change, diff
+from mptrain.config.parallelism import check_parallelism, device_of
+from mptrain.config.schema import Config
+from mptrain.config.trust import allow_argument, is_allow_override
+from mptrain.config.value_checks import show
+from mptrain.engine.loop import Loop
+from mptrain.engine.parts import Options, Parts
+from mptrain.engine.run_storage import NoStorage, Storage
+from mptrain.engine.snapshot import require_fit, require_same_schema
+from mptrain.errors import (
+    EXIT_BUG,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    CheckpointError,
+    ConfigError,
+    MptrainError,
+    Preempted,
+    Problem,
+    StorageError,
+)
+from mptrain.parallel.communicator import Communicator
+from mptrain.parallel.launch import launch_ranks
+from mptrain.parallel.torchrun import remember_run, run_before_restart, torchrun_command
+from mptrain.precision.support import Support, require_support
+from mptrain.records import EventRecord
+from mptrain.run.consistency import (
+    changed_training_data,
+    reload_config,
+    require_unchanged_config,
+    require_undamaged_config,
+    written_config,
+)
+from mptrain.run.describe import describe
+from mptrain.run.failure_report import explain_error, failure_status
+from mptrain.run.tracking import require_logger, track
+from mptrain.runlog import (
+    RecordWriter,
+    RunDirectory,
+    RunState,
+    create_run,
+    existing_run,
+    find_run,
+    open_run,
+    read_summary,
+    truncate_records,
+    write_atomically,
+    write_summary,
+)
+from mptrain.runlog.checkpoints import CheckpointStore, LoadedCheckpoint
+from mptrain.runlog.manifest import manifest_name
+from mptrain.runlog.run_paths import RunPaths
+from mptrain.runlog.sink import Fanout, Sink
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended in order.
+
+    Attributes:
+        root: The run directory.
+        summary: The final numbers.
+        already_done: The run was finished before; nothing was trained.
+    """
+
+    root: Path
+    summary: dict[str, Any]
+    already_done: bool = False
+
+
+@dataclass(frozen=True)
+class StartState:
+    """What the first rank tells the others before they build.
+
+    Attributes:
+        manifest: Of the checkpoint to go on from; None begins at the beginning.
+        forgive: Count refused steps in a row anew.
+        done: How the run has ended before, where there is nothing to do.
+    """
+
+    manifest: Path | None = None
+    forgive: bool = False
+    done: Outcome | None = None
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What is known when training is about to begin.
+
+    Attributes:
+        config: What was asked for.
+        parts: What was built.
+        support: What the device says to the precision mode.
+        root: The run directory.
+        planned: Steps that will have been attempted at the end.
+        from_step: Steps that were attempted before; 0 for a new run.
+        notes: What the user should know about a continuation, one sentence each.
+        warnings: What is not as it was asked for, or went wrong with the state that is continued, one sentence each.
+    """
+
+    config: Config
+    parts: Parts
+    support: Support
+    root: Path
+    planned: int
+    from_step: int
+    notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+Show = Callable[[RunInfo], Sequence[Sink]]
+
+
+def launch(config: Config, show: Show) -> Outcome:
+    """Start a run, or go on with the one of its name where ``run.resume`` says so.
+
+    Args:
+        config: Checked.
+        show: Called once training is about to begin; its sinks show what happens.
+
+    Raises:
+        MptrainError: Any of its kinds; the run directory, if there is one, says how it ended.
+    """
+    check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
+    with launch_ranks(config.distributed) as comm:
+        return _launch(config, show, comm) if comm.is_rank_zero else _follow(config, comm)
+
+
+def _launch(config: Config, show: Show, comm: Communicator) -> Outcome:
+    if before := run_before_restart():
+        return _continue(_restarted_run(before), config, show, comm, explicit=False)
+    root, name = Path(config.run.root), config.run.name
+    existing = existing_run(root, name) if name else None
+    if config.run.resume != "never" and not name:
+        raise ConfigError(f"run.resume={config.run.resume} needs a run.name", "add run.name=NAME")
+    if existing is None and config.run.resume == "must":
+        raise StorageError(f"run.resume=must: there is no run {root / str(name)}", "use run.resume=auto to start it")
+    if existing is not None and config.run.resume == "never":
+        raise StorageError(
+            f"run directory {existing.root} exists", "continue it with run.resume=auto, or choose another run.name"
+        )
+    if existing is not None:
+        return _continue(existing, config, show, comm, explicit=False)
+    require_support(config.precision, device_of(config.device, comm))  # before anything is written or loaded
+    require_logger(config)
+    label = "-".join(config.chosen.get(group, "custom") for group in ("model", "dataset", "precision"))
+    comm.broadcast_object(StartState())
+    with comm.together():
+        built = build(config, comm=comm)
+    directory = create_run(root, label, name)
+    remember_run(str(directory.root))
+    with directory.lock():
+        return _attempt(directory, config, built, None, show, built[0].notes)
+
+
+def _restarted_run(root: str) -> RunDirectory:
+    """The run that torchrun has begun these ranks again for.
+
+    Raises:
+        MptrainError: It did not end because a rank died, and would end so again; of the kind that ended it.
+    """
+    directory = open_run(Path(root))
+    state = directory.read_state()
+    if state is not None and state.status == "failed" and state.exit_code not in (None, EXIT_BUG, EXIT_PREEMPTED):
+        error = MptrainError(f"{directory.root} has failed, and is not tried again: {state.reason}")
+        error.exit_code = state.exit_code  # type: ignore[misc]
+        raise error
+    return directory
+
+
+def resume(run: str, overrides: Sequence[str], show: Show) -> Outcome:
+    """Go on with a run where its last sound checkpoint was taken.
+
+    Args:
+        run: Its directory, or ``last``.
+        overrides: Keys that change from here on; they are written into the run's configuration.
+        show: As in `launch`.
+
+    Raises:
+        MptrainError: Any of its kinds.
+    """
+    directory = find_run(run)
+    config = reload_config(directory, overrides)
+    changed = {word.partition("=")[0] for word in overrides}
+    before = [word for word in directory.read_overrides() if word.partition("=")[0] not in changed]
+    config = replace(config, overrides=(*before, *overrides))  # all that led to it, so that it can be done again
+    said = {word.partition("=")[0].lstrip("+~"): word for word in overrides if not is_allow_override(word)}
+    check_parallelism(config, config.distributed.procs or 1)  # before there are as many processes
+    with launch_ranks(config.distributed) as comm:
+        if not comm.is_rank_zero:
+            return _follow(config, comm)
+        return _continue(directory, config, show, comm, explicit=True, said=said)
+
+
+def _continue(
+    directory: RunDirectory,
+    config: Config,
+    show: Show,
+    comm: Communicator,
+    *,
+    explicit: bool,
+    said: Mapping[str, str] | None = None,
+) -> Outcome:
+    with directory.lock():
+        path = directory.paths.config
+        old = written_config(directory) if path.exists() else config.yaml
+        changes = diff(old, config.yaml)
+        state = directory.read_state()
+        if changes and not explicit:
+            require_undamaged_config(directory, old, state)
+            problems = [Problem(f"{directory.root}: {describe_change(*change)}") for change in changes]
+            line = f"{torchrun_command('mptrain resume')} {directory.root} KEY=VALUE{allow_argument(config.extensions.allow)}"
+            hint = f"choose another run.name, or change it on purpose: {line}"
+            raise ConfigError([*problems, Problem("a run goes on with the configuration it began with", hint)])
+        if state is not None and state.status == "done" and not changes:
+            done = Outcome(directory.root, read_summary(directory.paths.summary), already_done=True)
+            comm.broadcast_object(StartState(done=done))
+            return done
+        require_logger(config)
+        store = CheckpointStore(directory.paths.checkpoints, config.checkpoint.keep)
+        loaded = store.load_latest()
+        if loaded is not None and explicit:
+            _require_effect(changes)
+        warning = (
+            require_unchanged_config(directory, old, state, loaded.manifest, said or {}) if loaded is not None else ""
+        )
+        manifest = None if loaded is None else directory.paths.checkpoints / manifest_name(loaded.manifest.step)
+        forgive = state is not None and state.status == "failed"
+        comm.broadcast_object(StartState(manifest and manifest.absolute(), forgive))
+        remember_run(str(directory.root))
+        with comm.together():
+            built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
+        if loaded is not None:
+            require_fit(built[0], loaded.state)  # before anything of the run is changed
+            _require_work(directory, config, built, loaded, done=state is not None and state.status == "done")
+        changed = tuple(describe_change(*change) for change in changes)
+        notes = [f"changed: {sentence}" for sentence in changed]
+        warnings = [f"{reason}; the checkpoint before it is used" for reason in loaded.skipped] if loaded else []
+        warnings += [warning] if warning else []
+        if loaded is None:
+            _require_never_saved(directory, state)
+            notes += ["there is no checkpoint yet: the run starts again", *built[0].notes]
+        else:
+            notes += built[0].fault.describe()
+        as_written = path.exists() and not explicit
+        return _attempt(
+            directory, config, built, loaded, show, tuple(notes), tuple(warnings), changed, as_written=as_written
+        )
+
+
+def _follow(config: Config, comm: Communicator) -> Outcome:
+    """Take part in a run that the first rank keeps: train, evaluate, and write nothing but this rank's parts of tensors.
+
+    Args:
+        config: The same as the first rank's.
+        comm: Who they are; this is not the first.
+
+    Raises:
+        MptrainError: What ends the run on any rank.
+    """
+    beginning = comm.broadcast_object(StartState())
+    if beginning.done is not None:
+        return beginning.done
+    with comm.together():
+        loaded = CheckpointStore(beginning.manifest.parent, 1).load(beginning.manifest) if beginning.manifest else None
+        built = build(config, weights=loaded is None, comm=comm, micro_batches=min_micro_batches(config, loaded))
+    parts, options = built
+    root = comm.broadcast_object(Path())
+    try:
+        loop = Loop(parts, options, NoStorage(RunPaths(root)))
+        if loaded is not None:
+            loop.checkpointing.restore(loaded.state, forgive=beginning.forgive)
+    except BaseException as error:  # whoever waits for this rank is to say why it has gone
+        comm.send_error(error)
+        raise
+    summary = loop.run()
+    loop.require_success()
+    return Outcome(root, summary)
+
+
+def min_micro_batches(config: Config, loaded: LoadedCheckpoint | None) -> int:
+    """The least number of micro-batches of an update: as many as before, so that none needs more memory, at any number of ranks.
+
+    Where ``train.accumulate`` was changed on purpose, that is what counts.
+    """
+    saved = loaded.state if loaded is not None else {}
+    found = saved.get("micro_batches") if saved.get("accumulate") == config.train.accumulate else 1
+    return found if isinstance(found, int) and 1 <= found <= config.train.batch_size else 1
+
+
+def _require_effect(changes: Sequence[tuple[str, Any, Any]]) -> None:
+    """Refuse to change what a run only begins with, once it has a checkpoint.
+
+    A first scale may go along with other keys of its scaler, whose limits it has to be within.
+
+    Raises:
+        ConfigError: With all such keys.
+    """
+    changed = {key for key, _, _ in changes}
+    found = {key: "its weights are those" for key in changed if key == "model.weights"}
+    for key in changed:
+        rule, _, name = key.rpartition(".")
+        alone = not any(other.startswith(f"{rule}.") for other in changed - {key})
+        if name == "init_scale" and rule.endswith("scaler") and alone:
+            found[key] = "its loss scale is that"
+    if found:
+        sentences = [f"{key} has no effect on a resumed run: {what} of the checkpoint" for key, what in found.items()]
+        raise ConfigError([Problem(what, "leave it out, or start another run with it") for what in sentences])
+
+
+def _require_work(
+    directory: RunDirectory, config: Config, built: tuple[Parts, Options], loaded: LoadedCheckpoint, *, done: bool
+) -> None:
+    """Refuse to go on with a run whose end, as it is asked for now, lies behind it.
+
+    Raises:
+        ConfigError: There is nothing left to do.
+    """
+    parts, options = built
+    require_same_schema(loaded.state)
+    step, planned = loaded.manifest.step, options.train.planned(parts.loaders["train"].steps_per_epoch)
+    trained, minutes = loaded.state["progress"]["seconds"] / 60, options.train.max_minutes
+    if step > planned or (done and step >= planned):
+        raise ConfigError(
+            f"{directory.root} stands at step {step:,}, and train.epochs={config.train.epochs} with "
+            f"train.max_steps={show(config.train.max_steps)} ends it at step {planned:,}: there is nothing left to do",
+            "write a larger train.max_steps or train.epochs",
+        )
+    if done and minutes is not None and trained >= minutes:
+        raise ConfigError(
+            f"{directory.root} has trained for {trained:.3g} minutes, and train.max_minutes={minutes:g} ends it there: "
+            "there is nothing left to do",
+            f"write train.max_minutes={2 * trained:.3g}, or train.max_minutes=null",
+        )
+
+
+def _require_never_saved(directory: RunDirectory, state: RunState | None) -> None:
+    """Refuse to start a run again from nothing when its checkpoints have gone missing.
+
+    Raises:
+        CheckpointError: The run was saved once: it finished, was stopped in order, or went on from a checkpoint.
+    """
+    attempts = state.attempts if state else ()
+    in_order = bool(attempts) and attempts[-1].to_step is not None  # not at once, which saves nothing
+    saved = state is not None and (state.status == "done" or (state.status == "preempted" and in_order))
+    if saved or any(attempt.from_step for attempt in attempts):
+        raise CheckpointError(
+            f"{directory.paths.checkpoints} holds no checkpoint, but the run was saved there",
+            "restore the folder from a copy, or start another run",
+        )
+
+
+def _attempt(
+    directory: RunDirectory,
+    config: Config,
+    built: tuple[Parts, Options],
+    loaded: LoadedCheckpoint | None,
+    show: Show,
+    notes: tuple[str, ...] = (),
+    warnings: tuple[str, ...] = (),
+    changed: tuple[str, ...] = (),
+    *,
+    as_written: bool = False,
+) -> Outcome:
+    parts, options = built
+    lost = _prepare_directory(directory, config, loaded, as_written=as_written)
+    warnings = (*parts.warnings, *warnings, *lost)
+    before = directory.read_state()
+    from_step = loaded.manifest.step if loaded else 0
+    if loaded and (other := changed_training_data(directory.root, parts)):
+        warnings, changed = (*warnings, *other), (*changed, *other)
+    write_atomically(directory.paths.data, json.dumps(parts.data_card(), indent=2) + "\n")
+    state = describe(directory, config, parts.device, parts.comm.world_size, before)
+    state = state.begin(from_step, changed if loaded else ())
+    directory.write_state(state)
+    writer = RecordWriter(directory.paths)
+    store = CheckpointStore(
+        directory.paths.checkpoints, config.checkpoint.keep, higher_is_better=parts.task.higher_is_better
+    )
+    storage = Storage(directory.paths, writer, store, config_digest(config.yaml))
+    loop: Loop | None = None
+    sinks: Sequence[Sink] = ()
+    try:
+        parts.comm.broadcast_object(directory.root.absolute())
+        displays = Fanout(())  # the sinks are known once the loop is made; their owner closes them
+        loop = Loop(parts, options, storage, (displays,))
+        if loaded is None:
+            writer.take(EventRecord("start", 0, {"initial_weights": parts.origin.initial_weights}))
+            for sentence in parts.warnings:
+                writer.take(EventRecord("warning", 0, {"message": sentence}))
+        else:
+            storage.store.drop_after(from_step)
+            forgive = before is not None and before.status == "failed"
+            notes = (*notes, *loop.checkpointing.restore(loaded.state, forgive=forgive))
+            writer.take(EventRecord("resume", from_step, {"notes": list(notes), "warnings": list(warnings)}))
+        support = require_support(config.precision, parts.device)
+        sinks = show(RunInfo(config, parts, support, directory.root, loop.planned, from_step, notes, warnings))
+        sinks = [*track(config, directory, state.id, from_step, [writer, *sinks]), *sinks]
+        displays.sinks = tuple(sinks)
+        summary = loop.run()
+        write_summary(directory.paths.summary, summary)
+        loop.require_success()
+        displays.take(EventRecord("summary", loop.progress.step, summary))
+        _close(writer, sinks)
+        directory.write_state(state.end("done", "", EXIT_OK, loop.progress.step))
+        return Outcome(directory.root, summary)
+    except BaseException as error:
+        for sink in (*sinks, writer):
+            with contextlib.suppress(Exception):  # the failure is what is reported
+                sink.close()
+        shown = explain_error(error, config, directory, parts.comm)
+        _record_end(shown, directory, state, loop.progress.step if loop else from_step)
+        if shown is error:
+            raise
+        raise shown from error
+
+
+def _prepare_directory(
+    directory: RunDirectory, config: Config, loaded: LoadedCheckpoint | None, *, as_written: bool
+) -> Sequence[str]:
+    """Cut the records back to the checkpoint and write the configuration; return what was lost, one sentence each."""
+    directory.remove_drafts()
+    manifest = loaded.manifest if loaded else None
+    lost = truncate_records(directory.paths, manifest.records if manifest else {}, manifest.digests if manifest else {})
+    if not as_written:  # not before it is sure that the records can be continued
+        directory.write_config(config.yaml, config.overrides)
+    return lost
+
+
+def _close(writer: RecordWriter, sinks: Sequence[Sink]) -> None:
+    for sink in (*sinks, writer):
+        sink.close()
+
+
+def _record_end(error: BaseException, directory: RunDirectory, state: RunState, reached: int) -> None:
+    """Write into ``run.json`` how an attempt failed, and at which step; on a full disk the run stays "running" and resumable."""
+    to_step = None if isinstance(error, Preempted) and not error.saved else reached
+    with contextlib.suppress(StorageError):
+        hint = error.hint if isinstance(error, MptrainError) else ""
+        directory.write_state(state.end(*failure_status(error, directory), to_step, hint))

@@ -1,0 +1,89 @@
+"""``summary.json``: the final numbers of a run, with a schema number.
+
+Which numbers those are is the business of the engine; this module only keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mptrain.errors import StorageError
+from mptrain.runlog.atomic_files import write_atomically
+from mptrain.runlog.schema_checks import (
+    Kind,
+    each,
+    find_mismatch,
+    having,
+    is_count,
+    is_flag,
+    is_mapping,
+    is_number,
+    is_text,
+    mapping,
+    optional,
+)
+from mptrain.runlog.strict_json import indented_json, read_object, restore_nonfinite
+
+SCHEMA = 2
+
+_NUMBERS = mapping(optional(is_number))
+_LEARNER: dict[str, Kind] = {
+    **dict.fromkeys(("updates", "skipped"), is_count),
+    "skip_rate": is_number,
+    "overflows": mapping(is_count),
+    "scale": mapping(is_number),
+}
+_MEASURED = ("terms_per_second", "steady_terms_per_second", "train_seconds", "data_wait", "energy_joules")
+
+#: Of what reports and comparisons read; they mind no other names.
+_KINDS: dict[str, Kind] = {
+    "metric_name": optional(is_text),
+    "higher_is_better": optional(is_flag),
+    **dict.fromkeys(("metric", "best_val", *_MEASURED), optional(is_number)),
+    **dict.fromkeys(("metric_split", "term"), is_text),
+    "intervals": optional(mapping(optional(lambda ends: each(is_number)(ends) and len(ends) == 2))),
+    **dict.fromkeys(("val", "test"), optional(_NUMBERS)),
+    "steps": is_count,
+    "learners": mapping(having(_LEARNER)),
+    **dict.fromkeys(("planned_steps", "steady_steps", "memory_before", "peak_memory", "threads"), optional(is_count)),
+    "samples": optional(is_count),
+    "unusable_samples": optional(mapping(is_count)),
+    "facts": optional(is_mapping),
+}
+
+
+def write_summary(path: Path, numbers: Mapping[str, Any]) -> None:
+    """Write the final numbers atomically, as indented strict JSON.
+
+    Args:
+        path: ``RunPaths.summary``.
+        numbers: JSON values. Non-finite numbers of the first level come back as they were, deeper ones as
+            None.
+
+    Raises:
+        StorageError: The file cannot be written.
+        ValueError: ``schema`` or ``nonfinite`` is among the names.
+    """
+    if reserved := {"schema", "nonfinite"} & set(numbers):
+        raise ValueError(f"a summary must not contain {sorted(reserved)}")
+    write_atomically(path, indented_json({"schema": SCHEMA, **numbers}))
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The final numbers, without the schema; empty where the run has not written them yet.
+
+    Raises:
+        StorageError: The file cannot be read, is damaged or of another schema.
+    """
+    if not (fields := read_object(path, SCHEMA, missing_ok=True)):
+        return {}
+    del fields["schema"]
+    try:
+        numbers = restore_nonfinite(fields)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise StorageError(f"{path} is damaged: its list of non-finite numbers", "restore it from a copy") from error
+    if wrong := find_mismatch(numbers, _KINDS):
+        raise StorageError(f"{path} is damaged: '{wrong}' holds a value of another kind", "restore it from a copy")
+    return numbers

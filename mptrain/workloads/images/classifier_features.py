@@ -1,0 +1,79 @@
+"""Features that a trained classifier finds in pictures. It is no part of what is trained, and always computes in FP32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from mptrain.errors import ConfigError
+from mptrain.workloads.base.batch import Batch
+from mptrain.workloads.base.preparation import LUMINANCE, Preparation
+
+
+class ClassifierFeatures:
+    """The inputs of a classifier's last linear layer, as in Heusel et al. 2017, and its logits.
+
+    Args:
+        make: Makes the classifier on a device; called when the first pictures are looked at, and not again.
+        preparation: How its inputs were made of stored pictures when it was trained; None where pictures from -1 to 1
+            were its inputs.
+        labelled: Its classes are those of the data that are looked at, so that it can be told right from wrong.
+
+    Attributes:
+        labelled: As given.
+    """
+
+    def __init__(
+        self, make: Callable[[torch.device], nn.Module], preparation: Preparation | None, *, labelled: bool
+    ) -> None:
+        self.labelled = labelled
+        self._make = make
+        self._preparation = preparation
+        self._classifier: nn.Module | None = None
+
+    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features and the logits of pictures.
+
+        Args:
+            images: Floating-point ``[N, C, H, W]`` from -1 to 1, grey or RGB.
+
+        Returns:
+            Features ``[N, D]`` and logits ``[N, classes]``, float32 on the device.
+
+        Raises:
+            ConfigError: The classifier has no linear layer.
+        """
+        seen: list[Tensor] = []
+        with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+            if self._classifier is None:
+                self._classifier = self._make(images.device).float().eval().requires_grad_(False)
+            classifier = self._classifier
+            layers = [module for module in classifier.modules() if isinstance(module, nn.Linear)]
+            hooks = [layer.register_forward_pre_hook(lambda _, given: seen.append(given[0])) for layer in layers]
+            try:
+                logits: Tensor = classifier(self._prepared(images.float()))
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        if not seen:
+            raise ConfigError(
+                f"task.classifier: {type(classifier).__name__} has no linear layer to take features from",
+                "choose a run of another classifier",
+            )
+        return seen[-1].flatten(1), logits
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        if self._preparation is None:
+            return images
+        images = images / 2 + 0.5
+        stored = len(self._preparation.mean)
+        if images.shape[1] == 3 and stored == 1:
+            red, green, blue = images.unbind(1)
+            images = (red * LUMINANCE[0] + green * LUMINANCE[1] + blue * LUMINANCE[2]).unsqueeze(1)
+        elif images.shape[1] != stored:
+            images = images.expand(-1, stored, -1, -1)
+        preparation = replace(self._preparation, full_range=1.0)
+        return preparation.apply(Batch(images, images), images.device, torch.contiguous_format).inputs

@@ -1,0 +1,37 @@
+from mptrain.config.compose import compose
+from mptrain.config.config_diff import config_digest, describe_change, diff
+
+
+def test_where_and_how_often_to_write_is_no_difference():
+    old = compose([]).yaml
+    new = compose(["run.name=x", "log.ring=7", "checkpoint.keep=5", "run.root=elsewhere"]).yaml
+    assert diff(old, new) == []
+    assert config_digest(old) == config_digest(new)
+
+
+def test_a_changed_number_is_named_with_both_values():
+    old, new = compose([]).yaml, compose(["optimizer.lr=0.2", "train.epochs=3"]).yaml
+    assert diff(old, new) == [("optimizer.lr", 0.05, 0.2), ("train.epochs", 10, 3)]
+    assert config_digest(old) != config_digest(new)
+
+
+def test_another_part_shows_the_keys_that_only_one_side_has():
+    changes = {key: (old, new) for key, old, new in diff(compose([]).yaml, compose(["scaler=static"]).yaml)}
+    assert changes["scaler.scale"] == ("(absent)", 1024.0)
+    assert changes["scaler.init_scale"] == (65536.0, "(absent)")
+
+
+def test_what_is_ignored_can_be_chosen():
+    old, new = compose([]).yaml, compose(["train.epochs=3", "run.name=x"]).yaml
+    assert diff(old, new, ignoring=("train", "chosen")) == [("run.name", None, "x")]
+    assert diff(old, new, ignoring=("train.epochs", "run")) == []
+
+
+def test_layout_and_number_form_change_no_digest():
+    assert config_digest("a: 1\nb: {c: 2.0}\n") == config_digest("b:\n  c: 2\na: 1.0\n")
+    assert config_digest("a: true\n") != config_digest("a: 1\n")
+
+
+def test_a_change_is_said_as_yaml_writes_values():
+    assert describe_change("train.clip_norm", None, 1.0) == "train.clip_norm was null, now 1"
+    assert describe_change("train.channels_last", True, False) == "train.channels_last was true, now false"

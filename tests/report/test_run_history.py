@@ -1,0 +1,95 @@
+import math
+
+from report.folders import make_run, warning
+
+from mptrain.records import EventRecord
+from mptrain.report.run_history import MOST_MARKS, MOST_ROWS, read_history
+from mptrain.report.run_page import run_page
+from mptrain.runlog import RunPaths, read_run
+
+
+def history_of(path, **options):
+    return read_history(read_run(path), **options)
+
+
+def test_every_learner_has_its_own_curves(tmp_path):
+    history = history_of(
+        make_run(tmp_path / "gan", learners=("discriminator", "generator"), overflows={2: "calibrating"})
+    )
+    assert list(history.learners) == ["discriminator", "generator"]
+    assert [learner.refused for learner in history.learners.values()] == [1, 0]
+    assert history.overflows.keys() == {"discriminator"}
+
+
+def test_the_norm_of_an_overflow_is_left_out_and_the_rest_is_not(tmp_path):
+    learner = history_of(make_run(tmp_path / "run", overflows={5: "unexpected"})).learners["main"]
+    assert learner.grad_norm.count == 59
+    assert not learner.grad_norm.lost()
+    assert learner.loss.count == 60
+
+
+def test_overflows_are_counted_all_and_kept_few(tmp_path):
+    overflows = dict.fromkeys(range(1, 901), "unexpected")
+    history = history_of(make_run(tmp_path / "run", steps=900, overflows=overflows, scale=2.0**1000))
+    assert history.overflows["main"].counts == {"unexpected": 900}
+    assert len(history.overflows["main"].marks["unexpected"]) <= MOST_MARKS
+    ends = history.overflow_rows
+    assert (ends.count, ends.between) == (900, 900 - 2 * MOST_ROWS)
+    assert [event["step"] for event in ends.kept()[-2:]] == [899, 900]
+
+
+def test_a_damaged_line_ends_the_curves_with_a_sentence(tmp_path):
+    path = make_run(tmp_path / "run")
+    lines = (path / "steps.jsonl").read_text().splitlines(keepends=True)
+    lines[29] = "{damaged\n"
+    (path / "steps.jsonl").write_text("".join(lines))
+    history = history_of(path)
+    assert history.steps == 29
+    assert "line 30 is damaged" in history.notes[0]
+    assert history.evaluations["val"]["top1"].count == 3
+
+
+def test_an_event_that_lacks_its_fields_is_left_out_with_a_sentence(tmp_path):
+    path = make_run(
+        tmp_path / "run", events=[EventRecord("overflow", 3, {}), EventRecord("evaluation", 3, {"metrics": 7})]
+    )
+    history = history_of(path)
+    assert len(history.notes) == 2
+    assert history.evaluations["test"]["top1"].count == 1
+
+
+def test_only_unusual_events_are_told(tmp_path):
+    events = [
+        warning("mind the gap"),
+        EventRecord("checkpoint", 9, {"metric": 1.0}),
+        EventRecord("data_order", 0, {"epoch": 0}),
+        EventRecord("unusable", 9, {"split": "val", "samples": {"a.png": "empty"}}),
+    ]
+    occurrences = history_of(make_run(tmp_path / "run", events=events)).occurrences.kept()
+    assert occurrences == [(7, "warning", "mind the gap"), (9, "unusable", "split: val; samples: a.png empty")]
+
+
+def test_the_newest_operators_are_kept_and_damaged_ones_left_out(tmp_path):
+    row = {"phase": "forward", "operator": "mm", "inputs": "float16", "outputs": "float16", "calls": 2}
+    events = [
+        EventRecord("operators", 0, {"operators": [{**row, "calls": 1}], "casts": []}),
+        EventRecord("operators", 4, {"operators": [row], "casts": []}),
+        EventRecord("operators", 6, {"operators": [{"phase": "forward"}], "casts": []}),
+    ]
+    path = make_run(tmp_path / "run", events=events)
+    history = history_of(path)
+    assert history.operators == {"operators": [row], "casts": []}
+    assert len(history.notes) == 1
+    assert not history.occurrences.count
+    shown = next(section for section in run_page(RunPaths(path)).sections if section.title.startswith("Operators"))
+    assert shown.blocks[0].text == "Of 2 operators in one step, 2 gave float16; no casts between dtypes."
+
+
+def test_an_unscaled_run_is_known_as_such(tmp_path):
+    assert not history_of(make_run(tmp_path / "one", scale=1.0)).scaled
+    assert history_of(make_run(tmp_path / "two", scale=8.0)).scaled
+
+
+def test_losses_that_are_not_finite_are_remembered(tmp_path):
+    history = history_of(make_run(tmp_path / "run", loss=lambda step: math.nan if step > 50 else 1.0))
+    assert history.learners["main"].loss.lost() == list(range(51, 61))
