@@ -319,7 +319,7 @@ def test_a_tensor_that_one_file_lacks_is_told(tmp_path):
         torch.save({name: torch.ones(2) for name in names}, tmp_path / f"rank-{rank}.pt")
         files[f"rank-{rank}.pt"] = hashlib.sha256((tmp_path / f"rank-{rank}.pt").read_bytes()).hexdigest()
     with pytest.raises(CheckpointError, match="do not hold parts of the same tensors"):
-        with_parts({}, tmp_path, files)
+        insert_shards({}, tmp_path, files)
 
 
 def test_parts_take_no_more_room_than_their_own(tmp_path):
