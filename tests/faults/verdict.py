@@ -1,4 +1,4 @@
-"""What may come of a fault: a code of the README with an error and a hint, and in the end the undisturbed run."""
+"""What may come of a fault: a documented exit code with an error and a hint, and in the end the undisturbed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family of torchvision's classifiers takes three steps; the README names the one that a mode cannot train."""
+"""Every family of torchvision's classifiers takes three steps; the documentation names the one that a mode cannot train."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SMALLEST = {
 #: Networks that are trained in every run of the tests, since they take a second.
 QUICK = ("resnet18", "squeezenet1_1")
 MODES = ("fp32", "amp_bf16", "fp16_dynamic")
-#: Networks that a mode cannot train as they are, and the words that the README gives for them.
+#: Networks that a mode cannot train as they are, and the words that docs/workloads/classification.md gives for them.
 NEEDS = {("swin_v2_t", "fp16_dynamic"): ("precision.keep_fp32=[norms,ShiftedWindowAttentionV2]",)}
 
 
@@ -88,12 +88,12 @@ def test_a_network_that_saves_an_index_buffer_between_counting_norms_takes_three
     assert [step.updates for step in steps] == [1, 2, 3]
 
 
-def test_the_readme_names_the_networks_that_need_words():
-    readme = (Path(__file__).parents[3] / "README.md").read_text()
+def test_the_documentation_names_the_networks_that_need_words():
+    page = (Path(__file__).parents[3] / "docs/workloads/classification.md").read_text()
     for (name, precision), words in NEEDS.items():
-        assert name in readme
-        assert precision in readme
-        assert all(word in readme for word in words)
+        assert name in page
+        assert precision in page
+        assert all(word in page for word in words)
 
 
 def test_every_family_of_classifiers_is_among_those():

@@ -1,4 +1,4 @@
-"""What the README shows is what a user sees."""
+"""What README and docs show is what a user sees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from loops import each
-from small_runs import run_command, run_in_process
+from small_runs import TINY, run_command, run_in_process
 
 from mptrain.config import compose as composing
 from mptrain.config import location
@@ -21,9 +21,15 @@ from mptrain.recipe.recipe import read_recipe
 from mptrain.sweep.comparisons import name_arms
 from mptrain.sweep.points import expand, validate
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
-BLOCKS = re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)
-SHOWN = next(block for block in BLOCKS if block.count("\n") > 10)
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+#: Each page by its path below the root of the repository.
+PAGES = {"README.md": README, "mptrain/README.md": (ROOT / "mptrain/README.md").read_text()} | {
+    path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))
+}
+BLOCKS = [block for page in PAGES.values() for block in re.findall(r"```console\n(.*?)```", page, flags=re.DOTALL)]
+SHOWN = next(block for block in BLOCKS if block.startswith("$ mptrain model=cnn precision=fp16_dynamic train.epochs=3"))
 
 
 def shape(text):
@@ -67,7 +73,7 @@ COMMANDS = [
 
 @each("words", [words for words in COMMANDS if words and "=" in words[0]])
 def test_the_commands_that_are_shown_are_valid(words):
-    assert compose(words).precision.name in README
+    assert compose(words).precision.name in README  # a mode that the first page does not name would be a secret
 
 
 @each("words", [words for words in COMMANDS if words and words[0] in ("-m", "compare")])
@@ -81,12 +87,14 @@ def test_the_sweeps_and_comparisons_that_are_shown_are_valid(words):
 
 def test_every_recipe_is_in_the_table_and_has_a_page():
     folders = sorted(path.parent for path in location.recipes().glob("*/recipe.yaml"))
-    rows = sorted(re.findall(r"^\| \[`(\w+)`\]\(recipes/", README, re.MULTILINE))
+    rows = sorted(re.findall(r"^\| \[`(\w+)`\]\(../recipes/", PAGES["docs/recipes.md"], re.MULTILINE))
     names = [folder.name for folder in folders]
     missing, gone = sorted(set(names) - set(rows)), sorted(set(rows) - set(names))
-    assert not missing, f"add a row to the table of recipes in README.md for {missing}"
-    assert not gone, f"README.md has rows of recipes that are not in recipes/: {gone}"
-    assert rows == names, f"README.md has more than one row of {sorted({row for row in rows if rows.count(row) > 1})}"
+    assert not missing, f"add a row to the table of recipes in docs/recipes.md for {missing}"
+    assert not gone, f"docs/recipes.md has rows of recipes that are not in recipes/: {gone}"
+    assert rows == names, (
+        f"docs/recipes.md has more than one row of {sorted({row for row in rows if rows.count(row) > 1})}"
+    )
     for folder in folders:
         page = (folder / "README.md").read_text()
         for part in ("**Claim.**", "**Source.**", "**Cost.**", "cannot show"):
@@ -94,20 +102,25 @@ def test_every_recipe_is_in_the_table_and_has_a_page():
 
 
 def test_the_recipe_that_is_shown_is_one(tmp_path):
-    shown = next(block for block in re.findall(r"```yaml\n(.*?)```", README, flags=re.DOTALL) if "expect:" in block)
+    shown = next(
+        block
+        for block in re.findall(r"```yaml\n(.*?)```", PAGES["docs/recipes.md"], flags=re.DOTALL)
+        if "expect:" in block
+    )
     (tmp_path / "recipe.yaml").write_text(shown)
     recipe = read_recipe(tmp_path / "recipe.yaml")
     assert len(recipe_points(recipe)) == 16
 
 
-def test_every_precision_mode_is_in_the_table():
+@pytest.mark.parametrize("page", ["README.md", "docs/precision.md"])
+def test_every_precision_mode_is_in_the_table(page):
     modes = {path.stem for path in (location.configs() / "precision").glob("*.yaml")}
-    table = README.partition("| mode | parameters |")[2].partition("\n\n")[0]
+    table = PAGES[page].partition("| mode | parameters |")[2].partition("\n\n")[0]
     rows = [name for row in re.findall(r"^\| (.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)]
     missing, gone = sorted(modes - set(rows)), sorted(set(rows) - modes)
-    assert not missing, f"add a row to the table of precision modes in README.md for {missing}"
-    assert not gone, f"README.md has rows of precision modes that are not in configs/precision: {gone}"
-    assert len(rows) == len(modes), f"README.md has more than one row of a precision mode: {rows}"
+    assert not missing, f"add a row to the table of precision modes in {page} for {missing}"
+    assert not gone, f"{page} has rows of precision modes that are not in configs/precision: {gone}"
+    assert len(rows) == len(modes), f"{page} has more than one row of a precision mode: {rows}"
 
 
 def test_an_invalid_command_would_be_noticed():
@@ -117,8 +130,7 @@ def test_an_invalid_command_would_be_noticed():
 
 @pytest.mark.process
 def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
-    own = README.partition("## Your own parts")[2].partition("\n## ")[0]
-    for kind, code in re.findall(r"```(python|yaml)\n(.*?)```", own, flags=re.DOTALL):
+    for kind, code in re.findall(r"```(python|yaml)\n(.*?)```", PAGES["docs/bring-your-own.md"], flags=re.DOTALL):
         named = re.search(r"^# (my\S+\.(?:py|yaml))", code, flags=re.MULTILINE)
         assert named, f"a block of {kind} does not say which file it is"
         (tmp_path / named[1]).parent.mkdir(parents=True, exist_ok=True)
@@ -135,3 +147,59 @@ def test_the_package_of_ones_own_that_is_shown_trains(tmp_path):
     done = run_command(*words, "run.name=r", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "outputs/r/summary.json").read_text())["metric"] < 0.1
+
+
+def anchors(page):
+    """Return the names by which the headings of a page are linked to, as forges make them."""
+    text = re.sub(r"```.*?```", "", page, flags=re.DOTALL)
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name):
+    text = re.sub(r"```.*?```", "", PAGES[name], flags=re.DOTALL)
+    for link in re.findall(r"\]\(([^)]+)\)", text):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = ROOT / name if not path else (ROOT / name).parent / path
+        assert target.exists(), f"{name}: {link}"
+        if anchor:
+            assert anchor in anchors(target.read_text()), f"{name}: {link} has no such heading"
+
+
+def test_every_page_can_be_reached_from_the_first_one():
+    reached, left = set(), ["README.md"]
+    while left:
+        name = left.pop()
+        if name in reached or name not in PAGES:
+            continue
+        reached.add(name)
+        for link in re.findall(r"\]\(([^)#]+)[^)]*\)", PAGES[name]):
+            path = (ROOT / name).parent / link
+            if path.exists():
+                left.append(path.resolve().relative_to(ROOT).as_posix())
+    missing = sorted(PAGES.keys() - reached)
+    assert not missing, f"link to {missing} from a page that is linked to"
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 250), ("mptrain/README.md", 120)])
+def test_first_pages_are_short(name, most):
+    lines = len(PAGES[name].splitlines())
+    assert lines <= most, f"{name} has {lines} lines: move what few readers need into docs/"
+
+
+@pytest.mark.process
+def test_the_python_that_is_shown_runs(tmp_path, monkeypatch, capsys):
+    code = re.search(r"```python\n(.*?)```", PAGES["docs/python.md"], flags=re.DOTALL)[1]
+    injected = ("inject.step=2", "inject.tensor=input", "inject.value=nan")
+    done = run_in_process(
+        *TINY, "precision=fp16_dynamic", "train.max_steps=3", "run.name=nightly", *injected, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "2 main 65536.0"
