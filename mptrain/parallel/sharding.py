@@ -1,7 +1,7 @@
 """Weights of which every rank has a part: torch's fully_shard, told which modules to gather together.
 
 Gradients come out of the backward pass summed over ranks, as parts again, in the parameters' dtype. FP32 masters are rounded to half precision
-whenever they are gathered, by torch, which makes inf of what `mptrain.optimizer.weights.Weights.publish` saturates: weights beyond 65504.
+whenever they are gathered, by torch, which makes inf of what `mptrain.optimizer.weights.MasterWeights.copy_to_params` saturates: weights beyond 65504.
 """
 
 from __future__ import annotations
