@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mptrain.cli.command_line import TRAINING, Flags, flag_hint, take_options, training_flags
 from mptrain.cli.comparison_table import print_comparison
 from mptrain.cli.messages import each_warning_once, say, warn
-from mptrain.cli.sweep_running import checked, finish, launcher_of, recorded
+from mptrain.cli.sweep_running import check_points, finish, launcher_of, record_sweep
 from mptrain.comparison.results import write_comparisons
 from mptrain.config import location
 from mptrain.config.catalogue import Catalogue
@@ -115,7 +115,9 @@ def _compare_arms(flags: Flags, question: ComparisonOptions) -> int:
         arms = list(dict.fromkeys(point.arm for point in points))
         seeds = len(points) // len(arms)
         times = f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
-        points = checked(points, composer, launcher, f"points valid: {len(arms)} arms ({', '.join(arms)}) x {times}")
+        points = check_points(
+            points, composer, launcher, f"points valid: {len(arms)} arms ({', '.join(arms)}) x {times}"
+        )
         warn(sentence for point in points for sentence in point.warnings)
         if seeds < 2:
             warn(["one seed shows no spread, so there will be no verdict: repeat the arms with seed=0,1,2,3"])
@@ -129,7 +131,7 @@ def _compare_arms(flags: Flags, question: ComparisonOptions) -> int:
         first = points[0].config
         assert first is not None
         folder = sweep_folder(first.run, "comparisons")
-        planned = recorded(points, folder, flags, kind="comparison", plan=question.as_plan())
+        planned = record_sweep(points, folder, flags, kind="comparison", plan=question.as_plan())
         code = finish(planned, composer, launcher)
     if code not in (EXIT_INTERRUPTED, EXIT_PREEMPTED):
         conclude(planned)

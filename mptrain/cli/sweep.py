@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import each_warning_once, say, warn
-from mptrain.cli.sweep_running import checked, finish, launcher_of, recorded
+from mptrain.cli.sweep_running import check_points, finish, launcher_of, record_sweep
 from mptrain.config.compose import Composer
 from mptrain.config.trust import allow_argument_for, allowed_packages, untrusted_code
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_PREEMPTED, ConfigError, UsageError
@@ -36,11 +36,11 @@ def sweep(flags: Flags) -> int:
         composer = Composer(flags.config_dirs, flags.config_name)
         points = expand(flags.overrides, composer.catalogue)
         launcher = launcher_of(flags.launcher, flags.jobs)
-        points = checked(points, composer, launcher)
+        points = check_points(points, composer, launcher)
         warn(sentence for point in points for sentence in point.warnings)
         first = points[0].config
         assert first is not None
-        planned = recorded(points, sweep_folder(first.run), flags)
+        planned = record_sweep(points, sweep_folder(first.run), flags)
         return finish(planned, composer, launcher)
 
 
@@ -97,7 +97,9 @@ def resume_sweep(found: Sweep, jobs: int | None, allow: Sequence[str] = (), laun
         if missing:
             _require_trust(found, allow)
             warn(f"{found.paths.json} brings its own files along: --config-dir {one}" for one in found.config_dirs)
-            checked(missing, composer, asked, f"missing points valid, {len(found.jobs) - len(missing)} done before")
+            check_points(
+                missing, composer, asked, f"missing points valid, {len(found.jobs) - len(missing)} done before"
+            )
         else:
             say(f"{found.folder} is already done")
         if has_sweeper(found.words):

@@ -62,7 +62,7 @@ def launcher_of(word: str | None, jobs: int | None) -> Launcher | None:
     return replace(found, at_once=jobs or found.at_once, word=word)
 
 
-def checked(
+def check_points(
     points: Sequence[Point], composer: Composer, launcher: Launcher | None, said: str = "points valid"
 ) -> list[Point]:
     """Return points that can be run, and print how many they are.
@@ -82,7 +82,7 @@ def checked(
     return found
 
 
-def recorded(points: Sequence[Point], folder: Path, flags: Flags, **more: Any) -> Sweep:
+def record_sweep(points: Sequence[Point], folder: Path, flags: Flags, **more: Any) -> Sweep:
     """Return the sweep of checked points that is on record in a folder from now on.
 
     Args:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mptrain.cli.command_line import Flags
 from mptrain.cli.messages import each_warning_once, say, warn
 from mptrain.cli.sweep_display import print_outcome, watching
-from mptrain.cli.sweep_running import PROGRAM, checked, launcher_of, recorded, show_end
+from mptrain.cli.sweep_running import PROGRAM, check_points, launcher_of, record_sweep, show_end
 from mptrain.config.compose import Composer
 from mptrain.config.overrides import read
 from mptrain.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_SWEEP, ConfigError, MptrainError, Problem
@@ -82,10 +82,10 @@ class _Batches:
 
     def run(self, batch: Sequence[Point]) -> tuple[Sweep, int]:
         """A `mptrain.sweep.hydra_launcher.RunBatch`."""
-        points = checked(batch, self._composer, self.launcher)
+        points = check_points(batch, self._composer, self.launcher)
         warn(sentence for point in points for sentence in point.warnings)
         self._points += points
-        planned = recorded(self._points, self.folder, self._flags, grows=True)
+        planned = record_sweep(self._points, self.folder, self._flags, grows=True)
         if self.sweep is None:
             say(f"sweep={self.folder}")
         self.sweep = planned

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from mptrain.comparison.configurations import short_label
-from mptrain.runlog.sweeps import SweepJob, interval_of, varied_keys, words_of
+from mptrain.runlog.sweeps import SweepJob, interval_of, overrides_of, varied_keys
 
 SEED: Final = "seed"
 
@@ -144,7 +144,7 @@ def sweep_lead(
     settings: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
         if job.number in valued:
-            words = words_of(job)
+            words = overrides_of(job)
             setting = short_label({key: words[key] for key in keys if key in words}) or (job.label if keys else "")
             settings.setdefault(setting, []).append(valued[job.number])
     values = {summary["metric"] for summary in valued.values()}

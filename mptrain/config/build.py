@@ -38,7 +38,7 @@ from mptrain.optimizer.rules import Rule
 from mptrain.optimizer.weights import Weights
 from mptrain.parallel.communicator import SINGLE_PROCESS, Communicator
 from mptrain.parallel.strategy import ParallelStrategy
-from mptrain.parallel.sync_batchnorm import synchronised
+from mptrain.parallel.sync_batchnorm import convert_sync_batchnorm
 from mptrain.precision.apply import (
     autocast,
     cast_model,
@@ -48,7 +48,7 @@ from mptrain.precision.apply import (
     set_matmul_precision,
 )
 from mptrain.precision.support import require_support
-from mptrain.precision.upcast import products, upcasts
+from mptrain.precision.upcast import products, uses_upcast
 from mptrain.random_state import seed_everything
 from mptrain.runlog import open_run
 from mptrain.runlog.checkpoints import CheckpointStore
@@ -91,7 +91,7 @@ def build(
     origin = StartFingerprints(digest_of_weights(model) if weights else "", memory_before)
     require_same_weights(origin.initial_weights, comm)
     if config.distributed.sync_batchnorm and comm.world_size > 1:
-        model = synchronised(model, comm)
+        model = convert_sync_batchnorm(model, comm)
     clamped = clamp_to_range(model, policy)
     warnings = warnings_about_parallelism(config, comm.world_size)
     if unproven := untried(device):
@@ -154,7 +154,7 @@ def _ready(config: Config, comm: Communicator) -> torch.device:
     policy, device = config.precision, device_of(config.device, comm)
     require_support(policy, device)
     comm.use(device)
-    if config.train.compile and upcasts(policy, device):
+    if config.train.compile and uses_upcast(policy, device):
         raise EnvironmentRefused(
             f"train.compile=true with precision={policy.name}: this CPU has no {policy.compute} arithmetic, and products "
             "that compute in FP32 and round once cannot be compiled",

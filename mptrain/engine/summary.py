@@ -10,7 +10,7 @@ import torch
 
 from mptrain.engine.memory import memory_peak
 from mptrain.precision.support import supports
-from mptrain.precision.upcast import upcasts
+from mptrain.precision.upcast import uses_upcast
 
 if TYPE_CHECKING:
     from torch import nn
@@ -95,7 +95,7 @@ def facts(parts: Parts) -> dict[str, Any]:
         "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
         "unaligned": unaligned_share(parts.model),
         "convolutions": any(parameter.ndim >= 4 for parameter in parts.model.parameters()),
-        "upcast": upcasts(parts.policy, parts.device),
+        "upcast": uses_upcast(parts.policy, parts.device),
         "support": supports(parts.policy, parts.device).reason,
     }
 

@@ -108,7 +108,7 @@ class Trace:
         elif math.isfinite(record.loss) and record.loss_scale > 0:
             self._overflowed.add(record.step, record.loss_scale)
 
-    def look(self, record: HistogramRecord) -> None:
+    def add_histograms(self, record: HistogramRecord) -> None:
         """Take in what histograms say of a step; where inf or NaN is among them, nothing about the largest gradient."""
         self.looked_at += 1
         look = _clean_step(record)
@@ -204,7 +204,7 @@ def read_traces(run: Run, half: bool) -> tuple[dict[str, Trace], list[StepRecord
     """
     found: dict[str, Trace] = {}
     for histogram in run.histograms():
-        found.setdefault(histogram.learner, Trace(half)).look(histogram)
+        found.setdefault(histogram.learner, Trace(half)).add_histograms(histogram)
     with dropping_nothing():
         steps = list(run.steps())
     for record in steps:

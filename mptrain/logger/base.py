@@ -102,7 +102,7 @@ class TrackerOptions:
             )
 
 
-def kept_id(file: Path, make: Callable[[], str]) -> str:
+def load_or_create_id(file: Path, make: Callable[[], str]) -> str:
     """The id under which a tracker knows the run: the one in the file, or a new one, which is written there.
 
     Args:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from mptrain.logger.base import TrackedRun, TrackerOptions, kept_id
+from mptrain.logger.base import TrackedRun, TrackerOptions, load_or_create_id
 from mptrain.logger.series import flat, numbers, points
 from mptrain.records import EventRecord, Record
 
@@ -53,7 +53,7 @@ class _Run:
         self._sent = time.monotonic()
         self._client = MlflowClient(tracking_uri=options.tracking_uri)
         file = run.folder / "mlflow" / "run_id"
-        self._id = kept_id(file, lambda: self._create(options.experiment, run.name))
+        self._id = load_or_create_id(file, lambda: self._create(options.experiment, run.name))
         self._client.update_run(self._id, status="RUNNING")
         self._log_parameters(run.config)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mptrain.logger.base import TrackedRun, TrackerOptions, kept_id
+from mptrain.logger.base import TrackedRun, TrackerOptions, load_or_create_id
 from mptrain.logger.series import numbers, points, read_table
 from mptrain.records import EventRecord, Record
 
@@ -52,7 +52,7 @@ class _Run:
             mode=options.mode,
             tags=options.tags or None,
             name=run.name,
-            id=kept_id(run.folder / "wandb" / "run_id", lambda: secrets.token_hex(4)),
+            id=load_or_create_id(run.folder / "wandb" / "run_id", lambda: secrets.token_hex(4)),
             resume="allow",
             dir=str(run.folder),
             settings=wandb.Settings(console="off"),  # what this process prints is in its log already

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mptrain.parallel.communicator import Communicator
 
 
-def synchronised(model: nn.Module, comm: Communicator) -> nn.Module:
+def convert_sync_batchnorm(model: nn.Module, comm: Communicator) -> nn.Module:
     """The model with BatchNorm layers that take statistics over all ranks.
 
     Args:

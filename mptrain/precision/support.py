@@ -25,7 +25,7 @@ from mptrain.device import (
     other_accelerator,
 )
 from mptrain.errors import EnvironmentRefused
-from mptrain.precision.upcast import upcasts
+from mptrain.precision.upcast import uses_upcast
 from mptrain.torch_private import has_native_half
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def supports(policy: Policy, device: torch.device) -> Support:
         return Support(False, "a CPU has no TF32", "use precision=fp32")
     if not policy.half:
         return Support(True, "FP32 is native")
-    if upcasts(policy, device):
+    if uses_upcast(policy, device):
         why = (
             "precision.cpu_kernels=upcast"
             if has_native_half(policy.compute)

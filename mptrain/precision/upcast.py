@@ -167,7 +167,7 @@ _HALF = (torch.float16, torch.bfloat16)
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 
 
-def upcasts(policy: Policy, device: torch.device) -> bool:
+def uses_upcast(policy: Policy, device: torch.device) -> bool:
     """Whether half-precision products of a run go through FP32 kernels."""
     if device.type != "cpu" or not policy.half or policy.cpu_kernels == "native":
         return False
@@ -221,7 +221,7 @@ def products(policy: Policy, device: torch.device, *, compiled: bool = False) ->
         Everything `Upcast` where a run widens its products. On a CPU with arithmetic of its own `SUMS` are, and in FP16
         `NOT_TRAINED_IN_FP16`, unless native kernels were asked for. Else nothing is.
     """
-    if upcasts(policy, device):
+    if uses_upcast(policy, device):
         return Products(PRODUCTS | SUMS)
     if device.type == "cpu" and policy.half and policy.cpu_kernels != "native" and not compiled:
         return Products(SUMS | NOT_TRAINED_IN_FP16 if policy.compute == "float16" else SUMS)

@@ -262,7 +262,7 @@ def seeds_plot(name: str, comparison: Comparison, styles: Styles) -> Plot:
             plotting.dots(axes, [at] * len(found), list(found.values()), edge=True, markersize=5, color=styles[arm][0])
             if found:
                 axes.plot([at - 0.22, at + 0.22], [fmean(found.values())] * 2, color=plotting.BLACK, linewidth=1.8)
-        plotting.numbers_up(axes)
+        plotting.numeric_y_axis(axes)
         figure.label("seed", color=plotting.GREY, marker="o", markersize=5, linewidth=0.8)
         figure.label("mean", color=plotting.BLACK)
         if failed:
@@ -297,9 +297,9 @@ def arms_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[Curve
             (handle,) = axes.plot(steps, means, color=colour, linestyle=line, linewidth=1.5, **mark)
             if len(merged) <= plotting.MOST_NAMED:
                 figure.label(elided(arm, plotting.NAME), handle)
-        plotting.numbers_up(axes, [value for _, means, *_ in merged.values() for value in means], 30)
+        plotting.numeric_y_axis(axes, [value for _, means, *_ in merged.values() for value in means], 30)
         axes.set_ylabel(elided(unit, 22))
-        plotting.steps_across(axes, max((steps[-1] for steps, *_ in merged.values() if steps), default=1))
+        plotting.step_axis(axes, max((steps[-1] for steps, *_ in merged.values() if steps), default=1))
     return Plot(name, f"{what}, means over seeds; the band reaches from the lowest to the highest.", figure.svg)
 
 
@@ -328,12 +328,12 @@ def bars_plot(name: str, unit: str, what: str, arms: Mapping[str, Sequence[float
 
 
 def _rows(axes: Axes, names: Sequence[str]) -> None:
-    plotting.named_rows(axes, names)
+    plotting.category_y_axis(axes, names)
     axes.grid(visible=False, axis="y")
 
 
 def _numbers(axes: Axes, label: str) -> None:
-    plotting.numbers_across(axes, label)
+    plotting.numeric_x_axis(axes, label)
     axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
 
 

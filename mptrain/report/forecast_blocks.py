@@ -398,7 +398,7 @@ def _measured(above: Axes, below: Axes, measured: MeasuredScales) -> list[Line2D
         failed = sorted({run.exponent for run in runs if run.failed})
         if failed:  # a line without points beyond the axes would make the layout collapse
             plotting.failures_at(above, failed, [0.06] * len(failed))
-    plotting.numbers_up(above)
+    plotting.numeric_y_axis(above)
     above.yaxis.set_major_locator(MaxNLocator(4))
     above.set_ylabel(elided(measured.metric, 18))
     below.set_ylabel("skipped (%)")

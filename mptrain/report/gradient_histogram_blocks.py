@@ -212,7 +212,7 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
         axes.set_xlim(low, high)
         axes.set_ylim(0, 1.24 * max(tallest, 1e-9))
         _fp16_zones(axes)
-        plotting.numbers_up(axes)
+        plotting.numeric_y_axis(axes)
         axes.set_ylabel("values (%)")
         axes.set_xlabel("magnitude")
     return Plot(name, caption, figure.svg)
@@ -273,7 +273,7 @@ def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> 
         grid = figure.panels(len(present))
         for axes, (paint, samples) in zip(grid, present, strict=True):
             paint(axes, samples)
-        plotting.steps_across(grid[-1], max(steps, seen[-1].step))
+        plotting.step_axis(grid[-1], max(steps, seen[-1].step))
     caption = (
         f"Over the steps that were looked at{whose}: activation gradients, as they were scaled, that are zero in FP16 or "
         "held with fewer bits; doublings until the largest gradient leaves FP16; updates that leave an FP16 weight as it was."
@@ -312,5 +312,5 @@ def _unchanged_shares(axes: Axes, seen: Sequence[HistogramSummary]) -> None:
     axes.plot([each.step for each in seen], percent, color=plotting.PURPLE, **_LINE)
     axes.set_ylim(0, max(1.15 * max(percent), 1))
     axes.set_title("updates that leave an FP16 weight as it was (%)")
-    plotting.numbers_up(axes)
+    plotting.numeric_y_axis(axes)
     axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2.5, 5, 10]))

@@ -160,7 +160,7 @@ def loss_scale_plot(
         if offenders:
             _offender_rows(grid[-1], offenders)
         ends = [curve.extremes()[0][-1] for panel in panels for curve in panel.scales if len(curve)]
-        plotting.steps_across(grid[-1], max(ends, default=1))
+        plotting.step_axis(grid[-1], max(ends, default=1))
         figure.label("loss scale", color=plotting.GREY)
         for phase, (colour, shape) in MARKS.items():
             if any(phase in each.counts for panel in panels for each in panel.overflows):
@@ -184,7 +184,7 @@ def _scale_panel(axes: Axes, panel: Panel) -> None:
             plotting.dots(
                 axes, *plotting.exponents(marks.extremes()), marker=shape, markersize=6, color=colour, alpha=0.85
             )
-    plotting.powers_up(axes)
+    plotting.power_of_two_y_axis(axes)
     if panel.title:
         axes.set_title(elided(panel.title, 40))
 
@@ -196,7 +196,7 @@ def _offender_rows(axes: Axes, offenders: Sequence[tuple[str, Offender]]) -> Non
             colour, shape = MARKS.get(phase, _OTHER)
             steps = [step for step, value in zip(*marks.extremes(), strict=True) if value == 1]
             plotting.dots(axes, steps, [row] * len(steps), marker=shape, markersize=5, color=colour, alpha=0.85)
-    plotting.named_rows(axes, [name for name, _ in offenders])
+    plotting.category_y_axis(axes, [name for name, _ in offenders])
     axes.tick_params(axis="y", labelsize=9)
     axes.spines["left"].set_visible(False)
 
@@ -214,7 +214,7 @@ def _skipped_plot(learners: Mapping[str, LearnerHistory], refused: int) -> Plot:
             axes.grid(visible=False, axis="x")
             if len(learners) > 1:
                 axes.set_title(elided(learner, 40))
-        plotting.steps_across(grid[-1], max(history.attempts for history in learners.values()))
+        plotting.step_axis(grid[-1], max(history.attempts for history in learners.values()))
     what = f"{counted(refused, 'update')}, as a share of the steps in each stretch of the run"
     return Plot("skipped", f"When updates were skipped: {what}.", figure.svg)
 

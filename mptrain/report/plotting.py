@@ -161,7 +161,7 @@ def ordered_series(count: int) -> list[tuple[str, str]]:
     return [(mpl.colors.to_hex(shade), "-") for shade in shades]
 
 
-def numbers_up(axes: Axes, values: Sequence[float] = (), factor: float = math.inf) -> None:
+def numeric_y_axis(axes: Axes, values: Sequence[float] = (), factor: float = math.inf) -> None:
     """Plain numbers on the vertical axis, which is logarithmic where positive values span more than a factor."""
     if values and min(values) > 0 and max(values) > factor * min(values):
         axes.set_yscale("log")
@@ -180,7 +180,7 @@ def ticks_at(axis: Axis, places: Sequence[float], text: Callable[[float], str]) 
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
 
 
-def named_rows(axes: Axes, names: Sequence[str]) -> None:
+def category_y_axis(axes: Axes, names: Sequence[str]) -> None:
     """Names on the vertical axis, the first on top."""
     ticks_at(axes.yaxis, range(len(names)), lambda value: elided(names[int(value)], 22))
     axes.set_ylim(len(names) - 0.4, -0.6)
@@ -239,7 +239,7 @@ def exponents(points: tuple[list[float], list[float]]) -> tuple[list[float], lis
     return steps, [math.log2(value) if value > 0 else math.nan for value in values]
 
 
-def powers_up(axes: Axes) -> None:
+def power_of_two_y_axis(axes: Axes) -> None:
     """Ticks at whole powers of two on a vertical axis that shows exponents of loss scales."""
     low, high = axes.get_ylim()
     middle, half = (low + high) / 2, max((high - low) / 2, 1.2)
@@ -251,13 +251,13 @@ def powers_up(axes: Axes) -> None:
     axes.set_ylabel("loss scale")
 
 
-def numbers_across(axes: Axes, label: str) -> None:
+def numeric_x_axis(axes: Axes, label: str) -> None:
     """Plain numbers and a label on the horizontal axis."""
     axes.set_xlabel(label)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
 
 
-def steps_across(axes: Axes, last: float) -> None:
+def step_axis(axes: Axes, last: float) -> None:
     """Steps on the horizontal axis, from 0 to the last."""
     axes.set_xlabel("step")
     axes.set_xlim(0, max(last, 1) * 1.02)

@@ -13,7 +13,17 @@ from mptrain.masking import masked
 from mptrain.report.curves import Curve
 from mptrain.report.formatting import counted, elided, scale
 from mptrain.report.page import Block, Bullets, Cell, Code, Page, Plot, Text, facts, plots, section, table
-from mptrain.report.plotting import BLUE, GREY, ORANGE, VERMILLION, dots, drawing, exponents, powers_up, steps_across
+from mptrain.report.plotting import (
+    BLUE,
+    GREY,
+    ORANGE,
+    VERMILLION,
+    dots,
+    drawing,
+    exponents,
+    power_of_two_y_axis,
+    step_axis,
+)
 from mptrain.report.run_history import MOST_MARKS
 
 
@@ -275,11 +285,11 @@ def _plot(replay: Replay) -> Plot:
                 axes.plot(*exponents(course.scales.extremes()), drawstyle="steps-post", **style)
             for course, style in zip(courses, _MARKS, strict=True):
                 dots(axes, *exponents(course.marks.extremes()), alpha=0.9, **style)
-            powers_up(axes)
+            power_of_two_y_axis(axes)
             if len(learners) > 1:
                 axes.set_title(elided(learner.name, 40))
         ends = [one.recorded.scales.extremes()[0][-1] for one in learners if len(one.recorded.scales)]
-        steps_across(grid[-1], max(ends, default=1))
+        step_axis(grid[-1], max(ends, default=1))
         figure.label("recorded", **_RECORDED)
         figure.label("replayed", **_REPLAYED)
         if any(len(one.recorded.marks) for one in learners):

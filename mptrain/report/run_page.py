@@ -23,9 +23,9 @@ from mptrain.report.plotting import (
     VERMILLION,
     dots,
     drawing,
-    numbers_up,
+    numeric_y_axis,
     series,
-    steps_across,
+    step_axis,
 )
 from mptrain.report.run_blocks import OpenedRun, commands, environment, exhibits, open_with_history, operator_blocks
 from mptrain.report.run_history import PHASES, History, LearnerHistory, Overflows
@@ -260,12 +260,12 @@ def _loss_plot(history: History) -> Plot:
         if validation.finite():
             style: dict[str, Any] = {"marker": "o", "markersize": 3, "linewidth": 1, "linestyle": "--"}
             figure.label("validation loss", *axes.plot(*validation.means(), color=BLACK, **style))
-        numbers_up(axes, [value for learner in learners.values() for value in learner.loss.finite()], 30)
+        numeric_y_axis(axes, [value for learner in learners.values() for value in learner.loss.finite()], 30)
         if lost:
             dots(axes, lost, [0.97] * len(lost), transform=axes.get_xaxis_transform(), **_LOST | {"markersize": 5})
             figure.label("loss not finite", **_LOST)
         axes.set_ylabel("loss")
-        steps_across(axes, history.steps)
+        step_axis(axes, history.steps)
     long = any(len(learner.loss) >= LONG for learner in learners.values())
     how = " Faint: every step, or the extremes of some steps; strong: moving mean over 2 % of the run." if long else ""
     return Plot("loss", f"Loss over steps.{how}", figure.svg)
@@ -293,7 +293,7 @@ def _metric_plot(history: History, views: Sequence[MetricView]) -> Plot:
         for axes, view in zip(grid, views, strict=True):
             _metric(axes, view, validation.get(view.name, Curve()), tests.get(view.name, Curve()))
             axes.set_ylabel(elided(view.name, 22)) if len(views) == 1 else axes.set_title(elided(view.name, 40))
-        steps_across(grid[-1], history.steps)
+        step_axis(grid[-1], history.steps)
         if any(view.name in validation for view in views):
             figure.label("validation", color=BLUE, marker="o", markersize=4)
         if any(view.best is not None for view in views):
@@ -310,7 +310,7 @@ def _metric(axes: Axes, view: MetricView, validation: Curve, test: Curve) -> Non
         axes.plot(*best[0], marker="o", markersize=9, markerfacecolor="none", color=BLACK)
     if end := test.last():
         axes.plot(*end, marker="D", markersize=6, color=VERMILLION)
-    numbers_up(axes)
+    numeric_y_axis(axes)
 
 
 def _quantity_plot(name: str, unit: str, curves: Mapping[str, Curve], caption: str) -> Plot | None:
@@ -325,10 +325,10 @@ def _quantity_plot(name: str, unit: str, curves: Mapping[str, Curve], caption: s
             if len(shown) > 1:
                 figure.label(elided(learner, NAME), line)
         if name == "lr":
-            numbers_up(axes)
+            numeric_y_axis(axes)
             axes.set_ylim(bottom=0)
         else:
-            numbers_up(axes, [value for curve in shown.values() for value in curve.finite()], 20)
+            numeric_y_axis(axes, [value for curve in shown.values() for value in curve.finite()], 20)
         axes.set_ylabel(unit)
-        steps_across(axes, max(curve.means()[0][-1] for curve in shown.values()))
+        step_axis(axes, max(curve.means()[0][-1] for curve in shown.values()))
     return Plot(name, caption, figure.svg)

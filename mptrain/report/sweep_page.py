@@ -221,7 +221,7 @@ def cliffs_plot(name: str, points: Sequence[OpenedPoint], axis: Axis, metric: st
         levels = [
             above.axhline(mean, color=colours[kind][0], linestyle="--", linewidth=1.3) for kind, mean in level.items()
         ]
-        plotting.numbers_up(above)
+        plotting.numeric_y_axis(above)
         for kind, line in [*lines.items(), *zip(level, levels, strict=True)]:
             if kind:
                 figure.label(elided(kind, plotting.NAME), line)
@@ -252,9 +252,9 @@ def categories_plot(points: Sequence[OpenedPoint], metric: str) -> Plot:
                 axes.plot([fmean(values)], [row], markersize=13, **mark)
             if any(map(_failed, found)):
                 plotting.failures_at(axes, [0.015], [row], axes.get_yaxis_transform())
-        plotting.named_rows(axes, list(groups))
+        plotting.category_y_axis(axes, list(groups))
         axes.grid(visible=False, axis="y")
-        plotting.numbers_across(axes, elided(metric, 40))
+        plotting.numeric_x_axis(axes, elided(metric, 40))
         figure.label("run", color=plotting.GREY, marker="o", linestyle="none", markersize=5)
         figure.label("mean", linestyle="none", markersize=11, **mark)
         if any(map(_failed, points)):
@@ -287,13 +287,13 @@ def overlay_plot(
             if 1 < len(groups) <= plotting.MOST_NAMED:
                 figure.label(elided(group, plotting.NAME), **style)
         if name == "scales":
-            plotting.powers_up(axes)
+            plotting.power_of_two_y_axis(axes)
         else:
-            plotting.numbers_up(
+            plotting.numeric_y_axis(
                 axes, [value for curve in curves for value in curve.means()[1] if not math.isnan(value)], 30
             )
         axes.set_ylabel(unit)
-        plotting.steps_across(axes, max((curve.means()[0][-1] for curve in curves if len(curve)), default=1))
+        plotting.step_axis(axes, max((curve.means()[0][-1] for curve in curves if len(curve)), default=1))
     return Plot(name, caption, figure.svg)
 
 

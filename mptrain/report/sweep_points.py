@@ -26,7 +26,7 @@ from mptrain.config.value_checks import show
 from mptrain.errors import StorageError
 from mptrain.numerics.formats import is_power_of_two
 from mptrain.report.run_blocks import OpenedRun, open_or_reason
-from mptrain.runlog.sweeps import Sweep, SweepJob, read_sweep, varied_keys, words_of
+from mptrain.runlog.sweeps import Sweep, SweepJob, overrides_of, read_sweep, varied_keys
 
 #: Buckets of a curve where many share a figure.
 BUCKETS: Final = 300
@@ -125,7 +125,7 @@ def read_points(sweep: Sweep, read: Callable[[Path], OpenedRun | str]) -> list[O
         folder = sweep.paths.run(job.name)
         found = read(folder) if folder.is_dir() else ""
         problem, opened = (found, None) if isinstance(found, str) else ("", found)
-        table = words_of(job)
+        table = overrides_of(job)
         words = {key: table[key] for key in keys if key in table}
         points.append(OpenedPoint(job, opened, problem, words))
     return points

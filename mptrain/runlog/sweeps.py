@@ -247,7 +247,7 @@ def interval_of(summary: Mapping[str, Any]) -> tuple[float, float] | None:
     return (float(found[0]), float(found[1])) if found else None
 
 
-def words_of(job: SweepJob) -> dict[str, str]:
+def overrides_of(job: SweepJob) -> dict[str, str]:
     """Key to value of the command line of a job, without Hydra's marks of adding and removing; the last word counts."""
     parts = [word.partition("=") for word in job.overrides]
     return {key.lstrip("+~"): value for key, _, value in parts}
@@ -255,7 +255,7 @@ def words_of(job: SweepJob) -> dict[str, str]:
 
 def varied_keys(jobs: Iterable[SweepJob]) -> list[str]:
     """The keys in which the command lines of jobs differ, in the order in which they appear."""
-    tables = [words_of(job) for job in jobs]
+    tables = [overrides_of(job) for job in jobs]
     keys = dict.fromkeys(key for table in tables for key in table)
     return [key for key in keys if len({table.get(key) for table in tables}) > 1]
 
@@ -278,7 +278,7 @@ def _read(path: Path, written: int, inode: int) -> dict[str, Any]:  # a clock ma
 def _row(
     job: SweepJob, summary: dict[str, Any], keys: Sequence[str], learners: Sequence[str], run: str
 ) -> dict[str, Any]:
-    values = words_of(job)
+    values = overrides_of(job)
     row: dict[str, Any] = {"number": job.number, "arm": job.arm, "status": job.status, "exit": job.code}
     row |= {key: values.get(key) for key in keys}
     low, high = interval_of(summary) or (None, None)

@@ -19,7 +19,7 @@ class Schedule(Protocol):
         """The factor for the update with this number (from 0) out of ``planned``."""
 
 
-def warm(update: int, warmup: int) -> float:
+def warmup_factor(update: int, warmup: int) -> float:
     """The factor of a linear warm-up: 1/warmup at the first update, 1 from update ``warmup - 1`` on."""
     return min(1.0, (update + 1) / warmup) if warmup else 1.0
 
@@ -41,7 +41,7 @@ class Constant:
 
     def factor(self, update: int, planned: int) -> float:
         """1 after the warm-up."""
-        return warm(update, self.warmup)
+        return warmup_factor(update, self.warmup)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Step:
         """``gamma`` to the power of the number of milestones passed."""
         # 0.55 * 100 is 55.00000000000001 in floating point, and means 55.
         passed = sum(update >= round(milestone * planned) for milestone in self.milestones)
-        return warm(update, self.warmup) * self.gamma**passed
+        return warmup_factor(update, self.warmup) * self.gamma**passed
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Cosine:
     def factor(self, update: int, planned: int) -> float:
         """From 1 after the warm-up to ``final`` after the last planned update."""
         wave = 0.5 * (1 + math.cos(math.pi * progress(update, planned, self.warmup)))
-        return warm(update, self.warmup) * (self.final + (1 - self.final) * wave)
+        return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * wave)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Linear:
     def factor(self, update: int, planned: int) -> float:
         """From 1 after the warm-up to ``final`` after the last planned update."""
         line = 1 - progress(update, planned, self.warmup)
-        return warm(update, self.warmup) * (self.final + (1 - self.final) * line)
+        return warmup_factor(update, self.warmup) * (self.final + (1 - self.final) * line)
 
 
 @dataclass(frozen=True)
@@ -115,4 +115,4 @@ class InverseSqrt:
 
     def factor(self, update: int, planned: int) -> float:
         """1 at update ``warmup - 1``, and below before and after."""
-        return min(warm(update, self.warmup), math.sqrt(self.warmup / (update + 1)))
+        return min(warmup_factor(update, self.warmup), math.sqrt(self.warmup / (update + 1)))

@@ -154,7 +154,7 @@ def test_a_run_that_torchrun_began_is_gone_on_with_by_torchrun(closing):
 def test_a_cpu_without_half_arithmetic_is_described_once(tmp_path, monkeypatch, capsys, kernels):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mptrain.precision.support.has_native_half", lambda dtype: False)
-    monkeypatch.setattr("mptrain.precision.support.upcasts", lambda policy, device: kernels == "auto")
+    monkeypatch.setattr("mptrain.precision.support.uses_upcast", lambda policy, device: kernels == "auto")
     words = ["model=mlp", "precision=amp_bf16", "train.max_steps=1", "run.name=run", "device=cpu"]
     assert main([*words, f"precision.cpu_kernels={kernels}"]) == 0
     found = capsys.readouterr()

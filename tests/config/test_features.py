@@ -42,7 +42,7 @@ def test_a_run_gives_its_network_weights_and_preparation(trained):
         expected = trained.parts.model.eval()(inputs)
     # The pair has the same digits, enlarged to 16 pixels; the classifier wants 8 of them.
     small = stored.inputs.float() / 127.5 - 1
-    _, logits = parts.task.features.look(small)
+    _, logits = parts.task.features.extract(small)
     assert torch.allclose(logits, expected, atol=1e-4)
 
 

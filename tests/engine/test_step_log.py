@@ -130,9 +130,9 @@ def test_a_look_sends_for_everything_and_writes_what_is_there_without_waiting():
     step_log = StepLog([account(ring)], kept, LogOptions(ring=8, seconds=1e9))
     ring.record(ROW)
     step_log.note(1, 0)
-    step_log.look()
+    step_log.request_rows()
     assert (len(ring.flying), kept.records) == (1, [])
     ring.land()
-    step_log.look()
+    step_log.request_rows()
     assert [record.step for record in kept.of(StepRecord)] == [1]
     assert ring.waits == 0

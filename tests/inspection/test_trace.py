@@ -31,7 +31,7 @@ def look(number, scale, activations=(), weights=(), overflow=False):
 def trace(steps, looks=(), half=True):
     found = Trace(half)
     for record in looks:
-        found.look(record)
+        found.add_histograms(record)
     for record in steps:
         found.add(record)
     return found

@@ -8,7 +8,7 @@ import torch
 from pretended_ranks import each_rank
 from torch import nn
 
-from mptrain.parallel.sync_batchnorm import SyncBatchNorm, synchronised
+from mptrain.parallel.sync_batchnorm import SyncBatchNorm, convert_sync_batchnorm
 
 #: Of nine samples of five channels.
 SHAPES = {nn.BatchNorm1d: (9, 5), nn.BatchNorm2d: (9, 5, 4, 3), nn.BatchNorm3d: (9, 5, 2, 3, 2)}
@@ -27,7 +27,7 @@ def over_ranks(layer, x, grad):
     """Answer, gradient of the input, of the parameters, and buffers of each of several ranks."""
 
     def one(ranks):
-        own = synchronised(nn.Sequential(copy.deepcopy(layer)), ranks)[0]
+        own = convert_sync_batchnorm(nn.Sequential(copy.deepcopy(layer)), ranks)[0]
         assert type(copy.deepcopy(own)) is SyncBatchNorm
         part = x.split(PARTS)[ranks.rank].clone().requires_grad_()
         answer = own(part)

@@ -9,7 +9,7 @@ from parallel.batch_norms import OPTIONS, PARTS, SHAPES, layer_of, over_ranks, w
 from torch import nn
 
 from mptrain.parallel import sync_batchnorm
-from mptrain.parallel.sync_batchnorm import CpuBatchNormOps, synchronised
+from mptrain.parallel.sync_batchnorm import CpuBatchNormOps, convert_sync_batchnorm
 
 
 @each("kind", SHAPES)
@@ -43,7 +43,7 @@ def test_running_statistics_in_half_precision_are_counted_in_fp32():
 
 
 def test_an_evaluation_is_each_ranks_own():
-    layer = synchronised(nn.Sequential(layer_of(nn.BatchNorm2d)), comm=None)
+    layer = convert_sync_batchnorm(nn.Sequential(layer_of(nn.BatchNorm2d)), comm=None)
     x = torch.randn(3, 5, 2, 2)
     twin = nn.BatchNorm2d(5).eval()
     twin.load_state_dict(layer[0].state_dict())

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mptrain.precision.apply import cast_model
 from mptrain.precision.census import OperatorCensus
-from mptrain.precision.upcast import NOT_TRAINED_IN_FP16, PRODUCTS, SUMS, Upcast, products, upcasts
+from mptrain.precision.upcast import NOT_TRAINED_IN_FP16, PRODUCTS, SUMS, Upcast, products, uses_upcast
 from mptrain.torch_private import has_native_half
 
 CPU = torch.device("cpu")
@@ -358,10 +358,10 @@ def test_where_products_are_native_sums_are_wide_all_the_same_unless_native_ones
 def test_products_are_widened_where_a_cpu_lacks_the_arithmetic_and_as_asked(name, has_it, monkeypatch):
     monkeypatch.setattr("mptrain.precision.upcast.has_native_half", lambda dtype: has_it)
     half = mode(name).half
-    assert upcasts(mode(name), CPU) == (half and not has_it)
-    assert upcasts(mode(name, cpu_kernels="upcast"), CPU) == half
-    assert not upcasts(mode(name, cpu_kernels="native"), CPU)
-    assert not upcasts(mode(name, cpu_kernels="upcast"), torch.device("cuda", 0))
+    assert uses_upcast(mode(name), CPU) == (half and not has_it)
+    assert uses_upcast(mode(name, cpu_kernels="upcast"), CPU) == half
+    assert not uses_upcast(mode(name, cpu_kernels="native"), CPU)
+    assert not uses_upcast(mode(name, cpu_kernels="upcast"), torch.device("cuda", 0))
     assert isinstance(products(mode(name, cpu_kernels="upcast"), CPU).context, Upcast) == half
 
 

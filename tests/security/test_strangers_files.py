@@ -183,7 +183,7 @@ def test_a_saved_configuration_calls_nothing_but_parts_of_mptrain(group, path):
     "target",
     [
         "{_target_: mptrain.logger.tracker_process.main}",
-        "{_target_: mptrain.logger.base.kept_id, file: it-ran}",
+        "{_target_: mptrain.logger.base.load_or_create_id, file: it-ran}",
     ],
 )
 def test_what_runs_trackers_is_none(capsys, stranger, target):

@@ -120,8 +120,8 @@ class Gan(Task):
         if self.features is None:
             return ()
         generator, _, noise = _parts(model, batch.inputs, batch.samples)
-        real, logits = self.features.look(batch.inputs)
-        drawn, _ = self.features.look(generator(noise))
+        real, logits = self.features.extract(batch.inputs)
+        drawn, _ = self.features.extract(generator(noise))
         right = [None] * batch.samples
         if self.features.labelled:
             right = (logits.argmax(1) == batch.targets).tolist()

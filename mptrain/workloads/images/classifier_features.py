@@ -34,7 +34,7 @@ class ClassifierFeatures:
         self._preparation = preparation
         self._classifier: nn.Module | None = None
 
-    def look(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def extract(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the features and the logits of pictures.
 
         Args:

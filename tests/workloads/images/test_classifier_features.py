@@ -33,7 +33,7 @@ def features_of(model, preparation=None):
 def test_features_are_what_the_last_linear_layer_that_is_called_is_given():
     model = Remembers(nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
     model.auxiliary = nn.Linear(2, 2)
-    seen, logits = features_of(model).look(pictures())
+    seen, logits = features_of(model).extract(pictures())
     expected = model.layers[:-1](pictures())
     assert torch.equal(seen, expected)
     assert torch.equal(logits, model.layers[-1](expected))
@@ -48,14 +48,14 @@ def test_the_classifier_is_made_once_and_judges_in_float32_and_evaluation_mode_w
         return cnn(num_classes=3, in_channels=1, widths=(4, 5)).half().train()
 
     features = ClassifierFeatures(make, None, labelled=False)
-    plain, _ = features.look(pictures())
+    plain, _ = features.extract(pictures())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast, logits = features.look(pictures())
+        cast, logits = features.extract(pictures())
     assert made == ["cpu"]
     assert cast.dtype == logits.dtype == torch.float32
     assert torch.equal(plain, cast)
-    rounded, _ = features.look(pictures().half())
-    assert torch.equal(rounded, features.look(pictures().half().float())[0])
+    rounded, _ = features.extract(pictures().half())
+    assert torch.equal(rounded, features.extract(pictures().half().float())[0])
 
 
 @each("given", [1, 3])
@@ -79,17 +79,17 @@ def test_pictures_are_prepared_as_those_that_the_classifier_was_trained_on(given
     expected = preparation.apply(Batch(own, own), torch.device("cpu"), torch.contiguous_format).inputs
     side, channels = preparation.image_size, preparation.channels
     model = Remembers(nn.Linear(channels * side * side, 2))
-    features_of(model, preparation).look(stored.float() / 127.5 - 1)
+    features_of(model, preparation).extract(stored.float() / 127.5 - 1)
     assert model.given.shape == (3, channels, side, side)
     assert torch.allclose(model.given, expected, atol=1e-5)
 
 
 def test_without_a_preparation_pictures_are_given_as_they_are():
     model = Remembers(nn.Linear(16, 2))
-    features_of(model).look(pictures())
+    features_of(model).extract(pictures())
     assert torch.equal(model.given, pictures())
 
 
 def test_a_network_without_a_linear_layer_is_refused():
     with pytest.raises(ConfigError, match="no linear layer"):
-        features_of(nn.Conv2d(1, 2, 4)).look(pictures())
+        features_of(nn.Conv2d(1, 2, 4)).extract(pictures())
