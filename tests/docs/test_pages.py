@@ -171,6 +171,17 @@ def test_links_lead_somewhere(name):
             assert anchor in anchors(target.read_text()), f"{name}: {link} has no such heading"
 
 
+PACKAGES = "cli comparison config engine inspection logger numerics optimizer parallel precision probe recipe report run runlog scaler schedule sweep workloads"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_modules_that_are_named_exist(name):
+    folders = PACKAGES.replace(" ", "|")
+    named = re.findall(rf"`(?:mptrain/)?((?:{folders})/[\w/]+\.py)`", PAGES[name])
+    missing = [path for path in named if not (ROOT / "mptrain" / path).exists() and not re.search("[A-Z]{4}", path)]
+    assert not missing, f"{name} names {missing}"
+
+
 def test_every_page_can_be_reached_from_the_first_one():
     reached, left = set(), ["README.md"]
     while left:
