@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
-from pathlib import Path
 
 import pytest
 import torch
+from docs.pages import PAGES, ROOT, blocks, commands
 from loops import each
 from small_runs import TINY, run_command, run_in_process
 
@@ -21,14 +20,8 @@ from mptrain.recipe.recipe import read_recipe
 from mptrain.sweep.comparisons import name_arms
 from mptrain.sweep.points import expand, validate
 
-ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
-
-#: Each page by its path below the root of the repository.
-PAGES = {"README.md": README, "mptrain/README.md": (ROOT / "mptrain/README.md").read_text()} | {
-    path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted((ROOT / "docs").rglob("*.md"))
-}
-BLOCKS = [block for page in PAGES.values() for block in re.findall(r"```console\n(.*?)```", page, flags=re.DOTALL)]
+README = PAGES["README.md"]
+BLOCKS = [block for name in PAGES for block in blocks(name)]
 SHOWN = next(block for block in BLOCKS if block.startswith("$ mptrain model=cnn precision=fp16_dynamic train.epochs=3"))
 
 
@@ -63,12 +56,7 @@ def test_what_the_doctor_is_shown_to_say_is_what_it_says(tmp_path):
     assert said == expected
 
 
-COMMANDS = [
-    shlex.split(line.split("#")[0])[2:]
-    for block in BLOCKS
-    for line in block.splitlines()
-    if line.startswith("$ mptrain")
-]
+COMMANDS = [words[1:] for name in PAGES for words in commands(name) if words[0] == "mptrain"]
 
 
 @each("words", [words for words in COMMANDS if words and "=" in words[0]])
