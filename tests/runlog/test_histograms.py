@@ -145,7 +145,7 @@ def test_a_run_goes_on_without_the_histograms_that_were_lost(paths, left):
         paths.histograms.write_bytes(left)
     (note,) = truncate_records(paths, lengths)
     assert str(paths.histograms) in note
-    assert "histograms of the steps so far are lost" in note
+    assert "histograms of all steps so far are lost" in note
     again = RecordWriter(paths)
     again.take(second)
     again.close()
