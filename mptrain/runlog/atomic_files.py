@@ -182,7 +182,7 @@ def remove_drafts(folder: Path) -> None:
 
 
 def require_no_links(folder: Path, inside: Iterable[Path] = ()) -> None:
-    """Refuse a run or sweep folder that contains symbolic links, which in an untrusted folder could point anywhere.
+    """Check that a run or sweep folder has no symbolic links, which in an untrusted folder could point anywhere.
 
     Args:
         folder: Folder whose direct entries are checked.

@@ -72,7 +72,7 @@ def read_object(path: Path, schema: int | None = None, *, missing_ok: bool = Fal
 
 
 def _check_schema(fields: dict[str, Any], known: int, path: Path) -> None:
-    """Refuse a file whose schema number is missing or is not ``known``."""
+    """Check that the schema number of a file is ``known``."""
     schema = fields.get("schema")
     if type(schema) is not int or schema < 1:
         raise damaged(path, "no schema number")

@@ -126,7 +126,7 @@ def test_damage_is_named_by_file_and_line(paths, change):
     paths.histograms.write_text(f"{one}\n{json.dumps(fields)}\n")
     found = read_run(paths.root).histograms()
     assert next(found).step == 1
-    with pytest.raises(StorageError, match=r"histograms\.jsonl, line 2 is damaged: it holds no histograms"):
+    with pytest.raises(StorageError, match=r"histograms\.jsonl, line 2 is damaged: it is not a histogram record"):
         next(found)
 
 

@@ -58,7 +58,7 @@ def test_a_job_as_it_stands_now_takes_the_place_of_what_it_was(tmp_path):
     ("change", "message"),
     [
         (lambda fields: fields["jobs"][0].update(status="perhaps"), "status 'perhaps' is not one of"),
-        (lambda fields: fields["jobs"][0].update(number=3), "says that its number is 3"),
+        (lambda fields: fields["jobs"][0].update(number=3), "job 0 has the number 3"),
         (lambda fields: fields["jobs"][0].update(name="../x"), "leads out of the folder"),
         (lambda fields: fields["jobs"][0].update(name="x\0"), "has control characters"),
         (lambda fields: fields["jobs"][0].update(name="x\ud800"), "has control characters"),
@@ -67,7 +67,7 @@ def test_a_job_as_it_stands_now_takes_the_place_of_what_it_was(tmp_path):
         (lambda fields: fields["jobs"][0].update(varied="seed=0"), "'varied' has an invalid value"),
         (lambda fields: fields["jobs"][0].pop("overrides"), "overrides"),
         (lambda fields: fields.update(kind="other"), "kind 'other' is not one of"),
-        (lambda fields: fields.update(parallel=0), "parallel 0"),
+        (lambda fields: fields.update(parallel=0), "parallel is 0"),
         (lambda fields: fields.update(plan=[]), "plan"),
         (lambda fields: fields.update(schema=3), "has schema 3; this version of mptrain reads schema 2"),
     ],
