@@ -256,7 +256,7 @@ class HashedFile:
         """Do nothing; `finish` flushes."""
 
     def finish(self) -> str:
-        """Flush the file to the disk. No method may be called afterwards.
+        """Flush the file to the disk. Call this last.
 
         Returns:
             SHA-256 of all bytes, in hexadecimal.

@@ -79,7 +79,7 @@ def test_names_that_are_all_taken_end_in_an_error_and_not_in_a_loop(tmp_path, mo
     moment = run_paths.datetime(2026, 1, 1)
     monkeypatch.setattr(run_paths, "datetime", type("Clock", (), {"now": staticmethod(lambda: moment)}))
     create_run(tmp_path, "x")
-    with pytest.raises(StorageError, match="all taken"):
+    with pytest.raises(StorageError, match="no unused run name"):
         create_run(tmp_path, "x")
 
 

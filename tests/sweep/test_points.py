@@ -40,7 +40,7 @@ def test_one_point_without_any_choice(composer):
     ("word", "message"),
     [
         ("optimizer.lr=interval(0,1)", "infinitely many values"),
-        ("seed=glob(*)", "glob\\(\\) chooses options of a group"),
+        ("seed=glob(*)", "glob\\(\\) only works for groups"),
         ("precision=glob(zzz*)", "has no values"),
         ("run.name=a,b", "run.name cannot be swept"),
         ("hydra/sweeper=optuna", "mptrain expands and runs sweeps itself"),
