@@ -88,7 +88,7 @@ def test_a_named_sweep_is_the_same_folder_where_resume_says_so(sweeping):
     assert sweeping(*words) == 7
     assert sweeping(*words) == 6
     assert sweeping.err.startswith(
-        "error: there is a sweep in outputs/mine\nhint: go on with it: mptrain resume outputs/mine"
+        "error: there is a sweep in outputs/mine\nhint: resume it: mptrain resume outputs/mine"
     )
     assert sweeping(*words, "run.resume=auto", "--jobs", "2") == 7
     assert "job=1/2" not in sweeping.out

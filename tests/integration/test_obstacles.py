@@ -95,7 +95,7 @@ def test_a_run_whose_histograms_are_gone_goes_on_and_says_so(capsys):
     assert main(["resume", "outputs/run", "train.max_steps=4"]) == 0
     assert "warning: outputs/run/histograms.jsonl has 0 bytes" in capsys.readouterr().err.replace("\n", " ")
     events = Path("outputs/run/events.jsonl").read_text()
-    assert "histograms of the steps so far are lost" in events
+    assert "histograms of all steps so far are lost" in events
     looks = [json.loads(line)["step"] for line in Path("outputs/run/histograms.jsonl").read_text().splitlines()]
     assert looks == [3, 4]
 
@@ -191,7 +191,7 @@ def test_a_disk_that_fills_up_under_a_checkpoint_ends_with_6_while_training_goes
         code, _, errors = run(capsys, *words)
     assert code == 6
     assert errors[0].startswith("error: cannot write outputs/run/checkpoints/step-00000008.pt: the disk is full (")
-    assert errors[1].endswith("; still good: the checkpoint of step 4")
+    assert errors[1].endswith("; still intact: the checkpoint of step 4")
     state = json.loads(Path("outputs/run/run.json").read_text())
     assert (state["status"], state["exit_code"]) == ("failed", 6)
     events = [json.loads(line) for line in Path("outputs/run/events.jsonl").read_text().splitlines()]
@@ -214,8 +214,8 @@ def test_a_run_whose_folder_is_removed_meanwhile_does_not_train_on_for_nothing(c
     monkeypatch.setattr("mptrain.engine.step_runner.train_step", removing)
     code, _, errors = run(capsys, *TINY, "checkpoint.every_epochs=1", "run.name=run")
     assert code == 6
-    assert "outputs/run has gone while it was being written: it was removed" in errors[0]
-    assert errors[1] == "hint: start again, and leave the folder alone"
+    assert "outputs/run disappeared while it was being written: it was removed" in errors[0]
+    assert errors[1] == "hint: start again and do not change the folder while it is being written"
     assert not Path("outputs/run").exists()
 
 

@@ -79,4 +79,4 @@ def test_whatever_the_users_data_set_does_is_a_refusal(monkeypatch):
     monkeypatch.setattr(build_workload, "build_dataset", leave)
     [(number, error)] = disagreements([compose(SMALL)])
     assert number == 0
-    assert "cannot be made: sys.exit(3)" in str(error)
+    assert "cannot be created: sys.exit(3)" in str(error)
