@@ -1,4 +1,4 @@
-"""Parts that all workloads share: batches, data set and task protocols, loader, preparation, random streams, faulty samples."""
+"""Code that all workloads share: batches, protocols of data sets and tasks, loader, preparation, random streams."""
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split

@@ -174,7 +174,7 @@ def test_missing_pictures_are_found_before_the_first_step_and_stop_or_are_counte
     (tmp_path / "mine" / "b.png").unlink()
     with pytest.raises(DataError, match=rf"^{tmp_path}/mine/b\.png: there is no such file$") as raised:
         load_coco(root=tmp_path, **OWN)
-    assert "dataset.on_error=skip to leave out and count such" in raised.value.hint
+    assert "dataset.on_error=skip to skip and count such samples" in raised.value.hint
     data = load_coco(root=tmp_path, on_error="skip", **OWN)
     assert (len(data.train), data.train.skipped, data.describe()) == (1, 1, "3x32x32")
 

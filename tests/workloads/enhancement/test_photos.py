@@ -132,7 +132,7 @@ class TestPhotos:
         assert split.skipped == 0
         assert split.fetch(range(8), 0, 0).samples == 4
         assert split.skipped == 1
-        with pytest.raises(DataError, match="no photo of a batch"):
+        with pytest.raises(DataError, match="no photo of the batch"):
             split.fetch([1, 3], 0, 0)
         with pytest.raises(DataError, match=r"cut\.png"):
             PatchSplit(photos_of(good, cut), 8, 16, augment=True).fetch(range(8), 0, 0)

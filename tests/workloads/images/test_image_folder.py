@@ -114,7 +114,7 @@ def test_a_batch_without_one_good_image_is_an_error_even_when_skipping(root):
     for path in (root / "val" / "ant").iterdir():
         path.write_bytes(b"")
     data = load_image_folder(root=root, image_size=8, on_error="skip")
-    with pytest.raises(DataError, match=r"no image of a batch can be used.*val/ant/0.png"):
+    with pytest.raises(DataError, match=r"no image of the batch is usable.*val/ant/0.png"):
         data.val.fetch([0, 1], 0, 0)
 
 
@@ -279,12 +279,12 @@ def test_a_folder_that_has_gone_is_told_from_a_file_that_is_broken(root, on_erro
     dataset = load_image_folder(root=root, image_size=8, workers=0, on_error=on_error)
     (root / "train").rename(root / "away")
     if on_error == "skip":
-        with pytest.raises(DataError, match="no image of a batch can be used"):
+        with pytest.raises(DataError, match="no image of the batch is usable"):
             dataset.train.fetch([0, 1], 0, 0)
         return
-    with pytest.raises(DataError, match=rf"ant/.*: the folder {root}/train is not there any more$") as gone:
+    with pytest.raises(DataError, match=rf"ant/.*: the folder {root}/train no longer exists$") as gone:
         dataset.train.fetch([0, 1], 0, 0)
-    assert gone.value.hint == "bring it back; a run goes on from its last checkpoint"
+    assert gone.value.hint == "restore the folder, then resume the run from its last checkpoint"
     (root / "away").rename(root / "train")
     next((root / "train/ant").iterdir()).unlink()
     with pytest.raises(DataError, match=r"cannot be decoded: .*No such file"):
