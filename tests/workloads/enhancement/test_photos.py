@@ -117,7 +117,7 @@ class TestPhotos:
         assert photos.paths == [str(paths[0])]
         assert len(photos.faults.found) == 5
         assert "15x40 pixels, and 16x16 are cut out" in photos.faults.found[str(tmp_path / "narrow.png")]
-        assert "its mode F does not say which value is white" in photos.faults.found[str(tmp_path / "deep.tif")]
+        assert "mode F does not define the value of white" in photos.faults.found[str(tmp_path / "deep.tif")]
 
     @pytest.mark.parametrize("number", range(1, 6))
     def test_a_file_that_cannot_be_used_stops_with_its_name(self, tmp_path, number):
