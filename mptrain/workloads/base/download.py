@@ -18,7 +18,7 @@ _FAILURES = (OSError, RuntimeError, EOFError, HTTPException, TarError, Unpicklin
 
 def missing(what: str, where: str, other_way: str = "") -> DataError:
     """Return the error for data that is missing while downloads are off."""
-    ways = "set dataset.download=true, or set dataset.root to the folder that holds it"
+    ways = "set dataset.download=true, or set dataset.root=FOLDER to the folder that contains it"
     ways += f", {other_way}" if other_way else ""
     return DataError(f"{what} not found: looked in {where}", f"{ways}; {NO_DOWNLOAD}")
 
@@ -44,5 +44,5 @@ def fetching(what: str, root: Path, folder: Path | None = None) -> Iterator[None
             raise
         raise DataError(
             f"{what} not found in {root}, and the download failed: {type(error).__name__}: {error}",
-            f"copy the files there, or set dataset.root to the folder that holds them; {NO_DOWNLOAD}",
+            f"copy the files there, or set dataset.root=FOLDER to the folder that contains them; {NO_DOWNLOAD}",
         ) from error

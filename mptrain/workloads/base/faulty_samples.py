@@ -94,7 +94,7 @@ class Faults:
 
         Args:
             problems: File or index of each sample, with the reason; may be empty.
-            hint: What the user can do other than skip the samples.
+            hint: Advice for the user other than skipping the samples.
             skippable: Whether the samples can be left out.
 
         Raises:

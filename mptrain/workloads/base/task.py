@@ -36,8 +36,8 @@ class Task(Protocol):
         metric: Name of the metric that selects the best checkpoint; None if there is no such metric.
         higher_is_better: Whether a higher metric is better.
         term: Plural noun for one term of the loss; throughput is counted in these.
-        shares: Names of metrics that are fractions of samples, each right or wrong. Their confidence intervals
-            follow from the number of samples.
+        shares: Names of metrics that are fractions of samples, each right or wrong. Their 95 % CI is Wilson's, from
+            the number of samples.
         refuses: Facts of data sets with which the task is incompatible, because their targets are of another kind.
     """
 

@@ -83,7 +83,7 @@ def present(pictures: Sequence[AnnotatedImage], folder: Path, faults: Faults) ->
     if missing and not folder.is_dir():
         raise DataError(
             f"the picture folder {folder} does not exist",
-            "set dataset.root to the folder that contains it, or choose other parts",
+            "set dataset.root=FOLDER to the folder that contains it, or choose other parts",
         )
     faults.report(dict.fromkeys(sorted(missing), "the file does not exist"), "put the file there")
     there = [picture for picture in pictures if picture.path not in missing]

@@ -130,7 +130,7 @@ class Gan(Task):
         return list(zip(real.cpu().numpy(), drawn.cpu().numpy(), right, strict=True))
 
     def score(self, answers: Sequence[Any]) -> dict[str, float]:
-        """Return ``frechet`` (`frechet_distance`) and ``classifier_top1``, the accuracy of the classifier on real data."""
+        """Return ``frechet`` (`frechet_distance`) and ``classifier_top1``, the classifier's accuracy on real images."""
         if len(answers) < 2:  # too few for a covariance
             return {"frechet": float("nan")}
         real, drawn, right = zip(*answers, strict=True)

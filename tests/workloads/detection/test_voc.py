@@ -99,7 +99,7 @@ WRONG = {
     "'bird', which is not in dataset.classes": annotation(thing("bird", 1, 1, 9, 9)),
     "did you mean cat": annotation(thing("cats", 1, 1, 9, 9)),
     "no bndbox": annotation("<object><name>cat</name></object>"),
-    "xmin is 'left', which is not a number": annotation(thing("cat", "left", 1, 9, 9)),
+    "xmin is 'left', which is not a finite number": annotation(thing("cat", "left", 1, 9, 9)),
     "box 1 (9, 0, 5, 9) has no area": annotation(thing("cat", 10, 1, 5, 9)),
     "(49, 29, 60, 40) has no area inside": annotation(thing("cat", 50, 30, 60, 40)),
 }
@@ -202,9 +202,9 @@ def test_data_that_cannot_be_had_are_one_line_and_a_way_out(tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("xml", "said"),
     [
-        (annotation(thing("cat", 1, 1, 9, 9), size=("inf", 20)), "size has no number width, but 'inf'"),
-        (annotation(thing("cat", 1, 1, "nan", 9)), "bndbox has no number xmax, but 'nan'"),
-        ("<?xml version='1.0' encoding='klingon'?><annotation/>", "is no XML: unknown encoding"),
+        (annotation(thing("cat", 1, 1, 9, 9), size=("inf", 20)), "size: width is 'inf', which is not a finite number"),
+        (annotation(thing("cat", 1, 1, "nan", 9)), "bndbox: xmax is 'nan', which is not a finite number"),
+        ("<?xml version='1.0' encoding='klingon'?><annotation/>", "is not valid XML: unknown encoding"),
     ],
 )
 def test_numbers_that_are_not_finite_and_unknown_encodings_are_wrong_annotations(root, xml, said):

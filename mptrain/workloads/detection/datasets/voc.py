@@ -154,7 +154,7 @@ def _folder(root: Path, name: str, list_name: str, download: bool) -> Path:
     looked = " and ".join(str(folder / "ImageSets" / "Main" / f"{list_name}.txt") for folder in tried)
     raise DataError(
         f"the list {asked} was not found: looked for {looked}",
-        "set dataset.root to the folder that contains it, and dataset.train, .val and .test to its lists; "
+        "set dataset.root=FOLDER to the folder that contains it, and dataset.train, .val and .test to its lists; "
         f"{NO_DOWNLOAD}, nor does dataset=digit_scenes",
     )
 
@@ -227,5 +227,5 @@ def _number(element: Element, key: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f"{element.tag}: {key} is '{text}', which is not a number")
+        raise ValueError(f"{element.tag}: {key} is '{text}', which is not a finite number")
     return number
