@@ -1,4 +1,8 @@
-"""Code that all workloads share: batches, protocols of data sets and tasks, loader, preparation, random streams."""
+"""Code that all workloads share.
+
+It contains batches, the protocols of data sets and tasks, the loader, the preparation of inputs, random streams, and
+the handling of faulty samples.
+"""
 
 from mptrain.workloads.base.batch import Batch
 from mptrain.workloads.base.dataset import Dataset, Split
