@@ -112,7 +112,7 @@ def small_resnext(
         raise ConfigError(
             f"model.widths={list(widths)} with model.cardinality={cardinality}: each width must be divisible by 4, "
             f"and half of it by {cardinality} groups",
-            f"use widths that are multiples of 4 and of {2 * cardinality}",
+            "use widths that are multiples of 4 and of twice the cardinality",
         )
     channels = widths[0] // 2
     layers: list[nn.Module] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]
