@@ -71,13 +71,13 @@ class Diagnosis:
 _WHAT = {
     "input": "the batch itself is not finite",
     "weights": "weights or buffers are not finite",
-    "forward": "the loss is not finite though inputs and weights are; gradients that are not",
-    "backward": "inputs, weights and loss are finite; gradients that are not",
+    "forward": "the loss is not finite, although inputs and weights are; non-finite gradients",
+    "backward": "inputs, weights and loss are finite; non-finite gradients",
 }
 _ADVICE = {
     "input": "the data holds inf or NaN: clean it, or set dataset.on_error=skip",
     "weights": "weights or buffers are not finite: resume from an earlier checkpoint with scaler.on_overflow=skip",
-    "forward": "the loss is not finite though inputs and weights are: lower optimizer.lr{precision}",
+    "forward": "the loss is not finite, although inputs and weights are: lower optimizer.lr{precision}",
     "backward": "only gradients overflow: {lower}{precision}",
 }
 
@@ -153,7 +153,7 @@ def diagnose_overflows(
     learner = next(learner for learner in parts.learners if learner.name == log.name)
     assert log.last is not None
     found = parts.comm.all_gather_object(_diagnose(parts, learner, log.last, log.history.consecutive, given))
-    diagnosis = min(found, key=lambda one: list(_WHAT).index(one.cause))  # nearest to the data
+    diagnosis = min(found, key=lambda one: list(_WHAT).index(one.cause))  # the earliest cause
     if parts.fault.is_at(diagnosis.step):
         first = "a fault was injected on purpose (inject.*): remove it first"
         diagnosis = replace(diagnosis, advice=f"{first}; {diagnosis.advice}")
@@ -203,10 +203,10 @@ def require_success(
         for name, value in metrics.items():
             if (name == metric or name.endswith("loss")) and not math.isfinite(value):
                 trained = all(log.last is not None and math.isfinite(log.last.loss) for log in learner_logs)
-                what = f"its last {name.replace('_', ' ')} on {split} is {value}"
+                what = f"the last {name.replace('_', ' ')} on {split} is {value}"
                 if half and trained:
                     raise NumericsError(
-                        f"{what}, though its last training loss is finite",
+                        f"{what}, although the last training loss is finite",
                         "evaluate in FP32 (precision.eval=fp32), or lower optimizer.lr",
                     )
                 raise NumericsError(

@@ -14,15 +14,15 @@ class TrainOptions:
 
     Attributes:
         epochs: Passes over the training data.
-        max_steps: Maximum number of attempted steps; None: only ``epochs`` limits training.
+        max_steps: Maximum number of attempted steps. With None, only ``epochs`` limits training.
         batch_size: Samples per update, over all micro-batches and ranks.
         accumulate: Micro-batches per update, over all ranks; each of N ranks runs 1/N of them, rounded up.
-        clip_norm: Maximum global L2 norm of the unscaled gradients; None: no clipping.
+        clip_norm: Maximum global L2 norm of the unscaled gradients. None disables clipping.
         channels_last: Use the channels-last memory format for images and convolution kernels.
         max_consecutive_overflows: Number of consecutive overflows that end a run.
-        max_minutes: Maximum minutes of training steps, over all attempts; None: no limit.
+        max_minutes: Maximum minutes of training steps, over all attempts. None means no limit.
         ema_decay: Maximum decay of an exponential moving average of the weights, which is evaluated in their place
-            (see `mptrain.optimizer.average`); None: no average.
+            (see `mptrain.optimizer.average`). None keeps no average.
         one_batch: Train on the first batch only; it makes up each epoch.
         compile: Compile the model with torch.compile.
         engine: ``eager`` launches each operator of a step; ``graph`` captures the step in a CUDA graph.
@@ -52,10 +52,10 @@ class CheckpointOptions:
     """When to save checkpoints and how many to keep.
 
     Attributes:
-        every_epochs: Epochs between checkpoints; None: save only at the end and on a signal.
-        every_steps: Attempted steps between checkpoints, in addition to ``every_epochs``; None: none.
+        every_epochs: Epochs between checkpoints. With None, only at the end and on a signal.
+        every_steps: Attempted steps between checkpoints, in addition to ``every_epochs``. None adds none.
         keep: Number of newest checkpoints to keep, in addition to the best one.
-        async_save: Continue training while a copy of the state is written; False: wait for the disk at each save.
+        async_save: Continue training while a copy of the state is written. With False, each save blocks.
     """
 
     every_epochs: PositiveInt | None = 1
@@ -72,7 +72,7 @@ class LogOptions:
         ring: Number of steps kept on the device before the host reads them.
         seconds: Maximum seconds between two reads of the ring and refreshes of the display.
         lines: Seconds between two lines of output if there is no terminal.
-        stall_report_after: Seconds without progress after which the stacks of all threads are written; None: never.
+        stall_report_after: Seconds without progress after which all thread stacks are written. None disables this.
     """
 
     ring: PositiveInt = 32
@@ -86,12 +86,12 @@ class InjectOptions:
     """A fault to inject on purpose (`mptrain.engine.fault_injection`).
 
     Attributes:
-        step: First attempted step with the fault, from 1; None: no fault.
-        count: Number of consecutive steps with the fault; None: all from the first on.
+        step: First attempted step with the fault, from 1. None injects no fault.
+        count: Number of consecutive steps with the fault. None means all from ``step`` on.
         tensor: ``input``, ``activation:MODULE``, ``activation_gradient:MODULE``, ``gradient:PARAMETER``,
             ``reduced_gradient:PARAMETER`` (summed over micro-batches and ranks) or ``weight:PARAMETER``.
         value: New value of the tensor's first element: ``inf``, ``-inf``, ``nan`` or a number.
-        rank: Rank that has the fault; None: all ranks.
+        rank: Rank that has the fault. None means all ranks.
     """
 
     step: PositiveInt | None = None

@@ -158,10 +158,7 @@ class StepLog:
         count = min(len(self._pending), *(len(taken) for taken in rows))
         for log, taken in zip(self.learner_logs, rows, strict=True):
             log.ring.give_back(taken[count:])
-        noted, self._pending = (
-            self._pending[:count],
-            self._pending[count:],
-        )  # before the loop, because the sink may fail
+        noted, self._pending = self._pending[:count], self._pending[count:]  # first, because the sink may fail
         for (step, epoch), *row in zip(noted, *(taken[:count] for taken in rows), strict=True):
             for log, one in zip(self.learner_logs, row, strict=True):
                 log.digest(step, epoch, one, self._sink)

@@ -29,7 +29,7 @@ class Watchdog:
 
     Args:
         path: File for the stacks; created at the first stall.
-        seconds: Seconds without progress after which the run counts as stalled; None: never.
+        seconds: Seconds without progress after which the run counts as stalled; None disables the watchdog.
 
     Attributes:
         stalls: Number of stalls so far.

@@ -159,7 +159,7 @@ def changed_training_data(root: Path, parts: Parts) -> tuple[str, ...]:
     now = data_order(loader, known["epoch"], loader.whole_batch(known["epoch"]))
     if all(known.get(name) == value for name, value in now.items()):
         return ()
-    return (f"the training data have changed: epoch {known['epoch'] + 1} would not begin as it did",)
+    return (f"the training data have changed: epoch {known['epoch'] + 1} would not have the same samples",)
 
 
 def changed_evaluation_data(root: Path, records: Sequence[EvalRecord], changed: Sequence[str]) -> tuple[str, ...]:

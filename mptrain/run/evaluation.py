@@ -125,7 +125,7 @@ def export_run(
         which: Checkpoint, ``last`` or ``best``.
         dtype: Dtype of all floating-point tensors; FP16 saturates at 65504.
         average: Export the average of the weights if there is one.
-        output: Target file, replaced if it exists; None: a file in the run's ``export`` folder.
+        output: Target file, replaced if it exists; None writes to a file in the run's ``export`` folder.
         trusted: Overrides of ``extensions.allow``, which name the packages that the configuration may call.
 
     Raises:

@@ -38,7 +38,7 @@ def explain_error(error: BaseException, config: Config, directory: RunDirectory,
     if comm.is_lost(error):
         if (why := comm.why()) is not None:
             return why
-        return Preempted(f"{comm.who_ended()} before it trained", again, EXIT_PREEMPTED, saved=False, asked=False)
+        return Preempted(f"{comm.who_ended()} before training began", again, EXIT_PREEMPTED, saved=False, asked=False)
     if isinstance(error, NumericsError) and trust:
         line = f"mptrain diagnose {directory.root}"
         return NumericsError(str(error), error.hint.replace(line, f"{line}{trust}"))

@@ -44,7 +44,7 @@ def test_a_run_that_goes_on_with_other_samples_says_so_and_belongs_to_no_arm(tra
     change(trained, "train")
     resumed = run_in_process("resume", "a", "train.epochs=3", cwd=trained)
     assert resumed.returncode == 0, resumed.stderr
-    said = "the training data have changed: epoch 2 would not begin as it did"
+    said = "the training data have changed: epoch 2 would not have the same samples"
     assert f"warning: {said}" in resumed.stderr
     assert said in json.loads((trained / "outputs/a/run.json").read_text())["attempts"][-1]["changes"]
     compared = run_in_process("compare", "outputs/a", "outputs/b", cwd=trained)
