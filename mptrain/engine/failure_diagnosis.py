@@ -187,8 +187,8 @@ def require_success(
         Warnings, one sentence each: a short run ended while its initial loss scale was still decreasing.
 
     Raises:
-        NumericsError: A learner applied no update although its loss scale had settled, or a loss or the task's metric
-            is not finite in the last evaluation.
+        NumericsError: A learner applied no update, and not only because its initial loss scale was still decreasing; or
+            a loss or the task's metric is not finite in the last evaluation.
     """
     warnings = []
     for log in learner_logs:

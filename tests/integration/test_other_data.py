@@ -35,7 +35,7 @@ def change(folder, part):
 def test_unchanged_data_are_not_spoken_of(trained):
     resumed = run_in_process("resume", "a", "train.epochs=3", cwd=trained)
     assert resumed.returncode == 0, resumed.stderr
-    assert "other ones" not in resumed.stderr
+    assert "data have changed" not in resumed.stderr
     assert "differ from those" not in run_in_process("eval", "a", cwd=trained).stdout
 
 
