@@ -118,7 +118,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(capsys):
     Path("outputs/run/run.json").write_text(json.dumps({**state, "status": "running"}))
     code, output, _ = run(capsys, "resume", "outputs/run")
     assert code == 0
-    assert "there is no checkpoint yet: the run starts again" in output
+    assert "there is no checkpoint yet: starting from the beginning" in output
     assert Path("outputs/run/steps.jsonl").read_text() == steps
 
 
@@ -239,7 +239,7 @@ def test_a_bug_is_called_a_bug_and_leaves_its_traceback_in_the_run(capsys, monke
 def test_a_run_that_diverged_is_not_called_done(capsys):
     code, _, errors = run(capsys, *TINY, "precision=fp32", "optimizer.lr=1e30", "run.name=run")
     assert code == 4
-    assert "the run diverged: its last loss on" in errors[0]
+    assert "the run diverged: the last loss on" in errors[0]
     assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "failed"
     assert json.loads(Path("outputs/run/summary.json").read_text())["steps"] == 18
     phases = json.loads(Path("outputs/run/summary.json").read_text())["learners"]["main"]["overflows"]
@@ -249,7 +249,7 @@ def test_a_run_that_diverged_is_not_called_done(capsys):
 def test_a_run_without_a_single_update_is_not_called_done(capsys):
     code, _, errors = run(capsys, *TINY, "precision=fp16_static", "scaler.scale=1073741824", "train.max_steps=3")
     assert code == 4
-    assert errors[0] == "error: not one of 3 updates was applied: every step overflowed"
+    assert errors[0] == "error: none of 3 updates was applied: every step overflowed"
 
 
 def test_a_run_that_ended_while_its_scale_was_still_coming_down_is_done_with_a_warning(capsys):
@@ -257,7 +257,8 @@ def test_a_run_that_ended_while_its_scale_was_still_coming_down_is_done_with_a_w
     words = ("precision=fp16_dynamic", *high, "train.max_steps=2", "run.name=run")
     assert run(capsys, *TINY, *words)[0] == 0
     assert (
-        "because the loss scale was still coming down; train for longer" in Path("outputs/run/events.jsonl").read_text()
+        "because the loss scale was still decreasing; train for more steps"
+        in Path("outputs/run/events.jsonl").read_text()
     )
     assert json.loads(Path("outputs/run/run.json").read_text())["status"] == "done"
     assert json.loads(Path("outputs/run/summary.json").read_text())["learners"]["main"]["updates"] == 0
@@ -268,7 +269,7 @@ def test_a_language_model_whose_perplexity_is_infinite_has_diverged(capsys):
              "train.batch_size=16", "train.epochs=1", "precision=fp32")  # fmt: skip
     code, _, errors = run(capsys, *words)
     assert code == 4
-    assert errors[0].startswith("error: the run diverged: its last perplexity on")
+    assert errors[0].startswith("error: the run diverged: the last perplexity on")
 
 
 def test_giving_up_names_the_learner_and_its_keys(capsys):
@@ -286,7 +287,7 @@ def test_a_model_and_a_task_that_do_not_go_together_are_no_bug_of_ours(capsys):
         capsys, "model=dcgan", "task=classify", "optimizer=sgd", "dataset.train_samples=64", "run.name=run"
     )
     assert code == 2
-    assert errors[0].startswith("error: DCGAN and Classify do not get through the first batch: ")
+    assert errors[0].startswith("error: DCGAN and Classify fail on the first batch: ")
     assert "forward" in Path("outputs/run/failure/traceback.txt").read_text()
 
 
@@ -297,7 +298,7 @@ def test_missing_checkpoints_of_a_run_that_was_saved_are_not_taken_for_a_fresh_s
         path.unlink()
     code, _, errors = run(capsys, "resume", "outputs/run", "train.max_steps=6")
     assert code == 6
-    assert "holds no checkpoint, but the run was saved there" in errors[0]
+    assert "has no checkpoint, but the run was saved there" in errors[0]
     assert Path("outputs/run/steps.jsonl").read_bytes() == steps
 
 

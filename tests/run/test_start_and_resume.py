@@ -58,7 +58,7 @@ def test_a_configuration_that_no_command_changed_is_refused_and_goes_on_when_ask
     flip(broken_off / "config.yaml", "momentum: 0.9", "momentum: 0.8")
     assert main(["resume", "outputs/run"]) == 6
     said = capsys.readouterr().err
-    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another"
+    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another configuration"
     assert f"error: {strange}: optimizer.momentum was 0.9, now 0.8\n" in said
     assert "mptrain resume outputs/run optimizer.momentum=0.8\n" in said
     assert main(["resume", "outputs/run", "train.epochs=4"]) == 6
@@ -76,7 +76,7 @@ def test_a_line_that_says_everything_is_not_blamed_for_what_happened_to_the_file
     words = [*WORDS, "run.resume=auto"]
     assert main(words) == 6
     errors = capsys.readouterr().err.splitlines()
-    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another"
+    strange = "outputs/run/config.yaml is damaged or was edited: step 2 was trained with another configuration"
     assert errors[-2:] == [f"error: {strange}", "hint: restore the file from a copy"]
     path.write_text(whole)
     assert main([*words, "seed=7"]) == 2
@@ -90,7 +90,10 @@ def test_a_configuration_that_is_damaged_beyond_reading_is_named_and_not_taken_f
     flip(broken_off / "config.yaml", "_target_: mptrain.workloads", "_uarget_: mptrain.workloads")
     assert main(["resume", "outputs/run"]) == 6
     said = capsys.readouterr().err
-    assert "error: outputs/run/config.yaml is damaged or was edited: step 2 was trained with another: task " in said
+    assert (
+        "error: outputs/run/config.yaml is damaged or was edited: step 2 was trained with another configuration: task "
+        in said
+    )
     assert "hint: restore the file from a copy" in said
 
 
