@@ -158,7 +158,7 @@ def test_a_misspelt_target_is_answered_with_the_nearest_name():
 
 
 def test_what_was_tried_is_said_when_an_import_fails(extension):
-    with pytest.raises(ConfigError, match=r"tried to import mptrain.workloads.gan.models.nowhere"):
+    with pytest.raises(ConfigError, match=r"importing mptrain.workloads.gan.models.nowhere failed"):
         resolve("mptrain.workloads.gan.models.nowhere.Thing", PACKAGES["model"])
     with pytest.raises(ConfigError) as caught:
         resolve("extension_broken.Thing", extension)

@@ -135,7 +135,7 @@ def test_what_a_killed_process_had_begun_to_write_is_gone_when_the_run_goes_on(b
 def test_keys_without_effect_on_a_resumed_run_are_refused_with_the_reason(broken_off, capsys):
     config = (broken_off / "config.yaml").read_bytes()
     for words, says in (
-        (("run.root=elsewhere",), "run.root=elsewhere has no effect on a saved run: it stays where it is"),
+        (("run.root=elsewhere",), "run.root=elsewhere has no effect on a saved run: its directory is fixed"),
         (("run.name=two",), "run.name=two has no effect on a saved run"),
         (("hydra.verbose=true",), "hydra.verbose=true has no effect on a saved run"),
         (
@@ -160,7 +160,7 @@ def test_the_first_scale_of_another_rule_has_an_effect(broken_off):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("distributed=fsdp2",), "distributed=fsdp2 on one rank divides nothing: write distributed.procs=2 or more"),
+        (("distributed=fsdp2",), "distributed=fsdp2 with one rank shards nothing: write distributed.procs=2 or more"),
         (("precision=fp16_pure", "model.weights=large.pt"), "3 values in weights and buffers are beyond 65504"),
     ],
 )
