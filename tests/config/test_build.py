@@ -118,7 +118,7 @@ class Pair(nn.Module):
     ("tied", "modules", "named"),
     [
         (False, (("one", "two"), ("two",)), "two.weight"),
-        (True, (("one",), ("two",)), "one.weight, which is two.weight"),
+        (True, (("one",), ("two",)), "one.weight, which is also two.weight"),
     ],
 )
 def test_a_parameter_that_two_learners_train_is_refused_by_name(tied, modules, named):

@@ -341,7 +341,7 @@ def test_a_scale_that_rounds_gradients_is_a_warning_not_an_error(words, sentence
 
 def test_the_nearest_power_of_two_is_named():
     [warning] = compose(["scaler=static", "scaler.scale=1000"]).warnings
-    assert warning.endswith("nearest 1024")
+    assert warning.endswith("nearest: 1024")
     assert compose(["scaler=static", "scaler.scale=0.125"]).warnings == ()
 
 
@@ -500,7 +500,7 @@ def test_several_options_of_a_group_are_not_called_a_list():
 
 def test_a_huge_power_of_two_is_written_as_one():
     [warning] = compose(["scaler=static", "scaler.scale=1.3e30"]).warnings
-    assert warning.endswith("nearest 2^100")
+    assert warning.endswith("nearest: 2^100")
     assert next(iter(problems("scaler=static", "scaler.scale=1.79e308"))).startswith(
         "scaler.scale=1.79e+308 is outside of"
     )

@@ -37,8 +37,8 @@ def test_a_file_says_what_jobs_ask_for_and_the_name_of_an_executor_is_enough(tmp
         ("timeout_min: 2\nsignal_delay_s: 120\n", "120 seconds is not less than timeout_min"),
         ("executor: kubernetes\n", "executor: kubernetes must be"),
         ("partition: ${oc.env:HOME}\n", "partition: "),
-        ("- gpu\n", "must be a mapping"),
-        ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(f"{y}: &{y} [*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x}]\n" for x, y in zip("abcdef", "bcdefg", strict=True)), "unfolds"),
+        ("- gpu\n", "not a mapping"),
+        ("a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(f"{y}: &{y} [*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x}]\n" for x, y in zip("abcdef", "bcdefg", strict=True)), "expand"),
     ],
 )  # fmt: skip
 def test_what_is_refused(tmp_path, text, what):

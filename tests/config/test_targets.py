@@ -131,7 +131,7 @@ def test_no_attribute_leads_out_of_the_allowed_packages(path):
 
 
 def test_what_an_extension_imported_from_elsewhere_is_refused(extension):
-    with pytest.raises(ConfigError, match=r"is really dataclasses.replace") as caught:
+    with pytest.raises(ConfigError, match=r"is defined as dataclasses.replace") as caught:
         resolve("extension_parts.imported", extension)
     assert "not in an allowed package" in str(caught.value)
     with pytest.raises(ConfigError, match=r"is a builtin_function_or_method"):
