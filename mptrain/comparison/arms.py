@@ -67,7 +67,7 @@ def choose_reference(arms: Sequence[Arm], name: str | None = None) -> Arm:
         if arm.name == name:
             return arm
     guess = did_you_mean(name, [arm.name for arm in arms])
-    hint = f"did you mean {guess}?" if guess else f"arms are: {', '.join(arm.name for arm in arms)}"
+    hint = f"did you mean {guess}?" if guess else f"the arms are {', '.join(arm.name for arm in arms)}"
     raise UsageError(f"no arm is called {name!r}", hint)
 
 

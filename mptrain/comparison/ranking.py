@@ -90,7 +90,7 @@ def ranking(ranked: Sequence[RankedSetting], *, higher_is_better: bool | None, n
     factor = _for_a_choice_among(len(ranked))
     ranked = [one.widened(factor) for one in ranked]
     low, high = (pick(ranked, key=lambda one: one.value) for pick in (min, max))
-    wider = f"(x{factor:.2f} for a choice among {len(ranked)}) " if factor > 1 else ""
+    wider = f"(widened x{factor:.2f} for {len(ranked)} settings) " if factor > 1 else ""
     span = f"{number(low.value)} at {low.name} to {number(high.value)} at {high.name}"
     if low.overlaps(high):
         return f"{span}, within noise of each other: their 95 % CIs {_of_what((low, high))}{wider}overlap"

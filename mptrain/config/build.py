@@ -182,10 +182,10 @@ def build_model(config: Config, dataset: Dataset) -> nn.Module:
             "--traceback shows where it failed",
         ) from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"{config.model.path} made a {type(model).__name__}, not a torch.nn.Module")
+        raise ConfigError(f"{config.model.path} returned a {type(model).__name__}, not a torch.nn.Module")
     if lazy := [name for name, p in model.named_parameters() if isinstance(p, UninitializedParameter)]:
         raise ConfigError(
-            f"{config.model.path} made a model whose parameter {lazy[0]} has no shape yet",
+            f"{config.model.path} returned a model whose parameter {lazy[0]} has no shape yet",
             "give lazy modules their input size, so that a seed draws the same weights in every precision mode",
         )
     return model
@@ -292,7 +292,7 @@ def _parameters(model: nn.Module, objective: Objective, config: Config) -> dict[
         raise ConfigError(
             f"the learner {objective.learner} trains {', '.join(objective.modules)}, but {config.model.path} has only "
             f"the modules {children}",
-            "choose a model that works with this task; choosing only a model also chooses a task for it",
+            "choose a model that works with this task, or choose only a model, and its file sets a task for it",
         )
     return found
 

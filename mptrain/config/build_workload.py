@@ -31,7 +31,7 @@ from mptrain.workloads.images.classifier_features import ClassifierFeatures
 #: Value of ``task.classifier`` that trains a classifier on the run's own data.
 TRAIN = "train"
 
-_GO_TOGETHER = "choosing only a model also chooses a task and a dataset for it"
+_GO_TOGETHER = "choose only a model, and its file sets a task and a dataset for it"
 
 #: Attributes that every data set and every task must have; see their protocols.
 _DATASET = ("name", "workers", "train", "val", "test", "facts", "describe", "prepare")
@@ -102,7 +102,7 @@ def require_known_learners(config: Config, objectives: Sequence[Objective]) -> N
     """
     names = [objective.learner for objective in objectives]
     if unknown := [name for name in config.learners if name not in names]:
-        hint = f"it has {', '.join(names)}"
+        hint = f"its learners are {', '.join(names)}"
         raise ConfigError([Problem(f"learners.{name}: the task has no such learner", hint) for name in unknown])
 
 
@@ -142,7 +142,7 @@ def _what_goes_together(config: Config, group: str) -> str:
 def _require(group: str, target: Target, part: Any, missing: list[str], protocol: str) -> None:
     if missing:
         raise ConfigError(
-            f"{group}: {target.path} made a {type(part).__name__} without {', '.join(missing)}",
+            f"{group}: {target.path} returned a {type(part).__name__} without {', '.join(missing)}",
             f"see the protocol of a {group} in {protocol}",
         )
 

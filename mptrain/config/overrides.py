@@ -372,7 +372,7 @@ def _several_values(word: str, override: Override, catalogue: Catalogue) -> Prob
     count = len(getattr(value, "list", ()))
     number = "two values" if count == 2 else "several values"
     listed = word.split("=", 1)[1]
-    hint = f"write {override.key_or_group}=[{listed}] if one list is meant" if count else ""
+    hint = f"write {override.key_or_group}=[{listed}] to pass one list" if count else ""
     if override.key_or_group in catalogue.groups:
         hint = ""  # only one option of a group can be chosen
     return Problem(f"{word}: {number} for one key: add -m to sweep", hint)

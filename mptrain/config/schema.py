@@ -52,7 +52,7 @@ class RunOptions:
     Attributes:
         name: Fixed run directory ``ROOT/NAME``; None creates a new directory for each run.
         resume: ``auto`` resumes ``ROOT/NAME`` if it exists and starts it otherwise, ``never`` refuses an existing one,
-            ``must`` refuses a missing one.
+            ``must`` resumes it and never starts a new run.
         root: Folder in which run directories are created.
     """
 

@@ -49,7 +49,7 @@ def _read(path: Path) -> Problem | None:
         what = ": ".join(part for part in (error.context, error.problem) if part)
         return Problem(f"{place} is not YAML: {what}", _hint(text, mark.line if mark else None))
     except (YAMLError, ValueError, RecursionError) as error:
-        return Problem(f"{path} is not YAML: {error}", "mptrain list names files that show the format")
+        return Problem(f"{path} is not YAML: {error}", "see the files that mptrain list names for the format")
     if node is not None and not isinstance(node, MappingNode):
         return Problem(f"{path} is a list or a single value, not a mapping", "write lines of the form KEY: VALUE")
     return None

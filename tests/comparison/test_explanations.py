@@ -89,7 +89,7 @@ def test_what_was_in_use_before_is_no_part_of_the_precision():
 
 def test_copies_in_fp32_are_named():
     assert "FP32 master weights (4.0 kB for 1,000 parameters)" in said(None, BIG, mode="fp16_static")
-    assert "under autocast weights, gradients and optimizer state stay FP32 (4.0 kB" in said(None, BIG)
+    assert "under autocast, weights, gradients and optimizer state stay FP32 (4.0 kB" in said(None, BIG)
 
 
 def test_one_pair_has_no_interval_and_is_judged_by_itself():

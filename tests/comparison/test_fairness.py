@@ -191,12 +191,12 @@ def test_another_number_of_threads_in_the_configuration_is_no_fatal_difference()
 def test_arms_of_different_length_are_flagged():
     (found,) = objections(FULL, of_amp(steps=200))
     assert not found.fatal
-    assert found.what == "amp_dynamic made 200 steps, fp32 300"
+    assert found.what == "amp_dynamic ran for 200 steps, fp32 for 300"
 
 
 def test_seeds_without_a_partner_are_flagged():
     (found,) = objections(FULL, Arm("amp_dynamic", AMP.runs[:1]))
-    assert (found.what, found.fatal) == ("amp_dynamic has no run of seed 1", False)
+    assert (found.what, found.fatal) == ("amp_dynamic has no run with seed 1", False)
 
 
 def test_differences_are_of_the_arm_against_the_reference():

@@ -46,7 +46,7 @@ def test_what_cannot_be_told_from_the_best_is_named_with_it():
     over = "(95 % CIs over test samples overlap)"
     assert said(A, NEAR, FAR) == f"best 0.90 at a, within noise of b {over}, worst 0.50 at c"
     many = [RankedSetting(f"n{at}", 0.89 - at / 1000, 0.87, 0.91) for at in range(5)]
-    over = over.replace("overlap", "(x1.06 for a choice among 7) overlap")
+    over = over.replace("overlap", "(widened x1.06 for 7 settings) overlap")
     assert f"within noise of n0, n1, n2 and 2 more {over}" in said(A, *many, FAR)
 
 
@@ -115,7 +115,7 @@ def test_equal_settings_have_a_best_in_no_more_than_one_sweep_of_twenty(count):
 
 def test_a_choice_among_many_is_said_to_have_wider_intervals():
     many = [RankedSetting(str(at), 0.5 + at / 1000, 0.4, 0.6) for at in range(8)]
-    assert "their 95 % CIs over test samples (x1.09 for a choice among 8) overlap" in said(*many)
+    assert "their 95 % CIs over test samples (widened x1.09 for 8 settings) overlap" in said(*many)
 
 
 def test_a_point_whose_metric_is_not_finite_is_counted():
