@@ -104,7 +104,7 @@ def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(start_and_resume, "launch_ranks", None)
     assert main([*WORDS, "distributed.procs=500"]) == 2
-    assert "for 500 ranks" in capsys.readouterr().err
+    assert "with 500 ranks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("resume", "outputs/run"), (*WORDS, "run.resume=auto")])
