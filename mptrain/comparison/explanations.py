@@ -177,7 +177,7 @@ def _flushed(runs: Sequence[RunMeasures], others: Sequence[RunMeasures]) -> Iter
     if here and there and fmean(here) - fmean(there) > FLUSHED:
         yield (
             f"{percent(fmean(here))} of the activation gradients were zero, against {percent(fmean(there))} in the "
-            "reference: the others underflowed at this loss scale"
+            "reference: the difference is underflow at this loss scale"
         )
 
 

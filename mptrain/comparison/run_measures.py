@@ -66,7 +66,10 @@ _PROCS = re.compile(r"^(distributed:\n(?:  .*\n)*?  procs:).*$", re.MULTILINE)
 
 
 def _with_ranks(run: Run) -> str:
-    """Return the configuration with ``distributed.procs`` set to the run's number of ranks; null for one."""
+    """Return the configuration with ``distributed.procs`` set to the run's number of ranks; null for one.
+
+    Under torchrun, the saved configuration does not contain the number of ranks.
+    """
     ranks = run.state.ranks
     return _PROCS.sub(rf"\g<1> {ranks if ranks > 1 else 'null'}", run.config, count=1)
 

@@ -149,7 +149,7 @@ def _different(evidence: PairedEvidence, difference: Interval) -> str:
         f"({_from_to(difference)}) excludes zero ({_pairs(difference.n)}){_no_spread(difference)}"
     )
     if abs(difference.mean) < evidence.margin:
-        why += f"; it may be within the margin of ±{evidence.margin:.3g}"
+        why += f"; the true difference may be within the margin of ±{evidence.margin:.3g}"
     return why
 
 
@@ -173,8 +173,9 @@ def _undecided(difference: Interval, found: Equivalence) -> str:
     else:
         more = "so the number of pairs is sufficient"
     return (
-        f"the paired difference is {signed(difference.mean)} (95 % CI {_from_to(difference)}): it may be zero, and it "
-        f"may exceed the margin of ±{found.margin:.3g}; with {_pairs(difference.n)} of this spread, {power}, {more}"
+        f"the paired difference is {signed(difference.mean)} (95 % CI {_from_to(difference)}): the true difference may "
+        f"be zero or exceed the margin of ±{found.margin:.3g}; with {_pairs(difference.n)} of this spread, {power}, "
+        f"{more}"
     )
 
 

@@ -45,7 +45,7 @@ def test_a_difference_beyond_the_margin_is_better_or_worse_by_the_metrics_direct
 def test_a_difference_whose_size_against_the_margin_is_open_says_so():
     found = verdict([-0.004, -0.0125, -0.007, -0.009, -0.0115])
     assert found.word == "worse"
-    assert "it may be within the margin of ±0.01" in found.why
+    assert "the true difference may be within the margin of ±0.01" in found.why
 
 
 def test_what_is_undecided_says_the_power_and_the_pairs_it_would_take():
