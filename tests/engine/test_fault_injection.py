@@ -132,7 +132,7 @@ def test_a_resumed_run_has_the_fault_in_the_same_step(tmp_path):
         (["inject.value=big"], "must be a number, or inf, -inf or nan"),
         (
             ["inject.step=1", "inject.tensor=activation:3", "train.compile=true", "precision=fp32"],
-            "inject.tensor needs modules that run one by one",
+            "inject.tensor needs hooks on single modules",
         ),
     ],
 )

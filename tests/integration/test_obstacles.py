@@ -222,7 +222,7 @@ def test_a_run_whose_folder_is_removed_meanwhile_does_not_train_on_for_nothing(c
 def test_a_single_sample_for_batch_norm_is_refused_before_training(capsys):
     code, _, errors = run(capsys, "model=resnet18", "dataset.train_samples=33", "train.batch_size=16")
     assert code == 2
-    assert "leaves a micro-batch of one of 33 samples of train" in errors[0]
+    assert "leaves a micro-batch of one sample out of 33 in train" in errors[0]
     assert errors[1] == "hint: choose a batch size that divides differently, or accumulate less"
     assert not Path("outputs").exists()
 
@@ -342,7 +342,7 @@ def test_a_model_of_the_users_own_trains_by_configuration_alone(capsys, theirs):
     code, _, errors = run(capsys, "resume", "outputs/run", "train.epochs=3")
     assert code == 2
     assert errors == [
-        f"error: the saved configuration lets in code that is not mptrain's: {theirs[-1]}",
+        f"error: the saved configuration runs code from outside mptrain: {theirs[-1]}",
         f"hint: if you trust that code, add '{theirs[-1]}' to the command line",
     ]
     assert run(capsys, "resume", "outputs/run", "train.epochs=3", theirs[-1])[0] == 0

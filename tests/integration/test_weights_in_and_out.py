@@ -170,7 +170,7 @@ def test_a_resumed_run_does_not_need_the_weights_it_once_began_with(tmp_path, mo
 def test_a_value_that_is_no_path_is_refused(tmp_path):
     done = run_in_process(*TINY, "model.weights=3", cwd=tmp_path)
     assert done.returncode == 2
-    assert "model.weights=3: must be the path of a file or of a run" in done.stderr
+    assert "model.weights=3: must be the path of a weights file or of a run" in done.stderr
 
 
 def test_weights_that_fp16_cannot_hold_are_named_where_they_are_exported(tmp_path, monkeypatch, capsys):

@@ -107,7 +107,7 @@ def test_what_more_ranks_than_samples_cannot_do_is_said_before_there_are_ranks(t
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(start_and_resume, "launch_ranks", None)
     assert main([*WORDS, "distributed.procs=500"]) == 2
-    assert "for 500 ranks" in capsys.readouterr().err
+    assert "with 500 ranks" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("resume", "outputs/run"), (*WORDS, "run.resume=auto")])
@@ -138,7 +138,7 @@ def test_what_a_killed_process_had_begun_to_write_is_gone_when_the_run_goes_on(b
 def test_keys_without_effect_on_a_resumed_run_are_refused_with_the_reason(broken_off, capsys):
     config = (broken_off / "config.yaml").read_bytes()
     for words, says in (
-        (("run.root=elsewhere",), "run.root=elsewhere has no effect on a saved run: it stays where it is"),
+        (("run.root=elsewhere",), "run.root=elsewhere has no effect on a saved run: its directory is fixed"),
         (("run.name=two",), "run.name=two has no effect on a saved run"),
         (("hydra.verbose=true",), "hydra.verbose=true has no effect on a saved run"),
         (
@@ -163,7 +163,7 @@ def test_the_first_scale_of_another_rule_has_an_effect(broken_off):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("distributed=fsdp2",), "distributed=fsdp2 on one rank divides nothing: write distributed.procs=2 or more"),
+        (("distributed=fsdp2",), "distributed=fsdp2 with one rank shards nothing: write distributed.procs=2 or more"),
         (("precision=fp16_pure", "model.weights=large.pt"), "3 values in weights and buffers are beyond 65504"),
     ],
 )
