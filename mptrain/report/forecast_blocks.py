@@ -251,7 +251,7 @@ def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -
         measured: The measurements of a sweep at some of the scales.
     """
     kinds = list(measured.kinds) if measured else []
-    head = ["scale", "", "lost", "worst module", "magnitude", "in module", "weights", "subnormal", "overflow"]
+    head = ["scale", "", "lost", "worst", "magnitude", "in module", "weights", "subnormal", "overflow"]
     for kind in kinds:
         of = f", {elided(kind, _NAME)}" if kind else ""
         head += [f"{measured.metric if measured else ''}{of}", f"skipped{of}"]
@@ -276,8 +276,8 @@ def forecast_table(forecast: Forecast, measured: MeasuredScales | None = None) -
 def _legend(measured: MeasuredScales | None) -> str:
     """Return the explanation of the columns."""
     said = (
-        "Lost: share of the nonzero activation gradients of all modules that FP16 rounds to zero. Worst module: the "
-        "same for the module that loses most. Magnitude: the largest share of the sum of |x| that one module loses at "
+        "Lost: share of the nonzero activation gradients of all modules that FP16 rounds to zero. Worst: the same "
+        "for the module that loses most. Magnitude: the largest share of the sum of |x| that one module loses at "
         f"one step; the limit is {share(MOST_TAKEN)}. Weights: lost weight gradients. Subnormal: gradients that are "
         "subnormal in FP16. Overflow: share of the steps that overflow. Unsure: no sampled step overflows, but the "
         "evidence is not sufficient."

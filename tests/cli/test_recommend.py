@@ -121,5 +121,5 @@ def test_a_sweep_of_another_configuration_is_warned_of(terminal, tmp_path):
     points = [([f"scaler.scale={scale}"], "done", {"config": "train: {epochs: 9}"}) for scale in (8, 64)]
     make_sweep(tmp_path / "sweep", points)
     assert terminal("recommend", "run", "--sweep", "sweep") == 0
-    assert "warning: The sweep is not of this run's configuration" in terminal.out
+    assert "warning: The sweep's configuration differs from this run" in terminal.out
     assert "train.epochs is 3 in the run, 9 in the sweep" in " ".join(terminal.out.split())

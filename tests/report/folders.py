@@ -113,9 +113,12 @@ def make_run(
             {
                 "metric_name": "top1", "metric": metric, "metric_split": "test", "best_val": 1 - 0.5 * 0.97**60,
                 "higher_is_better": True, "intervals": {"top1": interval}, "steps": steps, "planned_steps": steps,
-                "learners": {name: {"updates": steps - refused, "skipped": refused, "scale": path} for name in learners},
-                "term": "samples", "terms_per_second": 1000.0, "steady_terms_per_second": 2345.0, "train_seconds": 12.0,
-                "peak_memory": 8_000_000, "memory_before": 5_000_000, "data_wait": 0.125, "energy_joules": None, "threads": 1,
+                "learners": {
+                    name: {"updates": steps - refused, "skipped": refused, "scale": path} for name in learners
+                },
+                "term": "samples", "terms_per_second": 1000.0, "steady_terms_per_second": 2345.0,
+                "train_seconds": 12.0, "peak_memory": 8_000_000, "memory_before": 5_000_000, "data_wait": 0.125,
+                "energy_joules": None, "threads": 1,
             },
         )  # fmt: skip
     return root
@@ -147,8 +150,9 @@ def measures(path, seed, metric, **changes):
         path=str(path), seed=seed, status="done", exit_code=0, reason="", config="seed: 0", overrides=("model=mlp",),
         chosen={"precision": "fp32"}, metrics={"top1": metric, "loss": 0.3}, metric_name="top1", higher_is_better=True,
         split="test", samples=400, steps=60, updates=60, skipped=0, skip_rate=0.0, overflows={}, scale={},
-        terms_per_second=1000.0 + seed, term="samples", train_seconds=10.0, peak_memory=8_000_000 + seed, memory_before=0,
-        energy=50.0, data_wait=0.1, device="cpu", threads=1, versions={}, facts={}, initial_weights="", data={},
+        terms_per_second=1000.0 + seed, term="samples", train_seconds=10.0, peak_memory=8_000_000 + seed,
+        memory_before=0, energy=50.0, data_wait=0.1, device="cpu", threads=1, versions={}, facts={},
+        initial_weights="", data={},
     )  # fmt: skip
     return replace(base, **changes)
 

@@ -1,4 +1,4 @@
-"""The page about a step says what is wrong, what was tried, and how far every module reaches; nothing in it is markup."""
+"""The page of a step diagnosis shows the cause, the remedies and the range of every module, and escapes markup."""
 
 from __future__ import annotations
 
@@ -26,10 +26,12 @@ OPERATORS = {
     "casts": [{"phase": "forward", "from": "float32", "to": "float16", "calls": 1}],
 }
 FOUND = Examination(
-    subject="outputs/run", learner="generator", step=1234, loss=2.5, loss_scale=65536.0, precision="fp16_static", device="cpu",
-    cause="backward", module="<b>x</b>", operator="mm", verdict="only gradients overflow: <script>", notes=("a note",),
-    remarks=("a remark",), modules=(NEAR, BROKEN, LOSS), operators=OPERATORS,
-    remedies=(Remedy(("scaler.scale=8",), "a lower scale", False, "it loses much"), Remedy((), "keep it", True, "finite")),
+    subject="outputs/run", learner="generator", step=1234, loss=2.5, loss_scale=65536.0, precision="fp16_static",
+    device="cpu", cause="backward", module="<b>x</b>", operator="mm", verdict="only gradients overflow: <script>",
+    notes=("a note",), remarks=("a remark",), modules=(NEAR, BROKEN, LOSS), operators=OPERATORS,
+    remedies=(
+        Remedy(("scaler.scale=8",), "a lower scale", False, "it loses much"), Remedy((), "keep it", True, "finite"),
+    ),
 )  # fmt: skip
 
 

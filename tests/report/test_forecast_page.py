@@ -121,8 +121,8 @@ def test_what_cannot_be_recommended_is_said_in_words(tmp_path, record, sentence)
     [
         (1, 300, "1 sampled step of a run of 300 steps (1 epoch): one sampled step does not show how much the largest "
         "gradient varies from step to step. Train again with diagnostics=histograms diagnostics.every=10."),
-        (3, 60, "3 sampled steps of a run of 60 steps (1 epoch): it takes 299 steps to show that less than 1 % of them are "
-        "skipped (95 % confidence). Train for 299 steps or more with diagnostics=histograms diagnostics.every=9."),
+        (3, 60, "3 sampled steps of a run of 60 steps (1 epoch): it takes 299 steps to show that less than 1 % of them "
+        "are skipped (95 % confidence). Train for 299 steps or more with diagnostics=histograms diagnostics.every=9."),
     ],
 )  # fmt: skip
 def test_too_little_to_go_by_names_no_scale_and_the_page_says_so_as_the_terminal_does(tmp_path, count, steps, said):
@@ -172,7 +172,10 @@ def test_the_words_of_a_recommendation_give_that_run_that_scale(tmp_path, words,
         own = expected.replace("scaler.scale", f"learners.{name}.scaler.scale") if gan else expected
         scale = 2 ** found.forecasts[name].recommended
         assert f" {own}{scale}." in sentence
-        again = reload(config.yaml, f"{own}{scale}".split()) if "precision" not in own else compose([*gan, *own.split(" ")[:-1], f"{own.split(' ')[-1]}{scale}"])  # fmt: skip
+        if "precision" in own:
+            again = compose([*gan, *f"{own}{scale}".split()])
+        else:
+            again = reload(config.yaml, f"{own}{scale}".split())
         assert again.precision.compute == "float16"
         scaler = again.for_learner(name).scaler.build()
         assert scaler.describe().startswith("static")
@@ -217,7 +220,8 @@ def configured(folder, *words):
         (
             ["model=cnn", "optimizer.lr=0.5"],
             [
-                "model._target_ is mptrain.workloads.classification.models.perceptron.mlp in the run, mptrain.workloads.classification.models.convnet.cnn in the sweep",
+                "model._target_ is mptrain.workloads.classification.models.perceptron.mlp in the run, "
+                "mptrain.workloads.classification.models.convnet.cnn in the sweep",
                 "optimizer.lr is",
             ],
         ),
