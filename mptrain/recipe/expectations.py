@@ -314,7 +314,7 @@ class Sample:
 
     @property
     def all_failed(self) -> bool:
-        """Whether every run failed numerically, so that there is no value to compare."""
+        """True if every run failed numerically, so that there is no value to compare."""
         return bool(self.failed) and not self.values and not self.missing
 
     @property

@@ -373,9 +373,9 @@ def forecast_plot(
 
 def _caption(forecast: Forecast, whose: str, measured: MeasuredScales | None) -> str:
     caption = (
-        f"Forecast for each static loss scale{whose}, from {counted(len(forecast.sampled_steps), 'sampled step')}: "
-        "share of the activation gradients that FP16 rounds to zero, share of its magnitude that the worst module "
-        "loses, and share of steps that overflow."
+        f"Forecast for each static loss scale{whose}, from {counted(len(forecast.sampled_steps), 'sampled step')}. The "
+        "curves are the share of activation gradients that FP16 rounds to zero, the share of its magnitude that the "
+        "worst module loses, and the share of steps that overflow."
     )
     if forecast.recommended is not None:
         caption += f" Recommended: {power(forecast.recommended)}."

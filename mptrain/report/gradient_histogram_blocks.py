@@ -221,7 +221,7 @@ def _exponents_plot(name: str, caption: str, histograms: Mapping[str, ExponentCo
 
 
 def _fp16_zones(axes: Axes) -> None:
-    """Shade what FP16 does with the numbers of each part of a horizontal axis of exponents, and say it on top."""
+    """Shade and label the zones of FP16 on a horizontal axis of exponents."""
     low, high = axes.get_xlim()
     style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 9, "color": "#4b5563"}
     for label, start, end, shade in ZONES:
@@ -277,8 +277,9 @@ def _looks_plot(name: str, found: LearnerHistograms, steps: int, whose: str) -> 
             paint(axes, samples)
         plotting.steps_across(grid[-1], max(steps, seen[-1].step))
     caption = (
-        f"Sampled steps{whose}: scaled activation gradients that are zero or subnormal in FP16; headroom of the "
-        "largest gradient in doublings before overflow; updates that would not change an FP16 weight."
+        f"Underflow, headroom and lost updates of the sampled steps{whose}. The panels show scaled activation "
+        "gradients that are zero or subnormal in FP16, headroom of the largest gradient in doublings before overflow, "
+        "and updates that would not change an FP16 weight."
     )
     return Plot(name, caption, figure.svg)
 

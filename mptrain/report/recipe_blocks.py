@@ -56,7 +56,7 @@ def read_verdict(folder: Path) -> SavedVerdict:
     except StorageError as error:
         return SavedVerdict({}, str(error))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-        return SavedVerdict({}, f"{path} is damaged: its list of non-finite numbers")
+        return SavedVerdict({}, f"{path} is damaged: its list of non-finite numbers is invalid")
 
 
 def expectations_in_words(found: SavedVerdict) -> str:

@@ -103,7 +103,7 @@ class ReplayedLearner:
 
     @property
     def stuck(self) -> bool:
-        """Whether the replayed scale is constant, differs from the run's own, and skips updates."""
+        """True if the replayed scale is constant, differs from the run's own, and skips updates."""
         return self.constant and self.parted is not None and self.replayed.skipped > 0
 
     def agreement(self) -> str:

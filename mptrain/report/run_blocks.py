@@ -59,7 +59,7 @@ class OpenedRun:
 
     @property
     def higher_is_better(self) -> bool | None:
-        """Whether a higher metric is better; None if the summary does not say."""
+        """True if a higher metric is better, False if a lower one is; None if the summary does not say."""
         return self.run.summary.get("higher_is_better")
 
     @property

@@ -63,7 +63,7 @@ class OpenedPoint:
 
     @property
     def done(self) -> bool:
-        """Whether the job is done."""
+        """True if the job is done."""
         return self.job.status == "done"
 
     @property

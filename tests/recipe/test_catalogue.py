@@ -1,4 +1,4 @@
-"""A recipe is checked as a whole before anything is run, and becomes plain command lines."""
+"""A recipe is checked completely before any run and expands to plain command lines."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ smoke: [train.max_steps=2]
 
 @pytest.fixture
 def recipe_of(tmp_path):
-    """Reads a recipe from a text; pairs of texts are replaced in it."""
+    """Return a function that reads a recipe from a text after replacing pairs of texts."""
 
     def read(*changes, text=SOUND):
         for old, new in changes:

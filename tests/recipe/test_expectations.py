@@ -1,4 +1,4 @@
-"""What numbers say to a statement: met, not met by so much, or undecided for want of seeds."""
+"""Judgement of a statement by numbers: met, not met by an amount, or undecided with too few seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def expectation(text):
 
 
 def runs_of(**arms):
-    """Arm to top-1 values, one for each seed; None is a run that failed numerically."""
+    """Return the runs of arms with one top-1 value for each seed; None is a run that failed numerically."""
     return {
         name: [
             measures(seed, top1) if top1 is not None else failing(measures(seed, 0.1))

@@ -1,4 +1,4 @@
-"""A stranger's recipe runs no code but what was made to be called from YAML."""
+"""An untrusted recipe only runs code that is meant to be called from YAML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in a recipe's folder: which runs have ended, the arithmetic, and a verdict that any reader can read."""
+"""The folder of a recipe: ended runs, arithmetic and a verdict in strict JSON."""
 
 from __future__ import annotations
 

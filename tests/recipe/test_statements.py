@@ -1,4 +1,4 @@
-"""What a line under ``expect`` means, and that nothing else is a statement."""
+"""Parsing of the lines under ``expect``, and rejection of all other text."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ SCALES = (1, 128, 8192, 1048576)
 
 
 def sweep_of(folder):
-    """fp32, dynamic scaling and static scales with two seeds; the largest scale fails."""
+    """Write a sweep of fp32, dynamic scaling and static scales with two seeds. The largest scale fails."""
     points = [(["precision=fp32", "seed=0"], "done", {"metric": 0.95, "precision": "fp32"})]
     points += [(["precision=fp16_dynamic", "seed=0"], "done", {"metric": 0.94})]
     for scale in SCALES:
@@ -204,7 +204,7 @@ def test_means_of_several_runs_say_of_how_many(tmp_path):
 
 
 def configured(folder, *words):
-    """A sweep over two static scales of a network with these words."""
+    """Write a sweep over two static scales with the given overrides."""
     points = []
     for scale in (8, 64):
         given = [*words, "precision=fp16_static", f"scaler.scale={scale}"]
@@ -268,7 +268,7 @@ def test_where_a_scale_overflows_one_overflow_is_said_to_become_all(tmp_path):
 
 @pytest.mark.parametrize("failing", [False, True])
 def test_the_axes_of_a_forecast_with_a_sweep_have_a_sensible_height(tmp_path, monkeypatch, failing):
-    """Whether or not some runs failed: nothing that is drawn beyond the axes may squeeze them."""
+    """Nothing drawn outside the axes may shrink them, with or without failed runs."""
     heights = []
 
     def measure(figure):

@@ -1,4 +1,4 @@
-"""The page of a replay, from values made by hand."""
+"""The page of a replay with handmade values."""
 
 import re
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_another_constant_does_not_replace_the_page_of_the_first(tmp_path):
 
 
 def unsure(known, unknown):
-    """Steps that are skipped, and steps that nothing is known of."""
+    """Return a learner with skipped steps and unknown steps."""
     found = course([1.0] * known, range(1, known + 1))
     for step in range(known + 1, known + unknown + 1):
         found.pass_over(step, 1.0)
