@@ -147,7 +147,7 @@ def aligned_table(comparison: Comparison) -> Table:
         for result in comparison.arms
         for aligned in result.aligned
     ]
-    note = "Skipped updates do not distort these values: all arms are compared at the same number."
+    note = "All arms are compared after the same number of updates or samples, so skipped updates do not distort them."
     head = ("arm", "after", "quantity", "value ± 95 % CI", f"Δ vs {comparison.reference} [95 % CI]")
     return table(head, rows, numeric=(3, 4), note=note)
 

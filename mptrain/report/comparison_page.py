@@ -72,7 +72,7 @@ def comparison_page(paths: SweepPaths, sweep: Sweep | None) -> Page:
     title = verdict.title or recipe or (sweep_title(sweep) if sweep is not None and sweep.words else "")
     return Page(
         over="mptrain recipe report" if recipe else "mptrain comparison report",
-        title=title or " against ".join(_arms(groups)),
+        title=title or " vs ".join(_arms(groups)),
         status=verdict.verdict or (progress_cell(sweep) if sweep is not None and sweep.jobs else Cell("done", "good")),
         lead=_lead(groups, verdict, smoke=smoke, waiting=bool(points)),
         sections=(
